@@ -1,0 +1,1 @@
+"""The words that all parts of Espalier share: job, architecture, advice, allocation, report."""

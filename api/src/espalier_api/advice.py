@@ -1,0 +1,118 @@
+"""What a trainer asks the agent, what the agent answers, and what came of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from espalier_api.allocation import Allocation
+from espalier_api.architecture import Architecture
+from espalier_api.base import Record
+from espalier_api.report import Metric
+
+
+class ActionKind(StrEnum):
+    """The kinds of growth, and doing nothing."""
+
+    DEEPEN = "Deepen"
+    NOTHING = "Nothing"
+
+
+class Action(Record):
+    """One thing that may be done to a model: equation 1 of Lamelas, `{Deepen(l_1), ..., Deepen(l_n), Do Nothing}`."""
+
+    kind: ActionKind
+    target: str | None = None
+    """The growth point's id for `Deepen`; absent for `Nothing`."""
+
+    @model_validator(mode="after")
+    def _target_fits_kind(self) -> Self:
+        if (self.kind is ActionKind.NOTHING) != (self.target is None):
+            raise ValueError(f"a {self.kind} action {'has no' if self.target else 'needs a'} target")
+        return self
+
+    def __str__(self) -> str:
+        return "Nothing" if self.target is None else f"{self.kind}({self.target})"
+
+    @classmethod
+    def nothing(cls) -> Action:
+        """Leave the model as it is."""
+        return cls(kind=ActionKind.NOTHING)
+
+    @classmethod
+    def deepen(cls, point: str) -> Action:
+        """Add a layer at growth point `point`."""
+        return cls(kind=ActionKind.DEEPEN, target=point)
+
+
+class Progress(Record):
+    """How far training has come when advice is asked for."""
+
+    epoch: int = Field(default=0, ge=0)
+    step: int = Field(default=0, ge=0)
+    adaptations: int = Field(default=0, ge=0)
+    """Consultations so far."""
+    metrics: tuple[Metric, ...] = ()
+
+
+class AdviceRequest(Record):
+    """`POST /v1/advice`: the state of Lamelas 3.1 (model, time left, time budget), and what is allowed."""
+
+    job: str
+    architecture: Architecture
+    time_left_seconds: float = Field(ge=0)
+    time_budget_seconds: float = Field(gt=0)
+    allocation: Allocation = Allocation()
+    progress: Progress = Progress()
+    allowed_actions: tuple[Action, ...] | None = None
+    """What may be answered; absent: every growth point of the architecture, and `Nothing`."""
+
+    def actions(self) -> tuple[Action, ...]:
+        """Return the allowed actions that the architecture offers, `Nothing` always last, in growth-point order.
+
+        `Nothing` is allowed even when it is not listed: a trainer can always leave its model as it is.
+        """
+        allowed = None if self.allowed_actions is None else set(self.allowed_actions)
+        offered = [Action.deepen(point.id) for point in self.architecture.growth_points]
+        return (*(a for a in offered if allowed is None or a in allowed), Action.nothing())
+
+
+class PolicyVersion(Record):
+    """Which policy answered."""
+
+    name: str
+    version: str
+
+
+class ActionProbability(Record):
+    """The probability that a policy gave one action."""
+
+    action: Action
+    probability: float = Field(ge=0, le=1)
+
+
+class AdviceResponse(Record):
+    """The answer to one consultation."""
+
+    decision_id: str
+    action: Action
+    policy: PolicyVersion
+    probabilities: tuple[ActionProbability, ...] = ()
+
+
+class OutcomeReport(Record):
+    """`POST /v1/outcomes`: how a job ended whose decisions the agent made."""
+
+    job: str
+    decision_ids: tuple[str, ...]
+    final_accuracy: float = Field(ge=0, le=1)
+    time_budget_seconds: float = Field(gt=0)
+
+
+class OutcomeReceipt(Record):
+    """The answer to an `OutcomeReport`."""
+
+    accepted: int = Field(ge=0)
+    """How many decision ids were taken in."""

@@ -1,0 +1,66 @@
+"""What the scheduler grants a job at a moment, and how much of the time budget is used."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import AwareDatetime, Field
+
+from espalier_api.base import Record
+
+
+class Direction(StrEnum):
+    """How an allocation differs from the one before it (the paper's `allocation()`, Lamelas 4.1)."""
+
+    UP = "up"
+    DOWN = "down"
+    NONE = "none"
+
+
+class Allocation(Record):
+    """What the scheduler grants at a moment.
+
+    `generation` rises by one with each change; everyone acknowledges by repeating it. A `down` allocation names
+    the replicas that remain and the `deadline` by which the others must be gone; past it they are taken by force.
+    """
+
+    generation: int = Field(default=0, ge=0)
+    replicas: int = Field(default=0, ge=0)
+    """Workers, base and extra together."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs of all workers together."""
+    direction: Direction = Direction.NONE
+    reason: str = ""
+    """One of `espalier_api.reasons.Reason`, or empty."""
+    deadline: AwareDatetime | None = None
+    """Wall-clock time by which a `down` must be acknowledged."""
+
+
+class TimeBudget(Record):
+    """The time budget of a job, in budget seconds (Espalier's design, "The words")."""
+
+    budget_seconds: float = Field(gt=0)
+    used_seconds: float = Field(default=0.0, ge=0)
+    gpu_seconds_used: float = Field(default=0.0, ge=0)
+    """GPU-seconds, base and extra together."""
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Seconds left, never below zero."""
+        return max(0.0, self.budget_seconds - self.used_seconds)
+
+
+class AllocationDocument(Record):
+    """The allocation file: all that a scheduler tells a trainer without an API server.
+
+    `time_budget.used_seconds` is true at the moment of writing and is read once, when the trainer starts; from
+    then on the trainer counts by its own monotonic clock.
+    """
+
+    job: str
+    allocation: Allocation
+    time_budget: TimeBudget
+    base_replicas: int = Field(default=1, ge=0)
+    """`spec.minReplicas`: what is above it is extra."""
+    stop: bool = False
+    """True when the job is to checkpoint and end now (suspension, or the end of its GPU budget)."""

@@ -1,0 +1,34 @@
+"""The two kinds of model that the api is made of.
+
+A `Strict` model is what a person writes (the job file): an unknown field is a mistake and an error. A `Record`
+is what one part of Espalier writes for another (allocation, report, advice): an unknown field comes from a newer
+writer of the same version and is left aside. Both are frozen, and both are camelCase outside, snake_case inside.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+
+class Strict(BaseModel):
+    """Written by a person: unknown fields are errors, numbers are finite."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the model as plain JSON types under its outside (camelCase) names, without unset optionals."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class Record(Strict):
+    """Written by one part for another: unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")

@@ -1,0 +1,94 @@
+"""Versioned JSON files, written atomically: how parts talk to each other without an API server.
+
+A reader never sees half a document (written beside it, fsynced, renamed) unless something else damaged the file,
+and never guesses at a version it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+VERSION: Final = 1
+"""The version of all documents that this Espalier writes. Raised when an older reader would misread a newer one."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class DocumentError(ValueError):
+    """A contract file cannot be used. The message names the file, what is wrong and what to do."""
+
+
+def dumps(model: BaseModel) -> str:
+    """Return the document text of `model`: its JSON with `version` and `kind` in front."""
+    body = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return json.dumps({"version": VERSION, "kind": type(model).__name__, **body}, indent=1) + "\n"
+
+
+def loads(text: str, model: type[ModelT], source: str) -> ModelT:
+    """Parse a document written by `dumps`; `source` names it in errors.
+
+    Raises `DocumentError` when the text is half-written or damaged, of another kind, or of another version.
+    """
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise DocumentError(
+            f"{source}: not complete JSON ({error}); it is damaged or half-written"
+        ) from error
+    if not isinstance(body, dict):
+        raise DocumentError(f"{source}: holds {type(body).__name__} where a {model.__name__} is expected")
+    version = body.pop("version", None)
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise DocumentError(f"{source}: has no version; it was not written by Espalier")
+    if version > VERSION:
+        raise DocumentError(
+            f"{source}: version {version} comes from a newer Espalier (this one reads up to {VERSION}); upgrade this one"
+        )
+    if version < VERSION:
+        raise DocumentError(
+            f"{source}: version {version} is older than any that this Espalier reads ({VERSION}); "
+            "remove the file, or use the Espalier that wrote it"
+        )
+    kind = body.pop("kind", None)
+    if kind != model.__name__:
+        raise DocumentError(f"{source}: is a {kind!r}, where a {model.__name__!r} is expected")
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DocumentError(f"{source}: {place}: {first['msg']}") from error
+
+
+def read_document(path: Path, model: type[ModelT]) -> ModelT:
+    """Read the document at `path`; `DocumentError` as `loads`, `FileNotFoundError` where there is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{path}: not UTF-8 text; it is damaged") from error
+    return loads(text, model, str(path))
+
+
+def write_document(path: Path, model: BaseModel) -> None:
+    """Write `model` to `path` so that a reader sees the old document or the new one, nothing between."""
+    write_text_atomically(path, dumps(model))
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write `text` (UTF-8) to `path` by way of a temporary file in its folder, fsync and rename."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

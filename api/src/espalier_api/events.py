@@ -1,0 +1,142 @@
+"""The events of a run, one JSON line each in `history.jsonl`.
+
+The trainer appends its own to `events.jsonl`, the scheduler appends the rest; `used_seconds` (budget time of the
+job) is the axis that they share.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, Field, TypeAdapter
+
+from espalier_api.allocation import Allocation
+from espalier_api.base import Record
+from espalier_api.report import Adaptation
+
+
+class Event(Record):
+    """What all events have."""
+
+    time: AwareDatetime
+    used_seconds: float = Field(ge=0)
+    """Budget time of the job when it happened."""
+
+
+class TrainerStarted(Event):
+    """The trainer is ready: the time budget runs from here."""
+
+    type: Literal["TrainerStarted"] = "TrainerStarted"
+    incarnation: str
+    resumed: bool
+    epoch: int
+    step: int
+    depth: int
+    parameters: int
+    device: str
+
+
+class EpochFinished(Event):
+    """One pass over the training split and the evaluation after it."""
+
+    type: Literal["EpochFinished"] = "EpochFinished"
+    epoch: int
+    step: int
+    train_loss: float
+    validation_loss: float
+    validation_accuracy: float
+    learning_rate: float
+    depth: int
+    parameters: int
+    max_step_gap_seconds: float
+    """The longest time between two optimizer steps in this epoch, wall time."""
+
+
+class AdaptationFinished(Event):
+    """The agent was consulted and its advice carried out, or not."""
+
+    type: Literal["AdaptationFinished"] = "AdaptationFinished"
+    adaptation: Adaptation
+
+
+class CheckpointSaved(Event):
+    """A checkpoint is complete on disk."""
+
+    type: Literal["CheckpointSaved"] = "CheckpointSaved"
+    path: str
+    step: int
+    seconds: float
+
+
+class Warned(Event):
+    """Something went wrong that did not stop training."""
+
+    type: Literal["Warned"] = "Warned"
+    reason: str
+    message: str
+
+
+class TrainerFinished(Event):
+    """The trainer ends by itself; with the accuracy on the test split when its budget is used up."""
+
+    type: Literal["TrainerFinished"] = "TrainerFinished"
+    phase: str
+    reason: str
+    message: str = ""
+    epoch: int
+    step: int
+    test_accuracy: float | None = None
+    test_loss: float | None = None
+    depth: int
+    parameters: int
+    max_step_gap_seconds: float
+
+
+class AllocationChanged(Event):
+    """The scheduler wrote a new allocation."""
+
+    type: Literal["AllocationChanged"] = "AllocationChanged"
+    allocation: Allocation
+
+
+class AllocationAcknowledged(Event):
+    """The leader has repeated the generation of an allocation."""
+
+    type: Literal["AllocationAcknowledged"] = "AllocationAcknowledged"
+    generation: int
+    seconds: float
+    """From the writing of the allocation to the sight of the acknowledgement, wall time."""
+
+
+class GPUsChanged(Event):
+    """GPUs came or went."""
+
+    type: Literal["GPUsChanged"] = "GPUsChanged"
+    total: int
+    change: int
+
+
+class JobChanged(Event):
+    """A job was admitted, started, restarted, suspended, completed or failed."""
+
+    type: Literal["JobChanged"] = "JobChanged"
+    phase: str
+    reason: str
+    message: str = ""
+
+
+AnyEvent = Annotated[
+    TrainerStarted
+    | EpochFinished
+    | AdaptationFinished
+    | CheckpointSaved
+    | Warned
+    | TrainerFinished
+    | AllocationChanged
+    | AllocationAcknowledged
+    | GPUsChanged
+    | JobChanged,
+    Field(discriminator="type"),
+]
+EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+"""Parses one line of `history.jsonl`."""

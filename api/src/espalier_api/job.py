@@ -1,0 +1,297 @@
+"""The job: an `AdaptiveTrainingJob` as a person writes it."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from espalier_api.base import Strict
+from espalier_api.status import JobStatus
+
+GROUP = "espalier.dev"
+API_VERSION = f"{GROUP}/v1alpha1"
+KIND = "AdaptiveTrainingJob"
+MAX_NAME_LENGTH = 52
+"""A job's name plus the suffixes of its pods must fit a label (63)."""
+DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
+_ENTRYPOINT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
+
+def _dns_label(value: str) -> str:
+    if len(value) > MAX_NAME_LENGTH:
+        raise ValueError(f"has {len(value)} characters; at most {MAX_NAME_LENGTH} are allowed")
+    if not _NAME.match(value):
+        raise ValueError(
+            "must be lower-case letters, digits and '-', beginning and ending with a letter or digit"
+        )
+    return value
+
+
+Name = Annotated[str, AfterValidator(_dns_label)]
+
+
+class AdaptationMode(StrEnum):
+    """What is done with the agent's advice."""
+
+    AUTO = "Auto"
+    DRY_RUN = "DryRun"
+    """Ask and record, change nothing."""
+    OFF = "Off"
+
+
+class Fallback(StrEnum):
+    """What decides when the agent is away or advises something illegal."""
+
+    NONE = "None"
+    """Leave the model as it is."""
+    RANDOM = "Random"
+    HEURISTIC = "Heuristic"
+    """Deepen the first growth point while enough budget is left."""
+
+
+class GrowthAction(StrEnum):
+    """The kinds of growth that a job allows."""
+
+    DEEPEN = "Deepen"
+
+
+class OnReclaim(StrEnum):
+    """What becomes of a grown model when GPUs are taken back."""
+
+    KEEP = "Keep"
+
+
+class Insertion(StrEnum):
+    """How an inserted layer is made not to change the function."""
+
+    EXACT = "Exact"
+    """Exact in eval and train mode: an identity layer, or a zero-initialised residual branch."""
+    IDENTITY_BATCH_NORM = "IdentityBatchNorm"
+    """The paper's: convolution + identity batch norm. Exact in eval mode only."""
+    CALIBRATED_BATCH_NORM = "CalibratedBatchNorm"
+    """Convolution + batch norm calibrated on a batch. Near-exact in train mode on similar batches."""
+
+
+class Preemption(Strict):
+    """How extra GPUs are lent and taken back."""
+
+    notice_seconds: float = Field(default=30, ge=0, le=3600)
+    """Budget seconds between the notice of a reclaim and its deadline."""
+    cooldown_seconds: float = Field(default=60, ge=0, le=86400)
+    """After a change of the allocation, no extra GPUs are lent for this long."""
+    min_runtime_seconds: float = Field(default=60, ge=0, le=86400)
+    """Extra GPUs are not taken back for the sake of other jobs' extra GPUs before this time."""
+
+
+class AgentRef(Strict):
+    """Where the agent answers."""
+
+    url: str = Field(pattern=r"^https?://[^\s/]+(/.*)?$")
+
+
+class AdaptationSpec(Strict):
+    """Whether and how the model grows when extra GPUs come."""
+
+    mode: AdaptationMode = AdaptationMode.AUTO
+    actions: tuple[GrowthAction, ...] = Field(default=(GrowthAction.DEEPEN,), min_length=1)
+    max_adaptations: int = Field(default=3, ge=0, le=100)
+    """Consultations of the agent while the job has extra GPUs, one an epoch (the paper's 3)."""
+    agent: AgentRef | None = None
+    """Default: the agent service of the installation."""
+    decision_timeout_seconds: float = Field(default=5, gt=0, le=300)
+    fallback: Fallback = Fallback.NONE
+    on_reclaim: OnReclaim = OnReclaim.KEEP
+    insertion: Insertion = Insertion.EXACT
+
+
+class ModelSpec(Strict):
+    """The starting model: a known name, or a function of the user's."""
+
+    name: str | None = Field(default=None, pattern=r"^(digits|cifar8|cnn1|cnn2|torchvision:[a-z0-9_]+)$")
+    """`digits`, `cifar8`, `cnn1`, `cnn2` or `torchvision:<name>`."""
+    entrypoint: str | None = Field(default=None, pattern=_ENTRYPOINT)
+    """`package.module:function`, called with `options`, returns a `torch.nn.Module`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the constructor."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.name is None) == (self.entrypoint is None):
+            raise ValueError("needs exactly one of name and entrypoint")
+        return self
+
+
+class DatasetSpec(Strict):
+    """The data: a known name, or a function of the user's."""
+
+    name: Literal["digits", "cifar8", "cifar10", "mnist", "imagefolder"] | None = None
+    entrypoint: str | None = Field(default=None, pattern=_ENTRYPOINT)
+    """`package.module:function`, called with `path` (when given) and `options`, returns (train, validation, test)."""
+    path: str | None = None
+    """Folder or archive in which the data lie."""
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.name is None) == (self.entrypoint is None):
+            raise ValueError("needs exactly one of name and entrypoint")
+        if self.name == "imagefolder" and self.path is None:
+            raise ValueError("path is needed for imagefolder: a folder with one folder of images a class")
+        return self
+
+
+class OptimizerSpec(Strict):
+    """The optimizer, by its torch name."""
+
+    name: Literal["Adam", "AdamW", "SGD", "RMSprop"] = "Adam"
+    learning_rate: float = Field(default=0.01, gt=0, le=100)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """SGD and RMSprop only."""
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+
+
+class ScheduleSpec(Strict):
+    """The learning rate over the budget."""
+
+    name: str = Field(
+        default="BudgetLinear", pattern=r"^(BudgetLinear|Exponential|Constant|torch:[A-Za-z]\w*)$"
+    )
+    """`BudgetLinear`: linearly to 0 at the deadline. `Exponential`: ×`decay` an epoch. `Constant`.
+    `torch:<Name>`: a scheduler of `torch.optim.lr_scheduler`, stepped once an epoch with `options`."""
+    restart_on_growth: bool = True
+    """After growth, begin again from the initial rate."""
+    decay: float = Field(default=0.9, gt=0, le=1)
+    """Factor an epoch of `Exponential`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a `torch:` scheduler."""
+
+
+class TrainingSpec(Strict):
+    """Read by the ready trainer; a user's own image may ignore it."""
+
+    model: ModelSpec = ModelSpec(name="digits")
+    dataset: DatasetSpec = DatasetSpec(name="digits")
+    batch_size: int = Field(default=64, ge=1, le=1_000_000)
+    optimizer: OptimizerSpec = OptimizerSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    evaluate_every_epochs: int = Field(default=1, ge=1, le=1_000_000)
+    """Epochs between two evaluations on the validation split; where epochs last milliseconds, evaluating after
+    each would eat the budget."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+
+class CheckpointSpec(Strict):
+    """Where and how often the trainer checkpoints."""
+
+    path: str = Field(default="/checkpoints", min_length=1)
+    interval_seconds: float = Field(default=60, gt=0, le=86400)
+
+
+class ResourceRequirements(Strict):
+    """Part of a container; only GPU limits are read."""
+
+    model_config = {"extra": "allow"}
+    limits: dict[str, int | float | str] = Field(default_factory=dict)
+    requests: dict[str, int | float | str] = Field(default_factory=dict)
+
+
+class Container(Strict):
+    """A container of the pod template: an ordinary Kubernetes container, of which we read these fields."""
+
+    model_config = {"extra": "allow"}
+    name: str = "trainer"
+    image: str | None = None
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    resources: ResourceRequirements = ResourceRequirements()
+
+
+class PodSpec(Strict):
+    """An ordinary pod spec, of which we read the containers."""
+
+    model_config = {"extra": "allow"}
+    containers: tuple[Container, ...] = Field(min_length=1)
+
+
+class PodTemplate(Strict):
+    """An ordinary pod template."""
+
+    model_config = {"extra": "allow"}
+    spec: PodSpec
+
+
+class JobSpec(Strict):
+    """`spec` of an `AdaptiveTrainingJob`."""
+
+    time_budget_seconds: float = Field(gt=0, le=31_536_000)
+    """Seconds in which the job holds its base GPUs with its leader running, adaptation included."""
+    gpu_seconds_budget: float | None = Field(default=None, gt=0)
+    """GPU-seconds, base and extra together."""
+    min_replicas: int = Field(default=1, ge=1, le=10_000)
+    """Base workers: guaranteed while the job runs."""
+    max_replicas: int = Field(default=1, ge=1, le=10_000)
+    """Base and extra workers; at least minReplicas."""
+    queue: Name = "default"
+    priority_class_name: str | None = None
+    priority: int = Field(default=0, ge=-2_147_483_648, le=1_000_000_000)
+    """Higher goes first. On Kubernetes the value of priorityClassName wins over it."""
+    suspend: bool = False
+    pre_running_deadline_seconds: float | None = Field(default=None, gt=0, le=31_536_000)
+    """From admission to the start of training."""
+    backoff_limit: int = Field(default=3, ge=0, le=1000)
+    """Failures of workers after which the job fails; preemptions do not count."""
+    max_preemptions: int | None = Field(default=None, ge=0)
+    ttl_seconds_after_finished: float | None = Field(default=None, ge=0)
+    preemption: Preemption = Preemption()
+    adaptation: AdaptationSpec = AdaptationSpec()
+    training: TrainingSpec = TrainingSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    template: PodTemplate | None = None
+    """An ordinary pod template; default: the ready trainer image with one GPU."""
+
+    @model_validator(mode="after")
+    def _replicas_in_order(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(
+                f"maxReplicas is {self.max_replicas}, less than minReplicas {self.min_replicas}; "
+                f"it must be at least {self.min_replicas}"
+            )
+        return self
+
+    def gpus_per_worker(self, resource: str = DEFAULT_GPU_RESOURCE) -> int:
+        """Return the GPUs of one worker: the sum of the template's limits of `resource`, 1 without a template."""
+        if self.template is None:
+            return 1
+        return sum(
+            int(container.resources.limits.get(resource, 0)) for container in self.template.spec.containers
+        )
+
+
+class ObjectMeta(Strict):
+    """The part of metav1 ObjectMeta that we read."""
+
+    model_config = {"extra": "allow"}
+    name: Name
+    namespace: str = "default"
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class AdaptiveTrainingJob(Strict):
+    """One job."""
+
+    api_version: Literal["espalier.dev/v1alpha1"]
+    kind: Literal["AdaptiveTrainingJob"]
+    metadata: ObjectMeta
+    spec: JobSpec
+    status: JobStatus | None = None
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"

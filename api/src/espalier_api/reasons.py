@@ -1,0 +1,83 @@
+"""Why something is as it is: one enum for conditions, events, metrics and `espalier explain`.
+
+A reason is never a catch-all; each has one sentence that says when it happens.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """A machine-readable cause; `SENTENCES` says it to a person."""
+
+    NO_FREE_GPU = "NoFreeGPU"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    TOO_LARGE = "TooLarge"
+    TOO_LITTLE_BUDGET_LEFT = "TooLittleBudgetLeft"
+    COOLDOWN = "Cooldown"
+    MIN_RUNTIME = "MinRuntime"
+    AT_MAX_REPLICAS = "AtMaxReplicas"
+    NO_REPORT = "NoReport"
+    ADAPTATION_OFF = "AdaptationOff"
+    RECLAIM_PENDING = "ReclaimPending"
+    GPUS_GRANTED = "GPUsGranted"
+    EXTRA_GPUS_GRANTED = "ExtraGPUsGranted"
+    NEEDED_BY_OTHER_JOB = "NeededByOtherJob"
+    GPU_LOST = "GPULost"
+    RECLAIM_ACKNOWLEDGED = "ReclaimAcknowledged"
+    RECLAIM_FORCED = "ReclaimForced"
+    AGENT_UNAVAILABLE = "AgentUnavailable"
+    AGENT_DECLINED = "AgentDeclined"
+    ILLEGAL_ADVICE = "IllegalAdvice"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    UNSCHEDULABLE = "Unschedulable"
+    PRE_RUNNING_DEADLINE_EXCEEDED = "PreRunningDeadlineExceeded"
+    CRASH_LOOP = "CrashLoop"
+    TRAINER_FAILED = "TrainerFailed"
+    LOSS_NOT_FINITE = "LossNotFinite"
+    INVALID_SPEC = "InvalidSpec"
+    SUSPENDED = "Suspended"
+    RUNNING = "Running"
+    STARTING = "Starting"
+    BUDGET_EXHAUSTED = "BudgetExhausted"
+    GPU_BUDGET_EXHAUSTED = "GPUBudgetExhausted"
+    BUDGET_ENFORCED = "BudgetEnforced"
+    COMPLETED = "Completed"
+
+
+SENTENCES: dict[Reason, str] = {
+    Reason.NO_FREE_GPU: "no GPUs are free for it; a job that ends or a GPU that is added would change that",
+    Reason.QUOTA_EXCEEDED: "its queue has used up its share of GPUs",
+    Reason.TOO_LARGE: "it asks for more GPUs than there are in all; lower minReplicas or add GPUs",
+    Reason.TOO_LITTLE_BUDGET_LEFT: "too little of its time budget is left for extra GPUs to pay",
+    Reason.COOLDOWN: "its allocation changed a moment ago (preemption.cooldownSeconds)",
+    Reason.MIN_RUNTIME: "its extra GPUs are younger than preemption.minRuntimeSeconds",
+    Reason.AT_MAX_REPLICAS: "it has all the workers that maxReplicas allows",
+    Reason.NO_REPORT: "its workers have sent no report: the image does not use the trainer library, or it still starts",
+    Reason.ADAPTATION_OFF: "adaptation.mode is Off, so extra GPUs would stand idle",
+    Reason.RECLAIM_PENDING: "it is giving GPUs back",
+    Reason.GPUS_GRANTED: "its base GPUs were granted",
+    Reason.EXTRA_GPUS_GRANTED: "spare GPUs were lent to it",
+    Reason.NEEDED_BY_OTHER_JOB: "another job needs the GPUs that were lent to it",
+    Reason.GPU_LOST: "a GPU that it used is gone",
+    Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
+    Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
+    Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",
+    Reason.AGENT_DECLINED: "the agent advised to leave the model as it is",
+    Reason.ILLEGAL_ADVICE: "the agent advised something that the model does not allow; adaptation.fallback decided",
+    Reason.IMAGE_PULL_FAILED: "its image cannot be pulled",
+    Reason.UNSCHEDULABLE: "no node takes its pods",
+    Reason.PRE_RUNNING_DEADLINE_EXCEEDED: "it did not start training within preRunningDeadlineSeconds",
+    Reason.CRASH_LOOP: "its workers failed more often than backoffLimit allows",
+    Reason.TRAINER_FAILED: "its trainer ended with an error",
+    Reason.LOSS_NOT_FINITE: "its loss became NaN or infinite; the last good checkpoint is kept",
+    Reason.INVALID_SPEC: "its specification cannot be run; `espalier validate` says what is wrong",
+    Reason.SUSPENDED: "spec.suspend is true",
+    Reason.RUNNING: "it is training",
+    Reason.STARTING: "its workers are starting",
+    Reason.BUDGET_EXHAUSTED: "its time budget is used up, which is its normal end",
+    Reason.GPU_BUDGET_EXHAUSTED: "its GPU budget is used up, which is a normal end",
+    Reason.BUDGET_ENFORCED: "it went on past its time budget and was ended; what was checkpointed stays",
+    Reason.COMPLETED: "its trainer ended by itself",
+}

@@ -1,0 +1,105 @@
+"""What the leader of a job's workers tells the scheduler."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import AwareDatetime, Field
+
+from espalier_api.base import Record
+from espalier_api.reasons import Reason
+
+
+class Metric(Record):
+    """A named figure, as TrainJob's `trainerStatus.metrics`."""
+
+    name: str
+    value: float
+
+
+class TrainerPhase(StrEnum):
+    """What the leader is doing."""
+
+    STARTING = "Starting"
+    TRAINING = "Training"
+    ADAPTING = "Adapting"
+    EVALUATING = "Evaluating"
+    COMPLETED = "Completed"
+    STOPPED = "Stopped"
+    """Ended before its budget, on demand, with a checkpoint to resume from."""
+    FAILED = "Failed"
+
+
+class AdaptationResult(StrEnum):
+    """What became of one consultation."""
+
+    GROWN = "Grown"
+    DECLINED = "Declined"
+    """The advice was to do nothing."""
+    DRY_RUN = "DryRun"
+    FAILED = "Failed"
+    """The advice could not be carried out; the model is as it was."""
+
+
+class AdaptationSource(StrEnum):
+    """Who decided."""
+
+    AGENT = "agent"
+    FALLBACK = "fallback"
+
+
+class Adaptation(Record):
+    """One consultation of the agent and what was done: an entry of `status.adaptations` and of `result.json`."""
+
+    decision_id: str
+    time: AwareDatetime
+    used_seconds: float = Field(ge=0)
+    """Budget time at which it happened."""
+    trigger: str
+    """Reason of the allocation that led to it."""
+    generation: int = Field(ge=0)
+    action: str
+    """`Deepen(<growth point>)` or `Nothing`."""
+    source: AdaptationSource
+    policy: str = ""
+    """`name@version` of the policy, or the fallback's name."""
+    probabilities: dict[str, float] = Field(default_factory=dict)
+    """The policy's probability of each action, by the action's text; empty for a fallback."""
+    result: AdaptationResult
+    message: str = ""
+    depth_before: int
+    depth_after: int
+    parameters_before: int
+    parameters_after: int
+    accuracy_before: float | None = None
+    """Validation accuracy at the last evaluation before it."""
+    accuracy_after: float | None = None
+    """Validation accuracy at the end of the epoch after it."""
+    seconds: float = Field(ge=0)
+    """Consultation and growth together, wall time."""
+
+
+class Report(Record):
+    """The report file, and the data of the report ConfigMap."""
+
+    job: str
+    incarnation: str
+    """A new value for every process start: tells a restarted leader from a slow one."""
+    acknowledged_generation: int = Field(default=0, ge=0)
+    phase: TrainerPhase = TrainerPhase.STARTING
+    reason: Reason | None = None
+    """Set with phase `Completed`, `Stopped` and `Failed`."""
+    message: str = ""
+    epoch: int = Field(default=0, ge=0)
+    step: int = Field(default=0, ge=0)
+    used_seconds: float = Field(default=0.0, ge=0)
+    """Budget seconds by the trainer's clock, those of earlier incarnations included."""
+    progress_percentage: int = Field(default=0, ge=0, le=100)
+    metrics: tuple[Metric, ...] = ()
+    depth: int = Field(default=0, ge=0)
+    parameters: int = Field(default=0, ge=0)
+    consultations: int = Field(default=0, ge=0)
+    adaptations: tuple[Adaptation, ...] = ()
+    """All of them; the status keeps the last 20."""
+    last_checkpoint_time: AwareDatetime | None = None
+    updated_time: AwareDatetime

@@ -1,0 +1,1 @@
+"""The training loop under a time budget, and function-preserving growth."""

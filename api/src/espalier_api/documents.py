@@ -38,9 +38,7 @@ def loads(text: str, model: type[ModelT], source: str) -> ModelT:
     try:
         body = json.loads(text)
     except ValueError as error:
-        raise DocumentError(
-            f"{source}: not complete JSON ({error}); it is damaged or half-written"
-        ) from error
+        raise DocumentError(f"{source}: not complete JSON ({error}); it is damaged or half-written") from error
     if not isinstance(body, dict):
         raise DocumentError(f"{source}: holds {type(body).__name__} where a {model.__name__} is expected")
     version = body.pop("version", None)
@@ -48,7 +46,7 @@ def loads(text: str, model: type[ModelT], source: str) -> ModelT:
         raise DocumentError(f"{source}: has no version; it was not written by Espalier")
     if version > VERSION:
         raise DocumentError(
-            f"{source}: version {version} comes from a newer Espalier (this one reads up to {VERSION}); upgrade this one"
+            f"{source}: version {version} comes from a newer Espalier (this one reads {VERSION}); upgrade this one"
         )
     if version < VERSION:
         raise DocumentError(

@@ -6,7 +6,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from espalier_api.base import Strict
 from espalier_api.status import JobStatus
@@ -26,9 +26,7 @@ def _dns_label(value: str) -> str:
     if len(value) > MAX_NAME_LENGTH:
         raise ValueError(f"has {len(value)} characters; at most {MAX_NAME_LENGTH} are allowed")
     if not _NAME.match(value):
-        raise ValueError(
-            "must be lower-case letters, digits and '-', beginning and ending with a letter or digit"
-        )
+        raise ValueError("must be lower-case letters, digits and '-', beginning and ending with a letter or digit")
     return value
 
 
@@ -158,9 +156,7 @@ class OptimizerSpec(Strict):
 class ScheduleSpec(Strict):
     """The learning rate over the budget."""
 
-    name: str = Field(
-        default="BudgetLinear", pattern=r"^(BudgetLinear|Exponential|Constant|torch:[A-Za-z]\w*)$"
-    )
+    name: str = Field(default="BudgetLinear", pattern=r"^(BudgetLinear|Exponential|Constant|torch:[A-Za-z]\w*)$")
     """`BudgetLinear`: linearly to 0 at the deadline. `Exponential`: ×`decay` an epoch. `Constant`.
     `torch:<Name>`: a scheduler of `torch.optim.lr_scheduler`, stepped once an epoch with `options`."""
     restart_on_growth: bool = True
@@ -195,7 +191,7 @@ class CheckpointSpec(Strict):
 class ResourceRequirements(Strict):
     """Part of a container; only GPU limits are read."""
 
-    model_config = {"extra": "allow"}
+    model_config = ConfigDict(extra="allow")
     limits: dict[str, int | float | str] = Field(default_factory=dict)
     requests: dict[str, int | float | str] = Field(default_factory=dict)
 
@@ -203,7 +199,7 @@ class ResourceRequirements(Strict):
 class Container(Strict):
     """A container of the pod template: an ordinary Kubernetes container, of which we read these fields."""
 
-    model_config = {"extra": "allow"}
+    model_config = ConfigDict(extra="allow")
     name: str = "trainer"
     image: str | None = None
     command: tuple[str, ...] = ()
@@ -214,14 +210,14 @@ class Container(Strict):
 class PodSpec(Strict):
     """An ordinary pod spec, of which we read the containers."""
 
-    model_config = {"extra": "allow"}
+    model_config = ConfigDict(extra="allow")
     containers: tuple[Container, ...] = Field(min_length=1)
 
 
 class PodTemplate(Strict):
     """An ordinary pod template."""
 
-    model_config = {"extra": "allow"}
+    model_config = ConfigDict(extra="allow")
     spec: PodSpec
 
 
@@ -234,7 +230,7 @@ class JobSpec(Strict):
     """GPU-seconds, base and extra together."""
     min_replicas: int = Field(default=1, ge=1, le=10_000)
     """Base workers: guaranteed while the job runs."""
-    max_replicas: int = Field(default=1, ge=1, le=10_000)
+    max_replicas: int = Field(default=1, ge=1, le=10_000, validate_default=True)
     """Base and extra workers; at least minReplicas."""
     queue: Name = "default"
     priority_class_name: str | None = None
@@ -254,28 +250,36 @@ class JobSpec(Strict):
     template: PodTemplate | None = None
     """An ordinary pod template; default: the ready trainer image with one GPU."""
 
-    @model_validator(mode="after")
-    def _replicas_in_order(self) -> Self:
-        if self.max_replicas < self.min_replicas:
-            raise ValueError(
-                f"maxReplicas is {self.max_replicas}, less than minReplicas {self.min_replicas}; "
-                f"it must be at least {self.min_replicas}"
-            )
-        return self
+    @field_validator("max_replicas")
+    @classmethod
+    def _replicas_in_order(cls, value: int, info: ValidationInfo) -> int:
+        # A field's validator, not the model's: it speaks up beside the problems of other fields.
+        least = info.data.get("min_replicas", 1)
+        if value < least:
+            raise ValueError(f"is {value}, less than minReplicas; must be at least {least}")
+        return value
 
     def gpus_per_worker(self, resource: str = DEFAULT_GPU_RESOURCE) -> int:
-        """Return the GPUs of one worker: the sum of the template's limits of `resource`, 1 without a template."""
+        """Return the GPUs of one worker: the sum of the template's limits of `resource`, 1 without a template.
+
+        Raises `ValueError` when a limit is not a whole number, which Kubernetes would refuse too.
+        """
         if self.template is None:
             return 1
-        return sum(
-            int(container.resources.limits.get(resource, 0)) for container in self.template.spec.containers
-        )
+        total = 0
+        for container in self.template.spec.containers:
+            limit = container.resources.limits.get(resource, 0)
+            if not str(limit).isdecimal():
+                place = f"container {container.name!r}"
+                raise ValueError(f"{place} has a limit of {limit} {resource}; must be a whole number")
+            total += int(limit)
+        return total
 
 
 class ObjectMeta(Strict):
     """The part of metav1 ObjectMeta that we read."""
 
-    model_config = {"extra": "allow"}
+    model_config = ConfigDict(extra="allow")
     name: Name
     namespace: str = "default"
     labels: dict[str, str] = Field(default_factory=dict)

@@ -68,9 +68,7 @@ class OutcomeTable(_TablePart):
                     raise ValueError(f"{place}: action {action} is not among the {len(self.actions)} actions")
             for left in outcome.time_left_s:
                 if not 0 <= left <= self.time_budget_s:
-                    raise ValueError(
-                        f"{place}: time left {left} is outside the budget of {self.time_budget_s} s"
-                    )
+                    raise ValueError(f"{place}: time left {left} is outside the budget of {self.time_budget_s} s")
             if outcome.actions in seen:
                 raise ValueError(f"{place}: sequence {list(outcome.actions)} is there twice")
             seen.add(outcome.actions)

@@ -1,0 +1,301 @@
+"""Reading job files: every problem at once, each with its place, what is wrong and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from espalier_api.job import API_VERSION, DEFAULT_GPU_RESOURCE, GROUP, KIND, AdaptiveTrainingJob
+
+MAX_NODES = 100_000
+"""A job file with more values than this (YAML aliases multiply) is refused unread."""
+
+_Loc = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a job file."""
+
+    file: str
+    line: int
+    """From 1; 0 where no line can be named."""
+    field: str
+    """Dotted path, empty for the file as a whole."""
+    message: str
+    """What is wrong, and what is allowed."""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return ": ".join(part for part in (place, self.field, self.message) if part)
+
+
+class JobFileError(ValueError):
+    """A job file cannot be used; `problems` holds all that is wrong with it, in the order of the file."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(sorted(problems, key=lambda problem: (problem.line, problem.field)))
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def load_job(path: Path, resource: str = DEFAULT_GPU_RESOURCE) -> AdaptiveTrainingJob:
+    """Read the one job of the file at `path`; `JobFileError` as `load_jobs`, and when it holds several."""
+    jobs = load_jobs(path, resource)
+    if len(jobs) > 1:
+        names = ", ".join(job.metadata.name for job in jobs)
+        raise JobFileError([Problem(str(path), 0, "", f"holds {len(jobs)} jobs ({names}) where one is expected")])
+    return jobs[0]
+
+
+def load_jobs(path: Path, resource: str = DEFAULT_GPU_RESOURCE) -> tuple[AdaptiveTrainingJob, ...]:
+    """Read all jobs of a YAML or JSON file; documents of other groups (a PersistentVolumeClaim, say) are left out.
+
+    `resource` is the name of the GPU resource. Raises `JobFileError` with every problem of every job.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise JobFileError([Problem(str(path), 0, "", f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise JobFileError([Problem(str(path), 0, "", "is not UTF-8 text")]) from error
+    return parse_jobs(text, str(path), resource)
+
+
+def parse_jobs(text: str, source: str, resource: str = DEFAULT_GPU_RESOURCE) -> tuple[AdaptiveTrainingJob, ...]:
+    """Parse the text of a job file; `source` names it in problems. See `load_jobs`."""
+    problems: list[Problem] = []
+    jobs: list[AdaptiveTrainingJob] = []
+    for document in _documents(text, source):
+        if not isinstance(document, CommentedMap):
+            line = document.lc.line + 1 if isinstance(document, CommentedSeq) else 1
+            problems.append(Problem(source, line, "", f"is {_kind_of(document)}; must be a mapping (a job)"))
+        elif _belongs_to_others(document):
+            continue
+        else:
+            found, job = _check(document, source, resource)
+            problems.extend(found)
+            if job is not None:
+                jobs.append(job)
+    if not problems and not jobs:
+        problems.append(Problem(source, 0, "", f"holds no {KIND} (apiVersion {API_VERSION})"))
+    names = [job.key for job in jobs]
+    problems.extend(
+        Problem(source, 0, "metadata.name", f"{name!r} is used by {names.count(name)} jobs; names must differ")
+        for name in sorted({name for name in names if names.count(name) > 1})
+    )
+    if problems:
+        raise JobFileError(problems)
+    return tuple(jobs)
+
+
+def _documents(text: str, source: str) -> list[Any]:
+    try:
+        loaded = [document for document in YAML(typ="rt").load_all(text) if document is not None]
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        raise JobFileError([Problem(source, line, "", f"is not YAML: {what}")]) from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise JobFileError([Problem(source, 0, "", f"is not YAML: {error}")]) from error
+    if not loaded:
+        raise JobFileError([Problem(source, 0, "", f"is empty; an {KIND} is expected")])
+    return loaded
+
+
+def _belongs_to_others(document: CommentedMap) -> bool:
+    version = document.get("apiVersion")
+    return isinstance(version, str) and "kind" in document and not version.startswith(GROUP.split(".")[0])
+
+
+def _check(document: CommentedMap, source: str, resource: str) -> tuple[list[Problem], AdaptiveTrainingJob | None]:
+    try:
+        plain = _plain(document)
+    except ValueError as error:
+        return [Problem(source, 0, "", str(error))], None
+    try:
+        # By way of JSON: strict there means what Kubernetes means (no "3" for 3, no true for 1), yet takes lists
+        # for tuples and texts for enums.
+        job = AdaptiveTrainingJob.model_validate_json(json.dumps(plain), strict=True)
+    except ValidationError as error:
+        return [_problem(details, document, source) for details in _most_specific(error.errors())], None
+    if job.spec.template is not None:
+        place: _Loc = ("spec", "template", "spec", "containers")
+        try:
+            gpus = job.spec.gpus_per_worker(resource)
+        except ValueError as error:
+            return [Problem(source, _line(document, place), _dotted(place), str(error))], None
+        if gpus < 1:
+            message = f"no container has a limit of {resource}; the GPUs of a worker are read there, and it needs one"
+            return [Problem(source, _line(document, place), _dotted(place), message)], None
+    return [], job
+
+
+def _plain(document: Any) -> Any:
+    """Return plain JSON types; `ValueError` where YAML says what JSON cannot, or too much of it."""
+    count = 0
+
+    def walk(value: Any, path: str) -> Any:
+        nonlocal count
+        count += 1
+        if count > MAX_NODES:
+            raise ValueError(f"holds more than {MAX_NODES} values; no job needs so many")
+        if isinstance(value, Mapping):
+            for key in value:
+                if not isinstance(key, str):
+                    raise ValueError(f"{path}: key {key!r} is {_kind_of(key)}; keys must be text, so quote it")
+            return {str(key): walk(item, f"{path}.{key}".lstrip(".")) for key, item in value.items()}
+        if isinstance(value, list):
+            return [walk(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        if isinstance(value, bool) or value is None:
+            return value
+        for kind in (int, float, str):
+            if isinstance(value, kind):
+                return kind(value)
+        return str(value)  # dates and binaries: Kubernetes reads them as text
+
+    return walk(document, "")
+
+
+def _most_specific(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
+    """Leave out the errors of a union's other branches: the first error of a place is enough."""
+    seen: set[_Loc] = set()
+    for details in errors:
+        place = _place(details["loc"])
+        if place not in seen:
+            seen.add(place)
+            yield details
+
+
+def _place(loc: _Loc) -> _Loc:
+    """Return `loc` without what pydantic adds to name a union's branch."""
+    branches = {"int", "float", "str", "bool"}
+    return loc[:-1] if loc and loc[-1] in branches else loc
+
+
+def _problem(details: ErrorDetails, document: CommentedMap, source: str) -> Problem:
+    place = _place(details["loc"])
+    return Problem(source, _line(document, place), _dotted(place), _message(details, place))
+
+
+def _dotted(place: _Loc) -> str:
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")
+
+
+def _line(document: CommentedMap, place: _Loc) -> int:
+    """Return the line (from 1) of the deepest part of `place` that the file has."""
+    node: Any = document
+    line = int(node.lc.line)
+    for part in place:
+        try:
+            if isinstance(node, CommentedMap):
+                line, node = int(node.lc.key(part)[0]), node[part]
+            elif isinstance(node, CommentedSeq) and isinstance(part, int):
+                line, node = int(node.lc.item(part)[0]), node[part]
+            else:
+                break
+        except (KeyError, IndexError, TypeError):
+            break
+    return line + 1
+
+
+_KINDS: tuple[tuple[type, str], ...] = (
+    (bool, "true or false"),
+    (int, "a whole number"),
+    (float, "a number"),
+    (str, "text"),
+    (Mapping, "a mapping"),
+    (list, "a list"),
+)
+
+
+def _kind_of(value: object) -> str:
+    if value is None:
+        return "empty"
+    return next((name for kind, name in _KINDS if isinstance(value, kind)), type(value).__name__)
+
+
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "model_attributes": "a mapping",
+    "finite_number": "a finite number",
+}
+
+
+def _message(details: ErrorDetails, place: _Loc) -> str:
+    kind, given, context = details["type"], details["input"], details.get("ctx", {})
+    shown = json.dumps(given, ensure_ascii=False) if not isinstance(given, dict | list) else _kind_of(given)
+    if len(shown) > 60:
+        shown = shown[:57] + "..."
+    match kind:
+        case "missing":
+            return "is missing, and it is needed"
+        case "extra_forbidden":
+            return _unknown(place)
+        case "enum" | "literal_error":
+            return f"is {shown}; allowed: {context['expected']}"
+        case "value_error":
+            return str(context["error"])
+        case "string_pattern_mismatch":
+            return f"is {shown}; must match {context['pattern']}"
+        case "too_short" | "string_too_short":
+            return f"has {len(given)} items; at least {context.get('min_length')} needed"
+    for key, relation in (("gt", "greater than"), ("ge", "at least"), ("lt", "less than"), ("le", "at most")):
+        if key in context:
+            limit = context[key]
+            whole = isinstance(limit, float) and limit.is_integer()
+            return f"is {shown}; must be {relation} {int(limit) if whole else limit}"
+    if "_" in kind and (wanted := _WANTED.get(kind.removesuffix("_type").removesuffix("_parsing"))):
+        return f"is {shown}{'' if given is None else f' ({_kind_of(given)})'}; must be {wanted}"
+    reason = details["msg"]
+    return f"is {shown}; {reason[0].lower()}{reason[1:]}"
+
+
+def _unknown(place: _Loc) -> str:
+    known = _known_fields(place[:-1])
+    near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
+    if near:
+        return f"unknown field; did you mean {near[0]}?"
+    return f"unknown field; known here: {', '.join(known)}"
+
+
+def _known_fields(parents: _Loc) -> list[str]:
+    """Return the outside names of the fields of the model that `parents` leads to."""
+    model: Any = AdaptiveTrainingJob
+    for part in parents:
+        if isinstance(part, int):
+            continue
+        field = next((f for f in model.model_fields.values() if (f.alias or "") == part), None)
+        if field is None:
+            return []
+        model = _model_in(field.annotation)
+        if model is None:
+            return []
+    return sorted(field.alias or name for name, field in model.model_fields.items())
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, tuple, list) or get_args(annotation):
+        return next((model for arg in get_args(annotation) if (model := _model_in(arg))), None)
+    return None

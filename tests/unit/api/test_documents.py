@@ -1,0 +1,98 @@
+"""Contract files: atomic, versioned, and refused with a reason when they cannot be used."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
+from espalier_api.documents import VERSION, DocumentError, dumps, loads, read_document, write_document
+from espalier_api.report import Report
+
+DOCUMENT = AllocationDocument(
+    job="default/a",
+    allocation=Allocation(generation=3, replicas=2, gpus=2, direction=Direction.UP, reason="ExtraGPUsGranted"),
+    time_budget=TimeBudget(budget_seconds=10, used_seconds=2.5),
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "allocation.json"
+    write_document(path, DOCUMENT)
+    assert read_document(path, AllocationDocument) == DOCUMENT
+    assert [entry.name for entry in tmp_path.iterdir()] == ["allocation.json"]
+
+
+def test_time_left_is_never_negative() -> None:
+    assert TimeBudget(budget_seconds=1, used_seconds=5).remaining_seconds == 0
+
+
+def test_every_half_of_a_document_is_refused() -> None:
+    text = dumps(DOCUMENT)
+    for length in range(len(text.rstrip())):
+        with pytest.raises(DocumentError):
+            loads(text[:length], AllocationDocument, "allocation.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": VERSION + 1}, "comes from a newer Espalier"),
+        ({"version": VERSION - 1}, "is older than any that this Espalier reads"),
+        ({"version": None}, "has no version"),
+        ({"version": True}, "has no version"),
+        ({"kind": "Report"}, "is a 'Report', where a 'AllocationDocument' is expected"),
+        ({"timeBudget": {"budgetSeconds": -1}}, "timeBudget.budgetSeconds: Input should be greater than 0"),
+    ],
+)
+def test_other_versions_kinds_and_values_are_refused(change: dict[str, object], message: str) -> None:
+    body = json.loads(dumps(DOCUMENT)) | change
+    with pytest.raises(DocumentError, match=f"allocation.json: .*{message}"):
+        loads(json.dumps(body), AllocationDocument, "allocation.json")
+
+
+def test_fields_of_a_newer_writer_of_the_same_version_are_left_aside() -> None:
+    body = json.loads(dumps(DOCUMENT)) | {"somethingNew": 1}
+    assert loads(json.dumps(body), AllocationDocument, "x") == DOCUMENT
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DocumentError, match="not UTF-8"):
+        read_document(path, Report)
+
+
+def test_a_reader_beside_a_writer_never_sees_half(tmp_path: Path) -> None:
+    path = tmp_path / "allocation.json"
+    write_document(path, DOCUMENT)
+
+    def write() -> None:
+        for generation in range(100):
+            write_document(
+                path, DOCUMENT.model_copy(update={"allocation": Allocation(generation=generation, reason="x" * 5000)})
+            )
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        read_document(path, AllocationDocument)
+    writer.join()
+    assert read_document(path, AllocationDocument).allocation.generation == 99
+
+
+def test_a_failed_write_leaves_the_old_document_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "allocation.json"
+    write_document(path, DOCUMENT)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_document(path, DOCUMENT.model_copy(update={"job": "default/b"}))
+    assert read_document(path, AllocationDocument) == DOCUMENT
+    assert [entry.name for entry in tmp_path.iterdir()] == ["allocation.json"]

@@ -1,0 +1,105 @@
+"""Modules that growth is made of: the marked block of the user's model, and what an insertion leaves in it.
+
+A place grows by giving its *host* module one more child, `grown`, which reads the host's output. The host keeps
+its path, its parameters' names and its own Python `forward`; only its class becomes a subclass of what it was
+(`torch.nn.utils.parametrize` works the same way). So a grown model is an ordinary `nn.Module`: it copies, moves,
+saves its state dict and compiles as before, and its new layers read `features.3.grown.0.conv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+STACK = "grown"
+"""Name of the child that holds a host's inserted blocks."""
+
+
+class DeepenBlock(nn.Sequential):
+    """The paper's mark (Lamelas, section 4.2): layers that are executed one after the other and may be deepened.
+
+    Linear + activation, or convolution + batch norm + activation; growth adds a block like it behind it:
+
+        self.features = DeepenBlock(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU())
+
+    A model with at least one mark has growth points at its marks only.
+    """
+
+
+class GrownStack(nn.Sequential):
+    """The blocks inserted at one place, `"0"`, `"1"`, ..., oldest first."""
+
+
+class InsertedBlock(nn.Sequential):
+    """One insertion: its layers one after the other, an identity when it is new."""
+
+
+class InsertedResidual(nn.Sequential):
+    """One insertion whose layers are a branch beside the identity: `x + layers(x)`, layers zero when it is new."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return `input + layers(input)`, of `input`'s shape."""
+        return input + cast(Tensor, super().forward(input))
+
+
+def attach(host: nn.Module, block: nn.Module) -> None:
+    """Append `block` to what reads the host's output, in place."""
+    stack = host._modules.get(STACK)
+    if not isinstance(stack, GrownStack):
+        stack = GrownStack()
+        stack.train(host.training)
+        host.add_module(STACK, stack)
+        # A Sequential runs its children in order: its new last child reads its output without more ado.
+        if type(host).forward is not nn.Sequential.forward:
+            host.__class__ = _grown_class(type(host))
+    stack.append(block)
+
+
+def base_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class that the module had before it hosted a growth."""
+    return cast(type[nn.Module], getattr(type(module), "_ungrown", type(module)))
+
+
+@cache
+def _grown_class(base: type[nn.Module]) -> type[nn.Module]:
+    """Return the subclass of `base` that passes its output through `self.grown`."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self.grown(base.forward(self, *args, **kwargs))
+
+    def reduce(self: nn.Module, _protocol: object) -> tuple[Callable[..., object], tuple[object, ...], object]:
+        # The class is made here and so found under no name: say how to make it again.
+        return _empty, (base,), self.__getstate__() if hasattr(base, "__getstate__") else self.__dict__
+
+    body = {
+        "__doc__": f"`{base.__name__}` whose output goes through the layers grown behind it.",
+        "__module__": base.__module__,
+        "__qualname__": f"Grown{base.__name__}",
+        "_ungrown": base,
+        "forward": forward,
+        "__reduce_ex__": reduce,
+    }
+    return cast(type[nn.Module], type(f"Grown{base.__name__}", (base,), body))
+
+
+def _empty(base: type[nn.Module]) -> nn.Module:
+    """Return an uninitialised module of the grown subclass of `base`, for copying and worker processes."""
+    grown = _grown_class(base)
+    return cast(nn.Module, grown.__new__(grown))
+
+
+def like(block: nn.Module, reference: Tensor) -> nn.Module:
+    """Move a new block to the reference's device, floating type and memory format, in place; returns it."""
+    block = block.to(device=reference.device, dtype=reference.dtype)
+    if reference.dim() == 4 and _is_channels_last(reference):
+        block = block.to(memory_format=torch.channels_last)
+    return block
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Tell a kernel laid out channels-last from one of which both layouts are equal (1×1, one channel)."""
+    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()

@@ -1,0 +1,73 @@
+# The habits of this project. `make help` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= python3
+UV_VERSION := 0.13.9
+# uv of the person where there is one, else one fetched by pip into .tools.
+UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
+export UV_PYTHON_DOWNLOADS ?= never
+
+BUDGET ?= 20
+SEED ?= 0
+RUNS ?= runs
+
+MEMBERS := api operator trainer-image agent-image cli
+
+.PHONY: help
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+.tools/uv/bin/uv:
+	$(PYTHON) -m venv .tools/uv || { echo "hint: python3's venv module is missing (Debian: apt-get install python3-venv)"; exit 1; }
+	.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+.venv/.ready: uv.lock pyproject.toml $(MEMBERS:%=%/pyproject.toml) | $(filter .tools/%,$(UV))
+	$(UV) sync --locked --python $(PYTHON)
+	@touch $@
+
+.PHONY: setup
+setup: .venv/.ready  ## leave the command at .venv/bin/espalier
+
+.PHONY: run
+run: .venv/.ready  ## run the example job, then the same job without growth, and compare
+	@.venv/bin/espalier run examples/digits.yaml --gpus 1 --arrive 30%:1 \
+		--time-budget $(BUDGET) --seed $(SEED) --output $(RUNS)/grown --restart
+	@.venv/bin/espalier run examples/digits.yaml --gpus 1 --arrive 30%:1 --adaptation Off \
+		--time-budget $(BUDGET) --seed $(SEED) --output $(RUNS)/not-grown --restart
+	@.venv/bin/espalier compare $(RUNS)/not-grown $(RUNS)/grown
+
+.PHONY: test
+test: .venv/.ready  ## run all tests that need no cluster
+	.venv/bin/pytest tests
+
+.PHONY: lint
+lint: .venv/.ready  ## ruff, strict mypy, import-linter
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+.PHONY: format
+format: .venv/.ready  ## let ruff format and mend what it can
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+.PHONY: bench bench-growth bench-advice bench-plan bench-digits
+bench: bench-growth bench-advice bench-plan bench-digits  ## all benchmarks
+
+bench-growth: .venv/.ready  ## ms a growth and its exactness, beside the naive insertion
+	.venv/bin/python benchmarks/growth.py
+
+bench-advice: .venv/.ready  ## latency of the agent's advice
+	.venv/bin/python benchmarks/advice.py
+
+bench-plan: .venv/.ready  ## milliseconds of one plan()
+	.venv/bin/python benchmarks/plan.py
+
+bench-digits: .venv/.ready  ## does growing pay on the example? ten seeds beside two controls (about 15 minutes)
+	.venv/bin/python benchmarks/digits.py
+
+.PHONY: clean
+clean:  ## remove what the targets made, environments included
+	rm -rf .venv .tools $(RUNS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,84 @@
+"""`espalier`: the one command a person types. stdout is data, stderr is progress and logs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from espalier_api.documents import DocumentError
+from espalier_api.validation import JobFileError, load_jobs
+
+EXIT_CODES = """\
+Exit codes: 0 it worked, 1 a job failed or something broke, 2 what was given cannot be used,
+130 interrupted (the run can be resumed)."""
+
+
+class BadInput(click.ClickException):
+    """What the person gave cannot be used: one line with the cause, then a hint."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: object = None) -> None:
+        """Print cause and hint to stderr."""
+        click.echo(f"error: {self.message}", err=True)
+        if self.hint:
+            click.echo(f"hint: {self.hint}", err=True)
+
+
+@click.group(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="espalier-cli", prog_name="espalier")
+def cli() -> None:
+    """Train networks under a time budget, and let them grow into GPUs that appear while they train."""
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+def validate(files: tuple[Path, ...]) -> None:
+    """Print every problem of job FILES as `file:line: field: what is wrong, what is allowed`."""
+    bad = False
+    for path in files:
+        try:
+            jobs = load_jobs(path)
+        except JobFileError as error:
+            bad = True
+            for problem in error.problems:
+                click.echo(str(problem))
+        else:
+            click.echo(f"{path}: {', '.join(job.metadata.name for job in jobs)}: valid", err=True)
+    if bad:
+        sys.exit(2)
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the runs to this PNG.")
+def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
+    """Put finished runs side by side: the FOLDERS that `espalier run --output` made."""
+    from espalier_cli.compare import read_run, table_of, verdict
+
+    try:
+        curves = [read_run(folder) for folder in folders]
+    except DocumentError as error:
+        raise BadInput(str(error)) from error
+    console = Console(highlight=False)
+    console.print(table_of(curves))
+    if len(curves) > 1:
+        console.print(verdict(curves), soft_wrap=True)
+    if picture is not None:
+        from espalier_cli.picture import draw_comparison
+
+        draw_comparison(curves, picture)
+        click.echo(f"picture: {picture}", err=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    # Imports lie in the commands: `espalier validate` does not wait for torch.
+    cli()

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h))+\Z")
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%\Z")
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h))+\Z", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)", re.ASCII)
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%\Z", re.ASCII)
 
 
 class TimelineError(ValueError):
@@ -29,7 +29,7 @@ def parse_moment(text: str, budget_seconds: float) -> float:
         return float(percent[1]) / 100 * budget_seconds
     if _DURATION.match(text):
         return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-    if re.fullmatch(r"\d+(\.\d+)?", text):
+    if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         return float(text)
     raise TimelineError(f"{text!r} is no moment; write 20s, 1m30s, 500ms or 30% (of the time budget)")
 

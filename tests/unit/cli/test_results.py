@@ -1,0 +1,141 @@
+"""What a run came to: result, comparison, picture, and what a person sees meanwhile."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from espalier_api.documents import DocumentError
+from espalier_api.events import AnyEvent
+from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
+from espalier_api.result import RunResult, read_history, summarize
+from espalier_cli.display import JobView, LiveDisplay, PlainDisplay, line_for, updated
+from espalier_cli.main import cli
+from espalier_cli.picture import Curve, draw_comparison, draw_training
+
+
+@pytest.fixture
+def result(events: tuple[AnyEvent, ...]) -> RunResult:
+    job = AdaptiveTrainingJob.model_validate(
+        {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"timeBudgetSeconds": 10}}
+    )
+    return summarize(
+        job, events, seed=3, phase="Complete", reason="BudgetExhausted", used_seconds=10.01, gpu_seconds_used=17.5
+    )
+
+
+def test_a_result_says_what_the_events_say(result: RunResult) -> None:
+    assert (result.depth_before, result.depth_after) == (4, 5)
+    assert (result.parameters_before, result.parameters_after) == (100, 150)
+    assert (result.test_accuracy, result.validation_accuracy) == (0.81, 0.8)
+    assert (result.epochs, result.steps) == (2, 47)
+    assert result.max_step_gap_seconds == pytest.approx(0.2)
+    assert [record.allocation.generation for record in result.allocations] == [1, 2]
+    assert [record.acknowledged_after_seconds for record in result.allocations] == [None, 0.1]
+    assert [adaptation.decision_id for adaptation in result.adaptations] == ["d1"]
+
+
+def test_a_history_cut_short_by_a_kill_is_read_without_its_last_line(finished_run: Callable[..., Path]) -> None:
+    path = finished_run("a") / "history.jsonl"
+    whole = read_history(path)
+    path.write_text(path.read_text()[:-40])
+    assert read_history(path) == whole[:-1]
+
+
+def test_damage_in_the_middle_of_a_history_is_named(finished_run: Callable[..., Path]) -> None:
+    path = finished_run("a") / "history.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], '{"type": "Nonsense"}', *lines[1:]]))
+    with pytest.raises(DocumentError, match=r"history.jsonl:2: not an event of this version"):
+        read_history(path)
+
+
+def test_compare_puts_runs_side_by_side_and_says_what_one_seed_is_worth(finished_run: Callable[..., Path]) -> None:
+    folders = [finished_run("not-grown", 0.70), finished_run("grown", 0.81)]
+    outcome = CliRunner().invoke(cli, ["compare", *map(str, folders)])
+    assert outcome.exit_code == 0
+    assert "0.7000" in outcome.stdout
+    assert "0.8100" in outcome.stdout
+    assert "grown has 0.1100 more accuracy than not-grown (seed 0, one run each: an anecdote" in outcome.stdout
+
+
+def test_compare_says_so_when_growing_lost(finished_run: Callable[..., Path]) -> None:
+    folders = [finished_run("not-grown", 0.9), finished_run("grown", 0.8)]
+    outcome = CliRunner().invoke(cli, ["compare", *map(str, folders)])
+    assert "grown has 0.1000 less accuracy than not-grown" in outcome.stdout
+
+
+def test_compare_of_a_folder_without_a_run_says_how_to_make_one(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(cli, ["compare", str(tmp_path)])
+    assert outcome.exit_code == 2
+    assert "holds no finished run (result.json is missing); make one with: espalier run JOB --output" in outcome.stderr
+
+
+def test_validate_prints_problems_to_stdout_and_exits_2(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec: {{timeBudgetSeconds: 0}}\n")
+    outcome = CliRunner().invoke(cli, ["validate", str(path)])
+    assert outcome.exit_code == 2
+    assert outcome.stdout == f"{path}:4: spec.timeBudgetSeconds: is 0; must be greater than 0\n"
+    path.write_text(path.read_text().replace("Seconds: 0", "Seconds: 1"))
+    assert CliRunner().invoke(cli, ["validate", str(path)]).exit_code == 0
+
+
+def test_the_pictures_are_pngs_of_a_useful_size(
+    tmp_path: Path, result: RunResult, events: tuple[AnyEvent, ...]
+) -> None:
+    curve = Curve("grown", result, events)
+    draw_training(curve, tmp_path / "training.png")
+    draw_comparison([curve, curve], tmp_path / "both.png")
+    for name in ("training.png", "both.png"):
+        header = (tmp_path / name).read_bytes()[:24]
+        assert header.startswith(b"\x89PNG")
+        width, height = struct.unpack(">II", header[16:])
+        assert width > 800
+        assert height > 400
+
+
+def test_a_run_that_never_trained_is_drawn_too(tmp_path: Path, result: RunResult) -> None:
+    draw_training(Curve("empty", result, ()), tmp_path / "empty.png")
+    assert (tmp_path / "empty.png").stat().st_size > 1000
+
+
+def test_the_view_follows_the_events(events: tuple[AnyEvent, ...]) -> None:
+    view = JobView("default/a", budget_seconds=10)
+    for event in events:
+        view = updated(view, event)
+    assert (view.epoch, view.accuracy, view.depth, view.gpus) == (2, 0.81, 5, 2)
+    assert view.decision == "Deepen(block0) (Grown)"
+    assert view.used_share == 1.0
+
+
+def test_lines_tell_the_story(events: tuple[AnyEvent, ...]) -> None:
+    lines = [line for event in events if (line := line_for(event))]
+    assert lines == [
+        "allocation 1: 1 GPUs, none",
+        "training starts on cpu: depth 4, 100 parameters",
+        "allocation 2: 2 GPUs, up, ExtraGPUsGranted: spare GPUs were lent to it",
+        "allocation 2 acknowledged after 0.10 s",
+        "default@1 says Deepen(block0): Grown, depth 4 -> 5, parameters 100 -> 150, in 20 ms",
+        "accuracy on the test split: 0.8100",
+    ]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_both_displays_show_the_job_and_its_decision(events: tuple[AnyEvent, ...], terminal: bool) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=140)
+    display = (LiveDisplay if terminal else PlainDisplay)([JobView("default/a", 10)], console)
+    with display:
+        for event in events:
+            display.show("default/a", event)
+        display.tick({"default/a": 9.0})
+    text = stream.getvalue()
+    assert "Deepen(block0)" in text
+    assert "default/a" in text

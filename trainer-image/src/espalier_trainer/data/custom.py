@@ -1,0 +1,72 @@
+"""A data set of the user's: `entrypoint: package.module:function` returning (train, validation, test)."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from espalier_api.job import DatasetSpec
+from espalier_trainer.data.source import Data, MapSource, Source, TensorSource
+from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
+from espalier_trainer.errors import DatasetError
+
+_FIELD = "training.dataset.entrypoint"
+
+
+def load(spec: DatasetSpec) -> Data:
+    """Call the function with `path` (when the job gives one) and the options.
+
+    Each split is a pair (inputs, labels) of tensors or arrays, a `TensorDataset` of two, or a map-style data set
+    whose items are (input, label). The number of classes is the function's `classes` attribute where it has one,
+    otherwise one more than the largest label of the in-memory splits.
+    """
+    path = spec.entrypoint or ""
+    function = load_entrypoint(path, _FIELD, DatasetError)
+    options = dict(spec.options)
+    if spec.path is not None:
+        options["path"] = spec.path
+    splits = call_entrypoint(function, path, _FIELD, options, DatasetError)
+    if not isinstance(splits, tuple | list) or len(splits) != 3:
+        raise DatasetError(
+            f"{_FIELD}: {path} returned {type(splits).__name__}; it must return (train, validation, test)"
+        )
+    train, validation, test = (
+        _source(split, f"{_FIELD}: {path}: {name}")
+        for split, name in zip(splits, ("train", "validation", "test"), strict=True)
+    )
+    classes = getattr(function, "classes", None) or _classes((train, validation, test), path)
+    return Data(path, train, validation, test, int(classes))
+
+
+def _source(split: Any, place: str) -> Source:
+    if isinstance(split, TensorDataset):
+        split = split.tensors
+    if isinstance(split, tuple | list) and len(split) == 2:
+        inputs, labels = (torch.as_tensor(part) for part in split)
+        if labels.is_floating_point() or labels.ndim != 1:
+            raise DatasetError(
+                f"{place}: labels are {labels.dtype} of shape {tuple(labels.shape)}; "
+                "they must be class numbers: integers of shape [N]"
+            )
+        return TensorSource(inputs, labels.to(torch.int64))
+    if isinstance(split, Dataset):
+        if not isinstance(split, Sized) or not hasattr(split, "__getitem__"):
+            raise DatasetError(f"{place}: an iterable data set has no order to resume in; give a map-style one")
+        return MapSource(split)
+    raise DatasetError(
+        f"{place}: {type(split).__name__}; allowed: (inputs, labels), a TensorDataset, or a map-style Dataset"
+    )
+
+
+def _classes(sources: tuple[Source, ...], path: str) -> int:
+    labels: list[Tensor] = [source.labels for source in sources if isinstance(source, TensorSource)]
+    if not labels:
+        raise DatasetError(
+            f"{_FIELD}: {path}: the number of classes is not known; set it on the function: "
+            f"{path.partition(':')[2]}.classes = 10"
+        )
+    return 1 + max(int(part.max()) for part in labels if len(part))

@@ -1,0 +1,209 @@
+"""Images from a folder or a tar archive in the ImageFolder layout, decoded once into arrays.
+
+The layout: `<split>/<class>/<image>`, classes numbered in alphabetical order, or `<class>/<image>` alone, which is
+then divided 80/10/10. The decoded arrays are kept as npz in the user's cache folder (`$XDG_CACHE_HOME/espalier`),
+never beside the source, which may be somebody else's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from espalier_trainer.errors import DatasetError
+
+logger = logging.getLogger(__name__)
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".webp", ".tif", ".tiff"})
+SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+DEFAULT_MEMORY_LIMIT_GIB = 8.0
+CACHE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Images [N, H, W, C] uint8 and labels [N] int64."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageArrays:
+    """The splits that a folder or archive holds, and its classes by label."""
+
+    splits: dict[str, Split]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How images are brought to one shape: `size` x `size` pixels (0: as they are), grey or RGB."""
+
+    size: int
+    channels: int
+
+    def decode(self, data: bytes, name: str) -> NDArray[np.uint8]:
+        """Return the image [H, W, C]; `DatasetError` names the file that is no image."""
+        try:
+            with Image.open(io.BytesIO(data)) as picture:
+                image = picture.convert("L" if self.channels == 1 else "RGB")
+        except (UnidentifiedImageError, OSError) as error:
+            raise DatasetError(f"{name}: not an image that can be read ({error}); remove or replace it") from error
+        if self.size and image.size != (self.size, self.size):
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        return np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, self.channels)
+
+
+def read_images(path: Path, geometry: Geometry, memory_limit_gib: float = DEFAULT_MEMORY_LIMIT_GIB) -> ImageArrays:
+    """Decode the folder or archive at `path`, or read what an earlier call kept.
+
+    Raises `DatasetError` where the layout is another, an image is damaged, sizes differ, or memory would not hold.
+    """
+    cache = _cache_path(path, geometry)
+    kept = _read_cache(cache)
+    if kept is not None:
+        return kept
+    logger.info("decoding the images of %s (once; then kept in %s)", path, cache)
+    arrays = _decode(path, geometry, memory_limit_gib)
+    _write_cache(cache, arrays)
+    return arrays
+
+
+def _decode(path: Path, geometry: Geometry, memory_limit_gib: float) -> ImageArrays:
+    images: dict[str, list[NDArray[np.uint8]]] = {}
+    names: dict[str, list[str]] = {}
+    used = 0
+    for split, label, name, data in _entries(path):
+        image = geometry.decode(data, f"{path}: {name}")
+        first = next((stack[0] for stack in images.values()), image)
+        if image.shape != first.shape:
+            raise DatasetError(
+                f"{path}: {name} is {image.shape[1]}x{image.shape[0]} pixels, others are "
+                f"{first.shape[1]}x{first.shape[0]}; set training.dataset.options.imageSize to bring them to one size"
+            )
+        used += image.nbytes
+        if used > memory_limit_gib * 2**30:
+            raise DatasetError(
+                f"{path}: its images need more than {memory_limit_gib:g} GiB of memory; lower "
+                "training.dataset.options.imageSize, raise options.memoryLimitGiB, or use a dataset entrypoint"
+            )
+        images.setdefault(split, []).append(image)
+        names.setdefault(split, []).append(label)
+    if not images:
+        raise DatasetError(
+            f"{path}: holds no images in the layout <split>/<class>/<image> or <class>/<image> "
+            f"(splits: {', '.join(SPLITS)}; images: {', '.join(sorted(IMAGE_SUFFIXES))})"
+        )
+    classes = tuple(sorted({label for labels in names.values() for label in labels}))
+    number = {label: index for index, label in enumerate(classes)}
+    splits = {
+        split: Split(np.stack(stack), np.array([number[label] for label in names[split]], dtype=np.int64))
+        for split, stack in images.items()
+    }
+    return ImageArrays(splits, classes)
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str, str, bytes]]:
+    """Yield (split, class, name, content) of every image, sorted by name."""
+    try:
+        if path.is_dir():
+            for file in sorted(path.rglob("*")):
+                place = _place(PurePosixPath(file.relative_to(path).as_posix()))
+                if place and file.is_file():
+                    yield *place, str(file.relative_to(path)), file.read_bytes()
+            return
+        contents: list[tuple[str, tuple[str, str], bytes]] = []
+        with tarfile.open(path) as archive:
+            # Read in the order of the archive (a gzip cannot seek), then sorted: compressed images are small.
+            for member in archive:
+                place = _place(PurePosixPath(member.name))
+                file_object = archive.extractfile(member) if place and member.isfile() else None
+                if place and file_object:
+                    contents.append((member.name, place, file_object.read()))
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise DatasetError(
+            f"{path}: cannot be read ({error}); it should be a folder or a tar archive of images"
+        ) from error
+    for name, place, data in sorted(contents):
+        yield *place, name, data
+
+
+def _place(name: PurePosixPath) -> tuple[str, str] | None:
+    """Return (split, class) of an image by its path; '' as split where the layout has none; None for no image."""
+    parts = [part for part in name.parts if part != "."]
+    if len(parts) < 2 or name.suffix.lower() not in IMAGE_SUFFIXES or parts[-1].startswith("."):
+        return None
+    split = SPLITS.get(parts[-3].lower(), "") if len(parts) >= 3 else ""
+    return split, parts[-2]
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be made again: decoded images, downloaded data sets."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier"
+
+
+def _cache_path(path: Path, geometry: Geometry) -> Path:
+    """Return where the decoded arrays lie; the name changes when the source does."""
+    status = path.stat()
+    identity = f"{path.resolve()}|{status.st_mtime_ns}|{status.st_size}|{_fingerprint(path)}|{geometry}|{CACHE_VERSION}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return cache_folder() / f"{path.name}-{digest}.npz"
+
+
+def _fingerprint(path: Path) -> str:
+    """Return the newest change and the number of entries of a folder's first two levels (cheap, no image is read)."""
+    if not path.is_dir():
+        return ""
+    folders = [path, *(child for child in path.iterdir() if child.is_dir())]
+    folders += [grandchild for folder in folders[1:] for grandchild in folder.iterdir() if grandchild.is_dir()]
+    newest = max(folder.stat().st_mtime_ns for folder in folders)
+    return f"{newest}-{sum(len(os.listdir(folder)) for folder in folders)}"
+
+
+def _read_cache(path: Path) -> ImageArrays | None:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            splits = {
+                split: Split(file[f"{split}.images"], file[f"{split}.labels"]) for split in file["splits"].tolist()
+            }
+            return ImageArrays(splits, tuple(file["classes"].tolist()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        logger.warning("%s: the kept copy of the decoded images is damaged (%s); decoding again", path, error)
+        return None
+
+
+def _write_cache(path: Path, arrays: ImageArrays) -> None:
+    """Keep the arrays, where the folder can be written and the disk is not full."""
+    contents: dict[str, NDArray[np.generic]] = {
+        "splits": np.array(list(arrays.splits)),
+        "classes": np.array(arrays.classes),
+    }
+    for name, split in arrays.splits.items():
+        contents[f"{name}.images"], contents[f"{name}.labels"] = split.images, split.labels
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, **contents)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for a name
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        logger.warning("%s: the decoded images are not kept (%s); the next start decodes again", path, error)

@@ -1,0 +1,156 @@
+"""What the training loop reads: splits as sources of batches.
+
+Small data sets live in memory as whole tensors, on the training device: a batch is one indexing operation (some
+tens of µs), where a `DataLoader` with workers costs more than a step of a small network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from espalier_trainer.errors import DatasetError
+
+Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
+"""Changes a batch of inputs [N, ...] at random; all chance comes from the generator, so that it can be repeated."""
+
+
+class Source(Protocol):
+    """One split."""
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+
+    def batch(self, indices: Tensor, chance: np.random.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return (inputs [N, ...] float32, labels [N] int64) of the examples; augmented when `chance` is given."""
+
+    def to(self, device: torch.device) -> Source:
+        """Return the source with its batches on `device`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """A split in memory: inputs [N, ...], labels [N]. Integer inputs are pixels and divided by 255."""
+
+    inputs: Tensor
+    labels: Tensor
+    mean: Tensor | None = None
+    """Subtracted from a batch; broadcastable to [C, H, W]."""
+    std: Tensor | None = None
+    """Then divided by."""
+    augmentation: Augmentation | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.labels):
+            raise DatasetError(f"{len(self.inputs)} inputs, but {len(self.labels)} labels; there must be one each")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor, chance: np.random.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return the examples at `indices`, as `Source.batch`."""
+        indices = indices.to(self.labels.device)
+        inputs = self.inputs[indices]
+        if not inputs.is_floating_point():
+            inputs = inputs.to(torch.float32).div_(255)
+        if self.mean is not None:
+            inputs = inputs - self.mean
+        if self.std is not None:
+            inputs = inputs / self.std
+        if self.augmentation is not None and chance is not None:
+            inputs = self.augmentation(inputs, chance)
+        return inputs, self.labels[indices]
+
+    def to(self, device: torch.device) -> TensorSource:
+        """Return the same split on `device`."""
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        return TensorSource(
+            self.inputs.to(device),
+            self.labels.to(device),
+            moved(self.mean),
+            moved(self.std),
+            self.augmentation,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MapSource:
+    """A split behind a user's map-style `torch.utils.data.Dataset`: read one by one, collated, moved."""
+
+    dataset: Dataset[Any]
+    device: torch.device | None = None
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.dataset))
+
+    def batch(self, indices: Tensor, chance: np.random.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return the examples at `indices`; augmenting is the user's data set's own matter."""
+        examples = [self.dataset[index] for index in indices.tolist()]
+        inputs, labels = default_collate(examples)
+        return inputs.to(self.device), torch.as_tensor(labels).to(self.device)
+
+    def to(self, device: torch.device) -> MapSource:
+        """Return the same split with its batches on `device`."""
+        return MapSource(self.dataset, device)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The three splits of a data set."""
+
+    name: str
+    train: Source
+    validation: Source
+    """Held out of the training data: the evaluation after each epoch. Never the test split."""
+    test: Source
+    """Looked at once, when the budget is used up."""
+    classes: int
+
+    def __post_init__(self) -> None:
+        for split in ("train", "validation", "test"):
+            if len(getattr(self, split)) == 0:
+                raise DatasetError(f"training.dataset: {self.name}: the {split} split is empty")
+
+    def to(self, device: torch.device) -> Data:
+        """Return the data with its batches on `device`."""
+        return Data(self.name, self.train.to(device), self.validation.to(device), self.test.to(device), self.classes)
+
+    def example_input(self) -> Tensor:
+        """Return the first two training inputs: [2, ...], what a model of this data takes."""
+        indices = torch.arange(min(2, len(self.train)))
+        return self.train.batch(indices, None)[0]
+
+
+def flip_batch(inputs: Tensor, chance: np.random.Generator) -> Tensor:
+    """Mirror the whole batch [N, C, H, W] left to right, or not: one coin a batch."""
+    return inputs.flip(-1) if chance.random() < 0.5 else inputs
+
+
+def channel_statistics(inputs: Tensor, chunk: int = 4096) -> tuple[Tensor, Tensor]:
+    """Return (mean, std) of each channel of images [N, C, H, W], as [C, 1, 1]; integer images as parts of 255.
+
+    Sums are taken in float64 and in chunks, so that large sets need no second copy.
+    """
+    scale = 1.0 if inputs.is_floating_point() else 255.0
+    channels = inputs.shape[1]
+    total = torch.zeros(channels, dtype=torch.float64)
+    squares = torch.zeros(channels, dtype=torch.float64)
+    count = 0
+    for start in range(0, len(inputs), chunk):
+        part = inputs[start : start + chunk].to(torch.float64).div(scale)
+        total += part.sum((0, 2, 3))
+        squares += part.square().sum((0, 2, 3))
+        count += part.numel() // channels
+    mean = total / count
+    std = (squares / count - mean.square()).clamp_min(0).sqrt()
+    std = torch.where(std > 0, std, torch.ones_like(std))
+    return mean.to(torch.float32).view(-1, 1, 1), std.to(torch.float32).view(-1, 1, 1)

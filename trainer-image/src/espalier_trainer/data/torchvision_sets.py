@@ -1,0 +1,67 @@
+"""CIFAR-10 and MNIST as arrays: from an image folder or archive, from torchvision's own files, or downloaded."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from espalier_api.job import DatasetSpec
+from espalier_trainer.data.images import Geometry, ImageArrays, Split, cache_folder, read_images
+from espalier_trainer.errors import DatasetError
+
+CIFAR_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+DIGITS = tuple(str(digit) for digit in range(10))
+_OWN = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}
+"""The folder by which torchvision's own copy is known."""
+
+
+def load_arrays(spec: DatasetSpec, name: Literal["cifar10", "mnist"]) -> ImageArrays:
+    """Return the train and test arrays of CIFAR-10 [N, 32, 32, 3] or MNIST [N, 28, 28, 1].
+
+    `path` may be an image folder (`train/<class>/...`, `test/<class>/...`), a tar archive of one, or the folder in
+    which torchvision keeps its copy. Without it torchvision's copy in the cache folder is used. What is missing is
+    downloaded unless `options.download` is false.
+    """
+    unknown = sorted(set(spec.options) - {"download", "flip"})
+    if unknown:
+        raise DatasetError(f"training.dataset.options: {unknown[0]!r} is unknown for {name}; allowed: download, flip")
+    path = Path(spec.path).expanduser() if spec.path else cache_folder() / "datasets"
+    download = bool(spec.options.get("download", True))
+    if path.is_file() or (path.is_dir() and not (path / _OWN[name]).is_dir() and (path / "train").is_dir()):
+        arrays = read_images(path, Geometry(size=0, channels=3 if name == "cifar10" else 1))
+        missing = {"train", "test"} - set(arrays.splits)
+        if missing:
+            raise DatasetError(f"training.dataset: {path}: holds no {missing.pop()} folder of images; {name} needs it")
+        return arrays
+    return _from_torchvision(path, name, download)
+
+
+def _from_torchvision(root: Path, name: Literal["cifar10", "mnist"], download: bool) -> ImageArrays:
+    from torchvision.datasets import CIFAR10, MNIST
+
+    kind: Any = CIFAR10 if name == "cifar10" else MNIST
+    splits: dict[str, Split] = {}
+    try:
+        for split, train in (("train", True), ("test", False)):
+            dataset = kind(root=str(root), train=train, download=download)
+            images = np.asarray(dataset.data, dtype=np.uint8)
+            images = images.reshape(*images.shape[:3], -1)
+            splits[split] = Split(images, np.asarray(dataset.targets, dtype=np.int64))
+    except (RuntimeError, OSError, tarfile.TarError) as error:
+        tried = "downloading it failed" if download else "options.download is false"
+        raise DatasetError(
+            f"training.dataset: {name} was not found: looked in {root} for an image folder (train/<class>/...), "
+            f"for a tar archive of one and for torchvision's copy ({_OWN[name]}), and {tried} "
+            f"({_first_line(error)}). Set training.dataset.path to one of these, or fetch it where there is a network: "
+            f"python -c \"from torchvision.datasets import {kind.__name__}; {kind.__name__}('{root}', download=True)\""
+        ) from error
+    return ImageArrays(splits, CIFAR_CLASSES if name == "cifar10" else DIGITS)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

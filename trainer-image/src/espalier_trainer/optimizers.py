@@ -1,0 +1,111 @@
+"""The optimizer of a job, and its state as tensors by parameter *name*.
+
+Names survive growth and rebuilding; positions do not: a grown optimizer may hold its parameters in another order
+than the model lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier_api.job import OptimizerSpec
+
+GroupState = dict[str, Any]
+"""One parameter group as JSON types: its options, and `params` as names."""
+
+SEPARATOR = "|"
+"""Between a parameter's name and its state's key; no module name holds it."""
+
+
+def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of the job over all parameters that are trained."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    options: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
+    if spec.name in ("SGD", "RMSprop"):
+        options["momentum"] = spec.momentum
+    kinds: dict[str, Any] = {
+        "Adam": torch.optim.Adam,
+        "AdamW": torch.optim.AdamW,
+        "SGD": torch.optim.SGD,
+        "RMSprop": torch.optim.RMSprop,
+    }
+    optimizer: torch.optim.Optimizer = kinds[spec.name](parameters, **options)
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the rate of every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> tuple[list[GroupState], dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Return (groups, tensors by `<parameter>|<key>`, other values by parameter)."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups: list[GroupState] = []
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        options = {key: value for key, value in group.items() if key != "params"}
+        groups.append({**options, "params": [names[parameter] for parameter in group["params"]]})
+        for parameter in group["params"]:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{names[parameter]}{SEPARATOR}{key}"] = value
+                elif value is not None:
+                    values.setdefault(names[parameter], {})[key] = value
+    return groups, tensors, values
+
+
+def load_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    groups: Sequence[GroupState],
+    tensors: dict[str, Tensor],
+    values: dict[str, dict[str, Any]],
+) -> None:
+    """Give the optimizer the saved groups and state, in place.
+
+    Raises `ValueError` where a saved parameter is not in the model or one of the model's is not saved.
+    """
+    parameters = dict(model.named_parameters())
+    saved = [name for group in groups for name in group["params"]]
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    if set(saved) != trained:
+        differing = sorted(set(saved) ^ trained)
+        raise ValueError(f"the optimizer's parameters differ from the model's: {', '.join(differing[:5])}")
+    # The class's own load_state_dict casts to the parameters' devices and types, and speaks of positions.
+    position = {name: index for index, name in enumerate(saved)}
+    state: dict[int, dict[str, Any]] = {}
+    for key, tensor in tensors.items():
+        name, _, field = key.rpartition(SEPARATOR)
+        state.setdefault(position[name], {})[field] = tensor
+    for name, fields in values.items():
+        state.setdefault(position[name], {}).update(fields)
+    optimizer.param_groups.clear()
+    for group in groups:
+        options = {key: _as_tuple(value) for key, value in group.items() if key != "params"}
+        optimizer.add_param_group({**options, "params": [parameters[name] for name in group["params"]]})
+    optimizer.load_state_dict(
+        {
+            "state": state,
+            "param_groups": [
+                {
+                    **{key: _as_tuple(value) for key, value in group.items() if key != "params"},
+                    "params": [position[name] for name in group["params"]],
+                }
+                for group in groups
+            ],
+        }
+    )
+
+
+def _as_tuple(value: Any) -> Any:
+    """Undo what JSON made of a tuple (Adam's betas)."""
+    return tuple(value) if isinstance(value, list) else value

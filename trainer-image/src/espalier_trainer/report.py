@@ -1,0 +1,128 @@
+"""The report file and the events file: what the leader tells the scheduler.
+
+A full disk or a vanished folder is warned about on stderr, once until it works again, and never ends training.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from espalier_api.documents import DocumentError, read_document, write_document
+from espalier_api.events import AnyEvent
+from espalier_api.report import Report
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_WALL_SECONDS = 2.0
+"""The longest time between two reports while nothing happens (Espalier's design, "Report")."""
+LONGEST_LINE = 1 << 20
+"""Bytes; an event is some hundreds."""
+
+
+class Reporter(Protocol):
+    """Where reports and events go."""
+
+    def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
+        """Send the report that `make` builds: at once when `urgent`, otherwise when one is due."""
+
+    def record(self, event: AnyEvent) -> None:
+        """Add one event."""
+
+
+@dataclass
+class MemoryReporter:
+    """Keeps the last report and all events: for tests, studies and scripts without a scheduler."""
+
+    report: Report | None = None
+    events: list[AnyEvent] = field(default_factory=list)
+
+    def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
+        """Keep the report if it is urgent; in memory nobody waits for the others."""
+        if urgent:
+            self.report = make()
+
+    def record(self, event: AnyEvent) -> None:
+        """Keep the event."""
+        self.events.append(event)
+
+
+@dataclass
+class FileReporter:
+    """Writes the report atomically and appends events as JSON lines."""
+
+    report_path: Path | None
+    events_path: Path | None = None
+    clock: Callable[[], float] = time.monotonic
+    _due: float = field(init=False, default=0.0)
+    _failing: set[Path] = field(init=False, default_factory=set)
+
+    def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
+        """Write the report if it is urgent or due."""
+        now = self.clock()
+        if self.report_path is None or not (urgent or now >= self._due):
+            return
+        self._due = now + INTERVAL_WALL_SECONDS
+        try:
+            self.report_path.parent.mkdir(parents=True, exist_ok=True)
+            write_document(self.report_path, make())
+        except OSError as error:
+            self._failed(self.report_path, error)
+        else:
+            self._failing.discard(self.report_path)
+
+    def record(self, event: AnyEvent) -> None:
+        """Append the event's line."""
+        if self.events_path is None:
+            return
+        line = event.model_dump_json(by_alias=True, exclude_none=True) + "\n"
+        try:
+            self.events_path.parent.mkdir(parents=True, exist_ok=True)
+            _append_line(self.events_path, line.encode())
+        except OSError as error:
+            self._failed(self.events_path, error)
+        else:
+            self._failing.discard(self.events_path)
+
+    def _failed(self, path: Path, error: OSError) -> None:
+        if path not in self._failing:
+            self._failing.add(path)
+            logger.warning("%s: cannot be written (%s); training goes on without it", path, error)
+
+
+def previous_used_seconds(path: Path | None, job: str) -> float:
+    """Return the budget seconds that an earlier incarnation last reported, 0 where there is no usable report.
+
+    A trainer that was killed has used more of its budget than its last checkpoint knows.
+    """
+    if path is None:
+        return 0.0
+    try:
+        report = read_document(path, Report)
+    except (DocumentError, OSError):
+        return 0.0
+    return report.used_seconds if report.job == job else 0.0
+
+
+def _append_line(path: Path, line: bytes) -> None:
+    """Append a whole line or nothing; a torn last line (a kill, a full disk) is cut off first."""
+    with path.open("a+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        if end:
+            file.seek(end - 1)
+            if file.read(1) != b"\n":
+                file.seek(max(0, end - LONGEST_LINE))
+                tail = file.read()
+                end -= len(tail) - (tail.rfind(b"\n") + 1)
+                file.truncate(end)
+        try:
+            file.write(line)
+            file.flush()
+        except OSError:
+            os.ftruncate(file.fileno(), end)
+            raise

@@ -1,0 +1,270 @@
+"""The scheduler as a trainer sees it: the paper's three questions (Lamelas 4.1, figure 2), and a clock to start.
+
+Times are budget seconds unless a name says `wall`. A budget second is a second of the trainer's own monotonic
+clock times the time scale; it begins to count when training starts, not when the process does.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
+from espalier_api.architecture import Architecture
+from espalier_api.documents import DocumentError, read_document
+from espalier_api.job import AdaptiveTrainingJob
+
+logger = logging.getLogger(__name__)
+
+POLL_WALL_SECONDS = 0.05
+"""How often the allocation file is looked at, at most: a look is a `stat`, about 2 µs, so this costs nothing."""
+
+
+class Scheduler(Protocol):
+    """What a trainer may ask; the first three are the paper's."""
+
+    def time_left(self) -> float:
+        """Return the budget seconds left, never below zero."""
+
+    def time_budget(self) -> float:
+        """Return the whole budget in seconds."""
+
+    def allocation(self) -> Allocation:
+        """Return the allocation; `direction` is how its replicas changed since this was last asked."""
+
+    def base_replicas(self) -> int:
+        """Return the guaranteed workers: replicas above these are extra."""
+
+    def stop_requested(self) -> bool:
+        """Return True when the job is to checkpoint and end before its budget is used up."""
+
+    def start(self, used_seconds: float) -> None:
+        """Begin to count. `used_seconds` is what the trainer knows to be used already (its checkpoint's)."""
+
+    def used_seconds(self) -> float:
+        """Return the budget seconds used, earlier incarnations included; not capped by the budget."""
+
+    def wall_time_left(self) -> float:
+        """Return `time_left` in wall seconds: the longest that anything may be waited for."""
+
+    def step_finished(self, architecture: Architecture | None) -> None:
+        """Take notice of one training step. Real clocks need it not; virtual time moves by it."""
+
+    def take_warnings(self) -> tuple[str, ...]:
+        """Return what went wrong with the scheduler since this was last asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """From `at_seconds` of the budget on, the job has `replicas` workers."""
+
+    at_seconds: float
+    replicas: int
+
+
+@dataclass
+class _Asked:
+    """Turns allocations into the paper's up, down, none since last asked."""
+
+    replicas: int
+
+    def direct(self, allocation: Allocation) -> Allocation:
+        change = allocation.replicas - self.replicas
+        self.replicas = allocation.replicas
+        direction = Direction.UP if change > 0 else Direction.DOWN if change < 0 else Direction.NONE
+        if direction is allocation.direction:
+            return allocation
+        return allocation.model_copy(update={"direction": direction})
+
+
+@dataclass
+class FileScheduler:
+    """The adapter to a scheduler that writes an `AllocationDocument` to a file.
+
+    The last good document is kept while the file is half-written, damaged, of another version, of another job, or
+    missing; each new state of such a file is warned about once. Before there was any good document, the job's own
+    budget and base replicas hold.
+    """
+
+    path: Path | None
+    job: AdaptiveTrainingJob
+    time_scale: float = 1.0
+    clock: Callable[[], float] = time.monotonic
+    _document: AllocationDocument = field(init=False)
+    _asked: _Asked = field(init=False)
+    _looked: float = field(init=False, default=-math.inf)
+    _seen: tuple[int, int, int] | None = field(init=False, default=None)
+    _complaint: str = field(init=False, default="")
+    _warnings: list[str] = field(init=False, default_factory=list)
+    _started: float | None = field(init=False, default=None)
+    _used_before: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.time_scale) and self.time_scale > 0):
+            raise ValueError(f"time scale {self.time_scale} is not a positive number")
+        spec = self.job.spec
+        self._document = AllocationDocument(
+            job=self.job.key,
+            allocation=Allocation(replicas=spec.min_replicas, gpus=spec.min_replicas * spec.gpus_per_worker()),
+            time_budget=TimeBudget(budget_seconds=spec.time_budget_seconds),
+            base_replicas=spec.min_replicas,
+        )
+        # A restarted trainer that finds extra replicas sees them as an `up`.
+        self._asked = _Asked(spec.min_replicas)
+        self._look()
+
+    def time_left(self) -> float:
+        """Return the budget seconds left, never below zero."""
+        return max(0.0, self.time_budget() - self.used_seconds())
+
+    def time_budget(self) -> float:
+        """Return the budget of the last good document."""
+        return self._document.time_budget.budget_seconds
+
+    def allocation(self) -> Allocation:
+        """Return the allocation of the last good document, directed against the one last returned."""
+        self._look()
+        return self._asked.direct(self._document.allocation)
+
+    def base_replicas(self) -> int:
+        """Return the guaranteed workers."""
+        return self._document.base_replicas
+
+    def stop_requested(self) -> bool:
+        """Return the document's `stop`."""
+        self._look()
+        return self._document.stop
+
+    def start(self, used_seconds: float) -> None:
+        """Begin to count from the larger of `used_seconds` and the document's."""
+        self._look()
+        self._used_before = max(used_seconds, self._document.time_budget.used_seconds)
+        self._started = self.clock()
+
+    def used_seconds(self) -> float:
+        """Return the budget seconds used."""
+        if self._started is None:
+            return self._document.time_budget.used_seconds
+        return self._used_before + (self.clock() - self._started) * self.time_scale
+
+    def wall_time_left(self) -> float:
+        """Return the wall seconds left."""
+        return self.time_left() / self.time_scale
+
+    def step_finished(self, architecture: Architecture | None) -> None:
+        """Nothing: the clock moves by itself."""
+
+    def take_warnings(self) -> tuple[str, ...]:
+        """Return the complaints about the file since this was last asked."""
+        taken = tuple(self._warnings)
+        self._warnings.clear()
+        return taken
+
+    def _look(self) -> None:
+        now = self.clock()
+        if self.path is None or now - self._looked < POLL_WALL_SECONDS:
+            return
+        self._looked = now
+        try:
+            status = os.stat(self.path)
+            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if seen == self._seen:
+                return
+            document = read_document(self.path, AllocationDocument)
+            self._seen = seen
+        except FileNotFoundError:
+            self._complain(f"{self.path}: there is no such file; a scheduler should have written it")
+            return
+        except DocumentError as error:
+            self._seen = seen
+            self._complain(str(error))
+            return
+        except OSError as error:
+            self._complain(f"{self.path}: cannot be read ({error})")
+            return
+        if document.job not in (self.job.key, self.job.metadata.name):
+            self._complain(f"{self.path}: belongs to job {document.job!r}, not to {self.job.key!r}")
+            return
+        self._complaint = ""
+        self._document = document
+
+    def _complain(self, message: str) -> None:
+        if message == self._complaint:
+            return
+        self._complaint = message
+        text = f"{message}; going on with allocation generation {self._document.allocation.generation}"
+        logger.warning("%s", text)
+        self._warnings.append(text)
+
+
+@dataclass
+class VirtualScheduler:
+    """Virtual time: it moves by `step_seconds(architecture)` a step and by nothing else.
+
+    For tests and for measured studies whose results must not depend on the machine's load: evaluation, advice and
+    growth are free, a step costs what it was measured to cost.
+    """
+
+    budget_seconds: float
+    step_seconds: Callable[[Architecture | None], float]
+    arrivals: Sequence[Arrival] = ()
+    base: int = 1
+    _used: float = field(init=False, default=0.0)
+    _asked: _Asked = field(init=False)
+    _cost: tuple[Architecture | None, float] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.budget_seconds <= 0:
+            raise ValueError(f"budget of {self.budget_seconds} s; it must be more than 0")
+        self._asked = _Asked(self.base)
+
+    def time_left(self) -> float:
+        """Return the virtual seconds left."""
+        return max(0.0, self.budget_seconds - self._used)
+
+    def time_budget(self) -> float:
+        """Return the budget in virtual seconds."""
+        return self.budget_seconds
+
+    def allocation(self) -> Allocation:
+        """Return what the last arrival that has come left the job with; its generation counts the arrivals."""
+        come = [arrival for arrival in self.arrivals if arrival.at_seconds <= self._used]
+        replicas = come[-1].replicas if come else self.base
+        allocation = Allocation(generation=len(come), replicas=replicas, gpus=replicas)
+        return self._asked.direct(allocation)
+
+    def base_replicas(self) -> int:
+        """Return the guaranteed workers."""
+        return self.base
+
+    def stop_requested(self) -> bool:
+        """Never."""
+        return False
+
+    def start(self, used_seconds: float) -> None:
+        """Begin at `used_seconds`."""
+        self._used = used_seconds
+
+    def used_seconds(self) -> float:
+        """Return the virtual seconds used."""
+        return self._used
+
+    def wall_time_left(self) -> float:
+        """Return infinity: virtual time does not pass by itself."""
+        return math.inf
+
+    def step_finished(self, architecture: Architecture | None) -> None:
+        """Move virtual time by the cost of one step of this architecture."""
+        if self._cost is None or self._cost[0] is not architecture:
+            self._cost = (architecture, self.step_seconds(architecture))
+        self._used += self._cost[1]
+
+    def take_warnings(self) -> tuple[str, ...]:
+        """Nothing goes wrong with virtual time."""
+        return ()

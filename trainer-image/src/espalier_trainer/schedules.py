@@ -1,0 +1,235 @@
+"""Learning-rate schedules: one small class each, a function of where training stands.
+
+A schedule holds no clock. It is asked for the rate at a `Moment`, told when an epoch ends and when the model has
+grown, and its state is plain JSON, so that a resumed job goes on with the same rates.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.optim import lr_scheduler
+
+from espalier_api.job import ScheduleSpec
+from espalier_trainer.errors import ScheduleError
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where training stands, in budget seconds."""
+
+    used_seconds: float
+    budget_seconds: float
+
+    @property
+    def left(self) -> float:
+        """Seconds left, never below zero."""
+        return max(0.0, self.budget_seconds - self.used_seconds)
+
+
+class Schedule(Protocol):
+    """The learning rate of every step."""
+
+    def rate(self, moment: Moment) -> float:
+        """Return the learning rate of a step at `moment`."""
+
+    def epoch_finished(self, validation_loss: float | None) -> None:
+        """Take notice of the end of an epoch."""
+
+    def restart(self, moment: Moment) -> None:
+        """Begin again from the initial rate."""
+
+    def state(self) -> State:
+        """Return what `load_state` needs, as JSON types."""
+
+    def load_state(self, state: State) -> None:
+        """Go on from a saved state."""
+
+
+@dataclass
+class BudgetLinear:
+    """Linearly to 0 at the deadline: η(t) = η₀ (B - t) / (B - t₀), t₀ being 0 or the last restart.
+
+    A job with a time budget knows its end. After a restart the rate is again 0 at the same deadline.
+    """
+
+    initial: float
+    origin: float = 0.0
+
+    def rate(self, moment: Moment) -> float:
+        """Return η(t), between 0 and the initial rate."""
+        span = moment.budget_seconds - self.origin
+        return self.initial * min(1.0, moment.left / span) if span > 0 else 0.0
+
+    def epoch_finished(self, validation_loss: float | None) -> None:
+        """Epochs do not matter."""
+
+    def restart(self, moment: Moment) -> None:
+        """Set t₀."""
+        self.origin = moment.used_seconds
+
+    def state(self) -> State:
+        """Return t₀."""
+        return {"origin": self.origin}
+
+    def load_state(self, state: State) -> None:
+        """Set t₀."""
+        self.origin = float(state["origin"])
+
+
+@dataclass
+class Exponential:
+    """The paper's (Lamelas 6.4): η = η₀ · decay^n, n being the epochs finished since the start or the last restart."""
+
+    initial: float
+    decay: float
+    epochs: int = 0
+
+    def rate(self, moment: Moment) -> float:
+        """Return η₀ · decay^n."""
+        return float(self.initial * self.decay**self.epochs)
+
+    def epoch_finished(self, validation_loss: float | None) -> None:
+        """Count it."""
+        self.epochs += 1
+
+    def restart(self, moment: Moment) -> None:
+        """Count from 0 again."""
+        self.epochs = 0
+
+    def state(self) -> State:
+        """Return n."""
+        return {"epochs": self.epochs}
+
+    def load_state(self, state: State) -> None:
+        """Set n."""
+        self.epochs = int(state["epochs"])
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The initial rate."""
+
+    initial: float
+
+    def rate(self, moment: Moment) -> float:
+        """Return it."""
+        return self.initial
+
+    def epoch_finished(self, validation_loss: float | None) -> None:
+        """Epochs do not matter."""
+
+    def restart(self, moment: Moment) -> None:
+        """It never left the initial rate."""
+
+    def state(self) -> State:
+        """There is none."""
+        return {}
+
+    def load_state(self, state: State) -> None:
+        """There is none."""
+
+
+@dataclass
+class TorchSchedule:
+    """A scheduler of `torch.optim.lr_scheduler`, stepped once an epoch, built anew at a restart.
+
+    It drives an optimizer of its own with one dummy parameter: only the learning rate is taken over. Its state is
+    how it was stepped (the validation losses, which `ReduceLROnPlateau` reads), replayed when training resumes.
+    """
+
+    name: str
+    initial: float
+    options: dict[str, Any]
+    _losses: list[float | None] = field(init=False, default_factory=list)
+    _optimizer: torch.optim.Optimizer = field(init=False)
+    _scheduler: lr_scheduler.LRScheduler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._build()
+
+    def rate(self, moment: Moment) -> float:
+        """Return the rate that the scheduler set."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def epoch_finished(self, validation_loss: float | None) -> None:
+        """Step the scheduler."""
+        self._losses.append(validation_loss)
+        self._step(validation_loss)
+
+    def restart(self, moment: Moment) -> None:
+        """Build the scheduler anew."""
+        self._losses = []
+        self._build()
+
+    def state(self) -> State:
+        """Return the losses at the ends of the epochs since the start or the last restart."""
+        return {"losses": list(self._losses)}
+
+    def load_state(self, state: State) -> None:
+        """Build the scheduler and step it as it was stepped."""
+        self._losses = [None if loss is None else float(loss) for loss in state["losses"]]
+        self._build()
+        for loss in self._losses:
+            self._step(loss)
+
+    def _build(self) -> None:
+        parameter = torch.nn.Parameter(torch.zeros(()))
+        self._optimizer = torch.optim.SGD([parameter], lr=self.initial, momentum=0.9)
+        kind = _scheduler_class(self.name)
+        try:
+            self._scheduler = kind(self._optimizer, **self.options)
+        except (TypeError, ValueError, AttributeError) as error:
+            signature = [name for name in inspect.signature(kind).parameters if name != "optimizer"]
+            raise ScheduleError(
+                f"training.schedule.options: torch:{self.name} does not take {self.options} ({error}); "
+                f"its options: {', '.join(signature)}"
+            ) from error
+
+    def _step(self, validation_loss: float | None) -> None:
+        self._optimizer.step()  # torch warns where a scheduler is stepped before its optimizer
+        try:
+            if isinstance(self._scheduler, lr_scheduler.ReduceLROnPlateau):
+                if validation_loss is not None:
+                    self._scheduler.step(validation_loss)
+                return
+            with warnings.catch_warnings():
+                # SequentialLR warns about its own way of stepping.
+                warnings.filterwarnings("ignore", "The epoch parameter in `scheduler.step", UserWarning)
+                self._scheduler.step()
+        except ValueError as error:  # OneCycleLR after its last step
+            raise ScheduleError(f"training.schedule: torch:{self.name} cannot go on: {error}") from error
+
+
+def build_schedule(spec: ScheduleSpec, initial: float) -> Schedule:
+    """Return the schedule of a job whose initial rate is `initial`; `ScheduleError` names field and remedy."""
+    if spec.name == "BudgetLinear":
+        return BudgetLinear(initial)
+    if spec.name == "Exponential":
+        return Exponential(initial, spec.decay)
+    if spec.name == "Constant":
+        return Constant(initial)
+    return TorchSchedule(spec.name.partition(":")[2], initial, dict(spec.options))
+
+
+def _scheduler_class(name: str) -> Any:
+    known = {
+        key: value
+        for key, value in vars(lr_scheduler).items()
+        if inspect.isclass(value)
+        and issubclass(value, lr_scheduler.LRScheduler)
+        and value is not lr_scheduler.LRScheduler
+        and not key.startswith("_")
+    }
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean torch:{near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
+        raise ScheduleError(f"training.schedule.name: torch has no scheduler {name!r}{hint}")
+    return known[name]

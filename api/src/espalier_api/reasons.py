@@ -44,6 +44,7 @@ class Reason(StrEnum):
     GPU_BUDGET_EXHAUSTED = "GPUBudgetExhausted"
     BUDGET_ENFORCED = "BudgetEnforced"
     COMPLETED = "Completed"
+    INTERRUPTED = "Interrupted"
 
 
 SENTENCES: dict[Reason, str] = {
@@ -80,4 +81,5 @@ SENTENCES: dict[Reason, str] = {
     Reason.GPU_BUDGET_EXHAUSTED: "its GPU budget is used up, which is a normal end",
     Reason.BUDGET_ENFORCED: "it went on past its time budget and was ended; what was checkpointed stays",
     Reason.COMPLETED: "its trainer ended by itself",
+    Reason.INTERRUPTED: "the run was stopped from outside; the same command again takes it up",
 }

@@ -1,0 +1,126 @@
+"""One consultation: steps 3 to 5 of the paper's Algorithm 1, and the record of what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from torch import Tensor
+
+from espalier_api.advice import ActionKind, AdviceRequest
+from espalier_api.advice import Progress as AdviceProgress
+from espalier_api.allocation import Allocation
+from espalier_api.architecture import GrowthError
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_api.reasons import Reason
+from espalier_api.report import Adaptation, AdaptationResult
+from espalier_trainer.advisor import Advisor, Decision
+from espalier_trainer.network import Network
+from espalier_trainer.progress import Progress
+from espalier_trainer.scheduler import Scheduler
+
+MIN_CONSULTATION_WALL_SECONDS = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Consultation:
+    """What a consultation came to."""
+
+    network: Network
+    """The grown network, or the one that was given."""
+    adaptation: Adaptation
+    restart_schedule: bool
+    problem: tuple[Reason, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Asks the advisor and grows the network, as the job allows."""
+
+    job: AdaptiveTrainingJob
+    advisor: Advisor
+    scheduler: Scheduler
+    example_input: Tensor
+    restart_only: bool = False
+    """A control for studies: where the advice is to grow, only the learning-rate schedule begins again."""
+    clock: Callable[[], float] = time.monotonic
+
+    def consult(self, network: Network, progress: Progress, allocation: Allocation) -> Consultation:
+        """Ask and, in mode Auto, grow. Training is never stopped by what goes wrong here."""
+        if network.architecture is None:
+            raise ValueError("a network without a description cannot be asked about")
+        spec = self.job.spec.adaptation
+        started = self.clock()
+        used = self.scheduler.used_seconds()
+        request = AdviceRequest(
+            job=self.job.key,
+            architecture=network.architecture,
+            time_left_seconds=self.scheduler.time_left(),
+            time_budget_seconds=self.scheduler.time_budget(),
+            allocation=allocation,
+            progress=AdviceProgress(
+                epoch=progress.epoch,
+                step=progress.step,
+                adaptations=progress.consultations,
+                metrics=progress.metric_tuple(),
+            ),
+        )
+        # Waiting for the agent is paid from the budget, so it is never waited longer than there is budget.
+        patience = max(
+            MIN_CONSULTATION_WALL_SECONDS, min(spec.decision_timeout_seconds, self.scheduler.wall_time_left())
+        )
+        decision = self.advisor.advise(request, patience)
+        grown, result, message = self._carry_out(decision, network)
+        adaptation = Adaptation(
+            decision_id=decision.id,
+            time=datetime.now(UTC),
+            used_seconds=used,
+            trigger=allocation.reason,
+            generation=allocation.generation,
+            action=str(decision.action),
+            source=decision.source,
+            policy=decision.policy,
+            probabilities=decision.probabilities,
+            result=result,
+            message=message,
+            depth_before=network.depth,
+            depth_after=grown.depth,
+            parameters_before=network.parameters,
+            parameters_after=grown.parameters,
+            accuracy_before=progress.metrics.get("validation_accuracy"),
+            seconds=self.clock() - started,
+        )
+        wanted = decision.action.kind is not ActionKind.NOTHING
+        restart = (self.restart_only and wanted) or (
+            result is AdaptationResult.GROWN and self.job.spec.training.schedule.restart_on_growth
+        )
+        return Consultation(grown, adaptation, restart, decision.problem)
+
+    def _carry_out(self, decision: Decision, network: Network) -> tuple[Network, AdaptationResult, str]:
+        problem = decision.problem[1] if decision.problem else ""
+        target = decision.action.target
+        if target is None:
+            return network, AdaptationResult.DECLINED, problem
+        if self.restart_only:
+            return network, AdaptationResult.DRY_RUN, "control: only the learning-rate schedule begins again"
+        if self.job.spec.adaptation.mode is AdaptationMode.DRY_RUN:
+            return network, AdaptationResult.DRY_RUN, problem
+        try:
+            grown = network.deepened(target, self.example_input, self.job.spec.adaptation.insertion)
+        except GrowthError as error:
+            return network, AdaptationResult.FAILED, str(error)
+        return grown, AdaptationResult.GROWN, problem
+
+
+def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation:
+    """Return the record of an adaptation that had to be taken back."""
+    return adaptation.model_copy(
+        update={
+            "result": AdaptationResult.FAILED,
+            "message": message,
+            "depth_after": network.depth,
+            "parameters_after": network.parameters,
+        }
+    )

@@ -1,0 +1,232 @@
+"""Asking how to grow: the agent over HTTP, and what happens when it is away.
+
+Nothing here stops training. An advisor answers, or raises `AdvisorError` with one of two reasons; `WithFallback`
+turns such an error into the fallback's decision.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import httpx
+from pydantic import ValidationError
+
+from espalier_api.advice import Action, AdviceRequest, AdviceResponse, OutcomeReport
+from espalier_api.reasons import Reason
+from espalier_api.report import AdaptationSource
+from espalier_trainer.fallback import FallbackPolicy
+
+logger = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES = 1 << 20
+OUTCOME_WALL_SECONDS = 1.0
+"""How long the end of a job waits for its outcome to be taken in."""
+_POLL_WALL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One answer, whoever gave it."""
+
+    id: str
+    action: Action
+    source: AdaptationSource
+    policy: str
+    probabilities: dict[str, float] = field(default_factory=dict)
+    problem: tuple[Reason, str] | None = None
+    """Why the fallback decided."""
+
+
+class AdvisorError(Exception):
+    """No usable advice: `AgentUnavailable` (late, away, an HTTP error, garbage) or `IllegalAdvice`."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Advisor(Protocol):
+    """Who is asked how to grow."""
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        """Return a decision on one of `request.actions()` within `wall_seconds`; raises `AdvisorError`."""
+
+    def report_outcome(self, outcome: OutcomeReport) -> None:
+        """Tell how the job ended. Best effort: never raises, never takes long."""
+
+
+Cancelled = Callable[[], bool]
+"""Tells that training is to end: waiting stops."""
+
+
+def never() -> bool:
+    """Return False."""
+    return False
+
+
+@dataclass
+class HTTPAdvisor:
+    """The agent at `url`: `POST /v1/advice`, `POST /v1/outcomes`.
+
+    A request runs in a thread of its own, so that the whole of it (name resolution, connecting, a server that drips
+    its answer) is bounded by one deadline; a thread that outlives its deadline is left to end by itself.
+    """
+
+    url: str
+    cancelled: Cancelled = never
+    _client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Made once: making the TLS context takes some 30 ms. Agents are near: a proxy of the environment is not used.
+        self._client = httpx.Client(base_url=self.url.rstrip("/"), trust_env=False, timeout=None)
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        """Ask the agent; see `Advisor.advise`."""
+        response = self._parse(self._post("/v1/advice", request.model_dump_json(by_alias=True), wall_seconds))
+        allowed = request.actions()
+        if response.action not in allowed:
+            raise AdvisorError(
+                Reason.ILLEGAL_ADVICE,
+                f"the agent at {self.url} advised {response.action}; allowed: {', '.join(map(str, allowed))}",
+            )
+        return Decision(
+            id=response.decision_id,
+            action=response.action,
+            source=AdaptationSource.AGENT,
+            policy=f"{response.policy.name}@{response.policy.version}",
+            probabilities={str(entry.action): entry.probability for entry in response.probabilities},
+        )
+
+    def report_outcome(self, outcome: OutcomeReport) -> None:
+        """Tell the agent; what goes wrong is logged."""
+        try:
+            self._post("/v1/outcomes", outcome.model_dump_json(by_alias=True), OUTCOME_WALL_SECONDS)
+        except AdvisorError as error:
+            logger.info("the outcome was not reported: %s", error)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _post(self, path: str, body: str, wall_seconds: float) -> bytes:
+        answers: queue.SimpleQueue[bytes | AdvisorError] = queue.SimpleQueue()
+        started = time.monotonic()
+        threading.Thread(
+            target=lambda: answers.put(self._exchange(path, body, wall_seconds)), name="advice", daemon=True
+        ).start()
+        while (left := started + wall_seconds - time.monotonic()) > 0:
+            if self.cancelled():
+                raise AdvisorError(Reason.AGENT_UNAVAILABLE, "training ends before the agent answered")
+            try:
+                answer = answers.get(timeout=min(left, _POLL_WALL_SECONDS))
+            except queue.Empty:
+                continue
+            if isinstance(answer, AdvisorError):
+                raise answer
+            return answer
+        raise AdvisorError(
+            Reason.AGENT_UNAVAILABLE, f"the agent at {self.url} did not answer within {wall_seconds:.3g} s"
+        )
+
+    def _exchange(self, path: str, body: str, wall_seconds: float) -> bytes | AdvisorError:
+        """Return the answer's body or the error; runs in a thread, so it raises nothing."""
+        try:
+            with self._client.stream(
+                "POST",
+                path,
+                content=body,
+                headers={"content-type": "application/json"},
+                timeout=httpx.Timeout(max(wall_seconds, 0.001)),
+            ) as response:
+                answer = b""
+                for chunk in response.iter_bytes():
+                    answer += chunk
+                    if len(answer) > MAX_ANSWER_BYTES:
+                        return self._away(f"answered with more than {MAX_ANSWER_BYTES} bytes")
+                if response.status_code != httpx.codes.OK:
+                    text = answer[:200].decode(errors="replace")
+                    return self._away(f"answered with status {response.status_code}: {text!r}")
+                return answer
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, RuntimeError) as error:
+            # RuntimeError: the client was closed meanwhile.
+            return self._away(f"cannot be asked ({type(error).__name__}: {error})")
+
+    def _away(self, what: str) -> AdvisorError:
+        return AdvisorError(Reason.AGENT_UNAVAILABLE, f"the agent at {self.url} {what}")
+
+    def _parse(self, answer: bytes) -> AdviceResponse:
+        try:
+            return AdviceResponse.model_validate_json(answer)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise self._away(
+                f"answered with something that is no advice ({place + ': ' if place else ''}{first['msg']})"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class NoAgent:
+    """The job has no agent: neither `adaptation.agent.url` nor a default of the installation."""
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        """Raise `AdvisorError`."""
+        raise AdvisorError(
+            Reason.AGENT_UNAVAILABLE, "no agent is known: set adaptation.agent.url or ESPALIER_AGENT_URL"
+        )
+
+    def report_outcome(self, outcome: OutcomeReport) -> None:
+        """Nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithFallback:
+    """Asks `advisor`; when it has no usable advice the fallback decides, and the decision says why."""
+
+    advisor: Advisor
+    fallback: FallbackPolicy
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        """Return a decision; raises nothing."""
+        try:
+            return self.advisor.advise(request, wall_seconds)
+        except AdvisorError as error:
+            return Decision(
+                id=f"fallback-{uuid.uuid4().hex}",
+                action=self.fallback.choose(request),
+                source=AdaptationSource.FALLBACK,
+                policy=self.fallback.name,
+                problem=(error.reason, str(error)),
+            )
+
+    def report_outcome(self, outcome: OutcomeReport) -> None:
+        """Pass it on."""
+        self.advisor.report_outcome(outcome)
+
+
+@dataclass
+class Scripted:
+    """Advises a fixed sequence of actions, then nothing: for tests and for outcome tables."""
+
+    actions: tuple[Action, ...]
+    name: str = "scripted"
+    asked: list[AdviceRequest] = field(default_factory=list)
+    outcomes: list[OutcomeReport] = field(default_factory=list)
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        """Return the action that comes next by the request's count of consultations."""
+        index = request.progress.adaptations
+        action = self.actions[index] if index < len(self.actions) else Action.nothing()
+        self.asked.append(request)
+        return Decision(f"{self.name}-{index}", action, AdaptationSource.AGENT, self.name)
+
+    def report_outcome(self, outcome: OutcomeReport) -> None:
+        """Keep it."""
+        self.outcomes.append(outcome)

@@ -1,0 +1,232 @@
+"""Checkpoints: one folder each, complete or not there at all; the last two are kept. No pickle is read or written.
+
+`checkpoint-<number>/` holds `model.safetensors`, `training.safetensors` (optimizer and random generators),
+`state.json` (everything else) and `manifest.json` (sizes and SHA-256 of the other three). It is written beside,
+each file fsynced, then renamed, so that a kill at any moment leaves the checkpoint before it. One that does not
+match its manifest is set aside with a warning, and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import safetensors
+import safetensors.torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from espalier_api.architecture import Architecture
+from espalier_api.base import Record
+from espalier_api.documents import DocumentError, dumps, loads
+from espalier_api.report import Adaptation, Metric
+
+logger = logging.getLogger(__name__)
+
+KEPT: Final = 2
+MODEL, TRAINING, STATE, MANIFEST = "model.safetensors", "training.safetensors", "state.json", "manifest.json"
+_COMPLETE = re.compile(r"checkpoint-(\d{8})\Z")
+_TEMPORARY = "writing-"
+_DAMAGED = "damaged-"
+
+
+class CheckpointIdentity(Record):
+    """What must be equal for a checkpoint to be resumed from."""
+
+    job: str
+    model: str
+    dataset: str
+    optimizer: str
+    batch_size: int
+    seed: int
+
+    def differences(self, other: CheckpointIdentity) -> list[str]:
+        """Return `field: ours, theirs` of what differs."""
+        ours, theirs = self.model_dump(), other.model_dump()
+        return [f"{key}: {theirs[key]!r} there, {ours[key]!r} here" for key in ours if ours[key] != theirs[key]]
+
+
+class CheckpointState(Record):
+    """All of a training run that is not a tensor."""
+
+    identity: CheckpointIdentity
+    architecture: Architecture | None
+    """None where the model cannot be described; it has then never grown."""
+    epoch: int = Field(ge=0)
+    """Epochs begun before the current one."""
+    step: int = Field(ge=0)
+    cursor: int = Field(ge=0)
+    """Batches of the current epoch already trained on."""
+    epoch_loss_sum: float
+    """Sum of the losses of these batches."""
+    used_seconds: float = Field(ge=0)
+    consultations: int = Field(ge=0)
+    adaptations: tuple[Adaptation, ...]
+    metrics: tuple[Metric, ...]
+    depth_before: int
+    parameters_before: int
+    max_step_gap_seconds: float
+    schedule: dict[str, object]
+    optimizer_groups: tuple[dict[str, object], ...]
+    optimizer_values: dict[str, dict[str, object]]
+    """State of the optimizer that is no tensor, by parameter name."""
+    random: dict[str, object]
+    """Python's and numpy's generator states; torch's are tensors."""
+
+
+class _FileEntry(Record):
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class Manifest(Record):
+    """Sizes and digests of a checkpoint's files."""
+
+    files: dict[str, _FileEntry]
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint does not match its manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint in memory."""
+
+    state: CheckpointState
+    model: dict[str, Tensor]
+    training: dict[str, Tensor]
+
+
+@dataclass
+class CheckpointStore:
+    """The checkpoints of one job in a folder. One process writes."""
+
+    folder: Path
+    warnings: list[str] = field(default_factory=list)
+    """What was found wrong; whoever reads the store takes them out."""
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint and remove all but the last two; return its folder.
+
+        Raises `OSError` (disk full, folder gone) with nothing changed: the earlier checkpoints are intact and what
+        was written is removed.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()
+        complete = self._complete()
+        number = complete[-1][0] + 1 if complete else 1
+        target = self.folder / f"checkpoint-{number:08d}"
+        temporary = self.folder / f"{_TEMPORARY}{number:08d}-{os.getpid()}"
+        try:
+            temporary.mkdir()
+            entries = {
+                MODEL: _write(temporary / MODEL, _serialized(checkpoint.model)),
+                TRAINING: _write(temporary / TRAINING, _serialized(checkpoint.training)),
+                STATE: _write(temporary / STATE, dumps(checkpoint.state).encode()),
+            }
+            _write(temporary / MANIFEST, dumps(Manifest(files=entries)).encode())
+            _sync_folder(temporary)
+            os.rename(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync_folder(self.folder)
+        for _, path in self._complete()[:-KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
+        return target
+
+    def load_latest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole, None where there is none.
+
+        A damaged one is renamed to `damaged-<number>` (the last of these is kept, to be looked at) and warned about.
+        """
+        self._remove_leftovers()
+        for number, path in reversed(self._complete()):
+            try:
+                return read_checkpoint(path)
+            except (DamagedCheckpointError, OSError) as error:
+                self.warnings.append(f"{path}: damaged ({error}); using the checkpoint before it")
+                logger.warning("%s", self.warnings[-1])
+                self._set_aside(number, path)
+        return None
+
+    def _set_aside(self, number: int, path: Path) -> None:
+        try:
+            for old in self.folder.glob(f"{_DAMAGED}*"):
+                shutil.rmtree(old, ignore_errors=True)
+            path.rename(self.folder / f"{_DAMAGED}{number:08d}")
+        except OSError as error:
+            logger.warning("%s: cannot be set aside (%s)", path, error)
+
+    def _complete(self) -> list[tuple[int, Path]]:
+        """Return (number, folder) of the complete checkpoints, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        found = ((_COMPLETE.match(path.name), path) for path in self.folder.iterdir())
+        return sorted((int(match[1]), path) for match, path in found if match)
+
+    def _remove_leftovers(self) -> None:
+        for path in self.folder.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and verify one checkpoint folder; `DamagedCheckpointError` says which file differs from the manifest."""
+    try:
+        manifest = loads((path / MANIFEST).read_text(encoding="utf-8"), Manifest, MANIFEST)
+        contents: dict[str, bytes] = {}
+        for name in (MODEL, TRAINING, STATE):
+            content = (path / name).read_bytes()
+            entry = manifest.files.get(name)
+            if entry is None:
+                raise DamagedCheckpointError(f"{MANIFEST} does not name {name}")
+            if len(content) != entry.bytes:
+                raise DamagedCheckpointError(f"{name} has {len(content)} bytes, not {entry.bytes}")
+            if hashlib.sha256(content).hexdigest() != entry.sha256:
+                raise DamagedCheckpointError(f"{name} has another SHA-256 than when it was written")
+            contents[name] = content
+        return Checkpoint(
+            loads(contents[STATE].decode(), CheckpointState, STATE),
+            safetensors.torch.load(contents[MODEL]),
+            safetensors.torch.load(contents[TRAINING]),
+        )
+    except FileNotFoundError as error:
+        raise DamagedCheckpointError(f"{Path(error.filename).name} is missing") from error
+    except (DocumentError, ValidationError, UnicodeDecodeError, safetensors.SafetensorError) as error:
+        raise DamagedCheckpointError(str(error)) from error
+
+
+def _serialized(tensors: dict[str, Tensor]) -> bytes:
+    """Return the safetensors text. Tensors that share memory (tied weights) are written out each."""
+    seen: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        pointer = copy.untyped_storage().data_ptr()
+        plain[name] = copy.clone() if pointer in seen else copy
+        seen.add(pointer)
+    return safetensors.torch.save(plain)
+
+
+def _write(path: Path, content: bytes) -> _FileEntry:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return _FileEntry(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

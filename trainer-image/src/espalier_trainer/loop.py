@@ -1,0 +1,363 @@
+"""The training loop: the paper's Algorithm 1 under a time budget.
+
+while time is left: if the job has extra GPUs, ask the advisor and adapt; train an epoch.
+
+Every step boundary is a point at which the trainer can be interrupted: there it sees the deadline, new allocations
+(acknowledged at once, up and down alike) and the demand to stop. So the budget is kept to within one step, plus the
+final evaluation on the test split, which is announced (phase `Evaluating`) and counted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from espalier_api.advice import OutcomeReport
+from espalier_api.allocation import Allocation
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_api.reasons import Reason
+from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_trainer import saving
+from espalier_trainer.adapting import Adapter, undone
+from espalier_trainer.advisor import Advisor, Cancelled, never
+from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.data.batches import epoch_order
+from espalier_trainer.data.source import Data
+from espalier_trainer.evaluation import Evaluation, evaluate
+from espalier_trainer.narrator import Narrator
+from espalier_trainer.network import Network, new_network
+from espalier_trainer.progress import Ending, Progress, TrainingResult
+from espalier_trainer.report import MemoryReporter, Reporter
+from espalier_trainer.scheduler import Scheduler
+from espalier_trainer.schedules import Moment, Schedule, build_schedule
+
+
+class _LossNotFiniteError(Exception):
+    """Ends the loop."""
+
+
+class Trainer:
+    """Trains one model for one job. After `run`, `network` is the trained (and grown) one.
+
+    `advisor` None means that nobody is asked (as with mode Off). `checkpoints` None means that nothing is kept.
+    `stop` is asked at every step boundary; when it says True, a checkpoint is written and the run ends as `Stopped`.
+    `restart_only` is a control for studies: where the advice is to grow, only the schedule begins again.
+    """
+
+    def __init__(
+        self,
+        job: AdaptiveTrainingJob,
+        model: nn.Module,
+        data: Data,
+        scheduler: Scheduler,
+        *,
+        advisor: Advisor | None = None,
+        reporter: Reporter | None = None,
+        checkpoints: CheckpointStore | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        used_seconds: float = 0.0,
+        stop: Cancelled = never,
+        restart_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job = job
+        self._training = job.spec.training
+        self._seed = self._training.seed if seed is None else seed
+        self._device = torch.device(device)
+        self._data = data.to(self._device)
+        self._scheduler = scheduler
+        self._checkpoints = checkpoints
+        self._used_before = used_seconds
+        self._stop = stop
+        self._clock = clock
+        self._example = self._data.example_input()
+        self._schedule: Schedule = build_schedule(self._training.schedule, self._training.optimizer.learning_rate)
+        self._start, self._cannot_grow = new_network(
+            model.to(self._device), self._training.optimizer, self._example, job.spec.adaptation.insertion
+        )
+        self._progress = Progress(self._start.depth, self._start.parameters)
+        self._narrator = Narrator(job.key, scheduler, reporter or MemoryReporter(), self._start, self._progress)
+        self._advisor = None if job.spec.adaptation.mode is AdaptationMode.OFF else advisor
+        self._adapter = (
+            None
+            if self._advisor is None
+            else Adapter(job, self._advisor, scheduler, self._example, restart_only, clock)
+        )
+        self._identity = saving.identity(job, self._seed)
+        self._network = self._start
+        self._allocation = Allocation()
+        self._ungrown: Network | None = None
+        self._saved_at = 0.0
+        self._save_now = False
+        self._last_step: float | None = None
+        self._epoch_gap = 0.0
+        self._evaluation_cost = 0.0
+
+    @property
+    def network(self) -> Network:
+        """The network in training."""
+        return self._network
+
+    def run(self) -> TrainingResult:
+        """Train to the end of the budget, or until stopped; resumes from the newest checkpoint.
+
+        Raises `CheckpointMismatchError` where the checkpoint is of another run.
+        """
+        self._begin()
+        test: Evaluation | None = None
+        try:
+            ending = self._train()
+            self._save()
+            if ending.phase is TrainerPhase.COMPLETED:
+                ending, test = self._evaluate_test(ending)
+        except _LossNotFiniteError as error:
+            ending = Ending(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, str(error))
+        self._narrator.finished(ending, test)
+        if test is not None:
+            self._report_outcome(test)
+        return self._result(ending, test)
+
+    def _begin(self) -> None:
+        resumed = self._checkpoints.load_latest() if self._checkpoints else None
+        used = self._used_before
+        if resumed is not None:
+            self._network, self._progress = saving.restore(
+                self._identity, resumed, self._start, self._job, self._schedule, self._example, self._device
+            )
+            used = max(used, resumed.state.used_seconds)
+        self._narrator.network, self._narrator.progress = self._network, self._progress
+        self._scheduler.start(used)
+        self._saved_at = self._scheduler.used_seconds()
+        self._narrator.started(resumed is not None, str(self._device))
+        for warning in self._checkpoints.warnings if self._checkpoints else ():
+            self._narrator.warn("CheckpointDamaged", warning)
+        if self._cannot_grow and self._advisor is not None:
+            self._narrator.warn("NotGrowable", f"the model will be trained as it is: {self._cannot_grow}")
+
+    def _train(self) -> Ending:
+        while (ending := self._boundary()) is None:
+            if self._progress.cursor == 0:
+                self._adapt()
+            self._train_epoch()
+        return ending
+
+    def _boundary(self) -> Ending | None:
+        """Take notice of allocation, deadline and demands; save and report when it is time. The step boundary."""
+        scheduler = self._scheduler
+        self._allocation = scheduler.allocation()
+        self._narrator.acknowledge(self._allocation.generation)
+        if scheduler.time_left() <= 0:
+            return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+        if scheduler.stop_requested():
+            if self._allocation.reason == Reason.GPU_BUDGET_EXHAUSTED:
+                return Ending(TrainerPhase.COMPLETED, Reason.GPU_BUDGET_EXHAUSTED)
+            return Ending(TrainerPhase.STOPPED, Reason.SUSPENDED, "the scheduler asked it to stop")
+        if self._stop():
+            return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
+        for warning in scheduler.take_warnings():
+            self._narrator.warn("AllocationUnreadable", warning)
+        interval = self._job.spec.checkpoint.interval_seconds
+        if self._save_now or scheduler.used_seconds() - self._saved_at >= interval:
+            self._save()
+        self._narrator.report()
+        return None
+
+    def _adapt(self) -> None:
+        extra = self._allocation.replicas > self._scheduler.base_replicas()
+        limit = self._job.spec.adaptation.max_adaptations
+        if (
+            self._adapter is None
+            or not extra
+            or self._progress.consultations >= limit
+            or self._network.architecture is None
+        ):
+            return
+        self._narrator.enter(TrainerPhase.ADAPTING)
+        consultation = self._adapter.consult(self._network, self._progress, self._allocation)
+        self._progress.consultations += 1
+        self._progress.adaptations.append(consultation.adaptation)
+        if consultation.network is not self._network:
+            self._ungrown = self._network
+            self._use(consultation.network)
+        if consultation.restart_schedule:
+            self._schedule.restart(self._moment())
+        self._narrator.adapted(consultation.adaptation, consultation.problem)
+        self._narrator.enter(TrainerPhase.TRAINING)
+
+    def _train_epoch(self) -> None:
+        """Train to the end of the epoch, or to the step at which the run ends."""
+        progress = self._progress
+        order = epoch_order(len(self._data.train), self._training.batch_size, self._seed, progress.epoch, self._device)
+        self._network.module.train()
+        begun = progress.cursor
+        while progress.cursor < len(order):
+            if progress.cursor > begun and self._boundary() is not None:
+                return
+            rate = self._schedule.rate(self._moment())
+            progress.metrics["learning_rate"] = rate
+            for group in self._network.optimizer.param_groups:
+                group["lr"] = rate
+            inputs, labels = order.batch(self._data.train, progress.cursor)
+            loss = self._step(inputs, labels)
+            if not math.isfinite(loss):
+                raise _LossNotFiniteError(
+                    f"the loss of step {progress.step + 1} (epoch {progress.epoch}) is {loss}; lower "
+                    f"training.optimizer.learningRate (it was {rate:.3g}) or look for bad values in the data; "
+                    "the last good checkpoint is kept"
+                )
+            progress.cursor += 1
+            progress.step += 1
+            progress.epoch_loss_sum += loss
+            self._measure_gap()
+            self._scheduler.step_finished(self._network.architecture)
+        self._finish_epoch(len(order))
+
+    def _step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+        """Take one optimizer step and return the loss before it.
+
+        The first step of a grown network may find that it does not fit into the device's memory: then the network
+        is as it was before it grew.
+        """
+        try:
+            loss = _optimize(self._network, inputs, labels)
+        except torch.OutOfMemoryError as error:
+            if self._ungrown is None:
+                raise
+            self._undo_growth(str(error).splitlines()[0])
+            loss = _optimize(self._network, inputs, labels)
+        if self._ungrown is not None:
+            self._ungrown = None
+            self._save_now = True
+        return loss
+
+    def _undo_growth(self, message: str) -> None:
+        if self._ungrown is None:
+            raise ValueError("there is no growth to undo")
+        self._use(self._ungrown)
+        self._ungrown = None
+        self._network.module.train()
+        undo = undone(self._progress.adaptations[-1], self._network, f"out of memory: {message}")
+        self._progress.adaptations[-1] = undo
+        self._narrator.adapted(undo, None)
+
+    def _use(self, network: Network) -> None:
+        self._network = self._narrator.network = network
+
+    def _finish_epoch(self, batches: int) -> None:
+        progress = self._progress
+        train_loss = progress.epoch_loss_sum / batches
+        progress.metrics["train_loss"] = train_loss
+        progress.epoch += 1
+        progress.cursor, progress.epoch_loss_sum = 0, 0.0
+        evaluation = None
+        # An evaluation that would outlive the budget is not begun: training to the deadline is worth more.
+        if (
+            progress.epoch % self._training.evaluate_every_epochs == 0
+            and self._evaluation_cost < self._scheduler.time_left()
+        ):
+            started = self._scheduler.used_seconds()
+            evaluation = evaluate(
+                self._network.module, self._data.validation, self._training.batch_size, self._cannot_go_on
+            )
+            self._evaluation_cost = self._scheduler.used_seconds() - started
+        self._schedule.epoch_finished(evaluation.loss if evaluation else None)
+        if evaluation is not None:
+            progress.validated(evaluation.accuracy, evaluation.loss)
+            self._narrator.epoch_finished(train_loss, evaluation, self._epoch_gap)
+            self._epoch_gap = 0.0
+
+    def _cannot_go_on(self) -> bool:
+        return self._scheduler.time_left() <= 0 or self._stop() or self._scheduler.stop_requested()
+
+    def _evaluate_test(self, ending: Ending) -> tuple[Ending, Evaluation | None]:
+        self._narrator.enter(TrainerPhase.EVALUATING)
+        test = evaluate(self._network.module, self._data.test, self._training.batch_size, self._stop)
+        if test is None:
+            stopped = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop in its last evaluation")
+            return stopped, None
+        return ending, test
+
+    def _measure_gap(self) -> None:
+        now = self._clock()
+        if self._last_step is not None:
+            gap = now - self._last_step
+            self._epoch_gap = max(self._epoch_gap, gap)
+            self._progress.max_step_gap_seconds = max(self._progress.max_step_gap_seconds, gap)
+        self._last_step = now
+
+    def _moment(self) -> Moment:
+        return Moment(self._scheduler.used_seconds(), self._scheduler.time_budget())
+
+    def _save(self) -> None:
+        """Write a checkpoint; where that cannot be done, warn and go on. A network with NaN is never written."""
+        self._save_now = False
+        self._saved_at = used = self._scheduler.used_seconds()
+        if self._checkpoints is None:
+            return
+        if not self._network.is_finite():
+            raise _LossNotFiniteError(
+                f"the weights after step {self._progress.step} are not finite; lower "
+                "training.optimizer.learningRate; the last good checkpoint is kept"
+            )
+        started = self._clock()
+        try:
+            path = self._checkpoints.save(
+                saving.capture(self._identity, self._network, self._progress, self._schedule, used, self._device)
+            )
+        except (OSError, SafetensorError) as error:
+            self._narrator.warn("CheckpointFailed", f"no checkpoint was written ({error}); training goes on")
+        else:
+            self._narrator.saved(str(path), self._clock() - started)
+
+    def _report_outcome(self, test: Evaluation) -> None:
+        decisions = tuple(
+            adaptation.decision_id
+            for adaptation in self._progress.adaptations
+            if adaptation.source is AdaptationSource.AGENT
+            and adaptation.result in (AdaptationResult.GROWN, AdaptationResult.DECLINED)
+        )
+        if self._advisor is not None and decisions:
+            self._advisor.report_outcome(
+                OutcomeReport(
+                    job=self._job.key,
+                    decision_ids=decisions,
+                    final_accuracy=test.accuracy,
+                    time_budget_seconds=self._scheduler.time_budget(),
+                )
+            )
+
+    def _result(self, ending: Ending, test: Evaluation | None) -> TrainingResult:
+        progress = self._progress
+        return TrainingResult(
+            phase=ending.phase,
+            reason=ending.reason,
+            message=ending.message,
+            used_seconds=self._scheduler.used_seconds(),
+            epochs=progress.epoch,
+            steps=progress.step,
+            test_accuracy=test.accuracy if test else None,
+            test_loss=test.loss if test else None,
+            validation_accuracy=progress.metrics.get("validation_accuracy"),
+            depth_before=progress.depth_before,
+            depth_after=self._network.depth,
+            parameters_before=progress.parameters_before,
+            parameters_after=self._network.parameters,
+            adaptations=tuple(progress.adaptations),
+            max_step_gap_seconds=progress.max_step_gap_seconds,
+            allocation=self._allocation,
+        )
+
+
+def _optimize(network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+    network.optimizer.zero_grad(set_to_none=True)
+    loss = nn.functional.cross_entropy(network.module(inputs), labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    network.optimizer.step()
+    # Waits for the device: without it steps would queue up past the deadline.
+    return float(loss.item())

@@ -1,0 +1,179 @@
+"""Turns what happens in training into reports and events."""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from espalier_api.events import (
+    AdaptationFinished,
+    CheckpointSaved,
+    EpochFinished,
+    TrainerFinished,
+    TrainerStarted,
+    Warned,
+)
+from espalier_api.reasons import Reason
+from espalier_api.report import Adaptation, Report, TrainerPhase
+from espalier_trainer.evaluation import Evaluation
+from espalier_trainer.network import Network
+from espalier_trainer.progress import Ending, Progress
+from espalier_trainer.report import Reporter
+from espalier_trainer.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Narrator:
+    """Says where training stands; `network` and `progress` are what it speaks of."""
+
+    job: str
+    scheduler: Scheduler
+    reporter: Reporter
+    network: Network
+    progress: Progress
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    phase: TrainerPhase = TrainerPhase.STARTING
+    acknowledged: int = 0
+    last_checkpoint: datetime | None = None
+    ending: Ending | None = None
+
+    def enter(self, phase: TrainerPhase) -> None:
+        """Change the phase and say so at once."""
+        self.phase = phase
+        self.report(urgent=True)
+
+    def report(self, *, urgent: bool = False) -> None:
+        """Publish a report, if it is due or urgent."""
+        self.reporter.publish(self._report, urgent=urgent)
+
+    def acknowledge(self, generation: int) -> None:
+        """Repeat the generation of an allocation that training has taken notice of."""
+        if generation != self.acknowledged:
+            self.acknowledged = generation
+            self.report(urgent=True)
+
+    def warn(self, reason: str, message: str) -> None:
+        """Say that something went wrong that training goes on without."""
+        logger.warning("%s: %s", reason, message)
+        now, used = self._now()
+        self.reporter.record(Warned(time=now, used_seconds=used, reason=reason, message=message))
+
+    def started(self, resumed: bool, device: str) -> None:
+        """Say that training begins: the time budget runs from here."""
+        now, used = self._now()
+        progress = self.progress
+        self.reporter.record(
+            TrainerStarted(
+                time=now,
+                used_seconds=used,
+                incarnation=self.incarnation,
+                resumed=resumed,
+                epoch=progress.epoch,
+                step=progress.step,
+                depth=self.network.depth,
+                parameters=self.network.parameters,
+                device=device,
+            )
+        )
+        self.enter(TrainerPhase.TRAINING)
+
+    def epoch_finished(self, train_loss: float, evaluation: Evaluation, max_step_gap: float) -> None:
+        """Say how an epoch and the evaluation after it went."""
+        now, used = self._now()
+        progress = self.progress
+        if math.isfinite(evaluation.loss):
+            self.reporter.record(
+                EpochFinished(
+                    time=now,
+                    used_seconds=used,
+                    epoch=progress.epoch,
+                    step=progress.step,
+                    train_loss=train_loss,
+                    validation_loss=evaluation.loss,
+                    validation_accuracy=evaluation.accuracy,
+                    learning_rate=progress.metrics.get("learning_rate", 0.0),
+                    depth=self.network.depth,
+                    parameters=self.network.parameters,
+                    max_step_gap_seconds=max_step_gap,
+                )
+            )
+        self.report()
+
+    def adapted(self, adaptation: Adaptation, problem: tuple[Reason, str] | None) -> None:
+        """Say what a consultation came to."""
+        if problem is not None:
+            self.warn(*problem)
+        now, used = self._now()
+        self.reporter.record(AdaptationFinished(time=now, used_seconds=used, adaptation=adaptation))
+        logger.info(
+            "%s by %s: %s; depth %d to %d",
+            adaptation.action,
+            adaptation.policy,
+            adaptation.result,
+            adaptation.depth_before,
+            adaptation.depth_after,
+        )
+
+    def saved(self, path: str, seconds: float) -> None:
+        """Say that a checkpoint is complete."""
+        now, used = self._now()
+        self.last_checkpoint = now
+        self.reporter.record(
+            CheckpointSaved(time=now, used_seconds=used, path=path, step=self.progress.step, seconds=seconds)
+        )
+
+    def finished(self, ending: Ending, test: Evaluation | None) -> None:
+        """Say how it ended."""
+        now, used = self._now()
+        progress = self.progress
+        if test is not None and math.isfinite(test.loss):
+            progress.metrics |= {"test_accuracy": test.accuracy, "test_loss": test.loss}
+        self.ending = ending
+        self.reporter.record(
+            TrainerFinished(
+                time=now,
+                used_seconds=used,
+                phase=ending.phase,
+                reason=ending.reason,
+                message=ending.message,
+                epoch=progress.epoch,
+                step=progress.step,
+                test_accuracy=None if test is None else test.accuracy,
+                test_loss=None if test is None or not math.isfinite(test.loss) else test.loss,
+                depth=self.network.depth,
+                parameters=self.network.parameters,
+                max_step_gap_seconds=progress.max_step_gap_seconds,
+            )
+        )
+        self.enter(ending.phase)
+
+    def _now(self) -> tuple[datetime, float]:
+        return datetime.now(UTC), self.scheduler.used_seconds()
+
+    def _report(self) -> Report:
+        now, used = self._now()
+        progress = self.progress
+        return Report(
+            job=self.job,
+            incarnation=self.incarnation,
+            acknowledged_generation=self.acknowledged,
+            phase=self.phase,
+            reason=None if self.ending is None else self.ending.reason,
+            message="" if self.ending is None else self.ending.message,
+            epoch=progress.epoch,
+            step=progress.step,
+            used_seconds=used,
+            progress_percentage=min(100, int(100 * used / self.scheduler.time_budget())),
+            metrics=progress.metric_tuple(),
+            depth=self.network.depth,
+            parameters=self.network.parameters,
+            consultations=progress.consultations,
+            adaptations=tuple(progress.adaptations),
+            last_checkpoint_time=self.last_checkpoint,
+            updated_time=now,
+        )

@@ -1,0 +1,107 @@
+"""From a run to its checkpoint and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_trainer import randomness
+from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
+from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.network import OPTIMIZER_PREFIX, Network, resumed_network
+from espalier_trainer.optimizers import optimizer_state
+from espalier_trainer.progress import Progress
+from espalier_trainer.schedules import Schedule
+
+
+def identity(job: AdaptiveTrainingJob, seed: int) -> CheckpointIdentity:
+    """Return what must be equal for a checkpoint to be resumed from."""
+    training = job.spec.training
+    return CheckpointIdentity(
+        job=job.key,
+        model=training.model.model_dump_json(by_alias=True, exclude_none=True),
+        dataset=training.dataset.name or training.dataset.entrypoint or "",
+        optimizer=training.optimizer.name,
+        batch_size=training.batch_size,
+        seed=seed,
+    )
+
+
+def capture(
+    own: CheckpointIdentity,
+    network: Network,
+    progress: Progress,
+    schedule: Schedule,
+    used_seconds: float,
+    device: torch.device,
+) -> Checkpoint:
+    """Return the run as a checkpoint."""
+    groups, tensors, values = optimizer_state(network.optimizer, network.module)
+    random_values, random_tensors = randomness.capture(device)
+    state = CheckpointState(
+        identity=own,
+        architecture=network.architecture,
+        epoch=progress.epoch,
+        step=progress.step,
+        cursor=progress.cursor,
+        epoch_loss_sum=progress.epoch_loss_sum,
+        used_seconds=used_seconds,
+        consultations=progress.consultations,
+        adaptations=tuple(progress.adaptations),
+        metrics=progress.metric_tuple(),
+        depth_before=progress.depth_before,
+        parameters_before=progress.parameters_before,
+        max_step_gap_seconds=progress.max_step_gap_seconds,
+        schedule=schedule.state(),
+        optimizer_groups=tuple(groups),
+        optimizer_values=values,
+        random=random_values,
+    )
+    training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()} | random_tensors
+    model: dict[str, Tensor] = network.module.state_dict()
+    return Checkpoint(state, model, training)
+
+
+def restore(
+    own: CheckpointIdentity,
+    checkpoint: Checkpoint,
+    start: Network,
+    job: AdaptiveTrainingJob,
+    schedule: Schedule,
+    example_input: Tensor,
+    device: torch.device,
+) -> tuple[Network, Progress]:
+    """Return the network and progress of a checkpoint; sets the schedule and the random generators.
+
+    Raises `CheckpointMismatchError` for a checkpoint of another job, model, data set, optimizer or seed.
+    """
+    state = checkpoint.state
+    differences = own.differences(state.identity)
+    if differences:
+        raise CheckpointMismatchError(
+            f"the checkpoint is of another training run ({'; '.join(differences)}); set another checkpoint.path, "
+            "or remove the folder to begin anew"
+        )
+    network = resumed_network(start, checkpoint, job.spec.training.optimizer, example_input)
+    try:
+        schedule.load_state(state.schedule)
+    except KeyError as error:
+        raise CheckpointMismatchError(
+            f"the checkpoint was made with another training.schedule (it has no {error}); "
+            "change it back, or remove the checkpoint folder to begin anew"
+        ) from error
+    progress = Progress(
+        depth_before=state.depth_before,
+        parameters_before=state.parameters_before,
+        epoch=state.epoch,
+        step=state.step,
+        cursor=state.cursor,
+        epoch_loss_sum=state.epoch_loss_sum,
+        consultations=state.consultations,
+        adaptations=list(state.adaptations),
+        metrics={metric.name: metric.value for metric in state.metrics},
+        max_step_gap_seconds=state.max_step_gap_seconds,
+    )
+    randomness.restore(state.random, checkpoint.training, device)
+    return network, progress

@@ -43,7 +43,7 @@ class InsertedResidual(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return `input + layers(input)`, of `input`'s shape."""
-        return input + cast(Tensor, super().forward(input))
+        return input + cast(Tensor, super().forward(input))  # type: ignore[no-untyped-call]
 
 
 def attach(host: nn.Module, block: nn.Module) -> None:
@@ -65,15 +65,15 @@ def base_class(module: nn.Module) -> type[nn.Module]:
 
 
 @cache
-def _grown_class(base: type[nn.Module]) -> type[nn.Module]:
+def _grown_class(base: Any) -> type[nn.Module]:
     """Return the subclass of `base` that passes its output through `self.grown`."""
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.grown(base.forward(self, *args, **kwargs))
 
-    def reduce(self: nn.Module, _protocol: object) -> tuple[Callable[..., object], tuple[object, ...], object]:
+    def reduce(self: Any, _protocol: object) -> tuple[Callable[..., object], tuple[object, ...], object]:
         # The class is made here and so found under no name: say how to make it again.
-        return _empty, (base,), self.__getstate__() if hasattr(base, "__getstate__") else self.__dict__
+        return _empty, (base,), self.__getstate__()
 
     body = {
         "__doc__": f"`{base.__name__}` whose output goes through the layers grown behind it.",
@@ -89,7 +89,7 @@ def _grown_class(base: type[nn.Module]) -> type[nn.Module]:
 def _empty(base: type[nn.Module]) -> nn.Module:
     """Return an uninitialised module of the grown subclass of `base`, for copying and worker processes."""
     grown = _grown_class(base)
-    return cast(nn.Module, grown.__new__(grown))
+    return grown.__new__(grown)
 
 
 def like(block: nn.Module, reference: Tensor) -> nn.Module:

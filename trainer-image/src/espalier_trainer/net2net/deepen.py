@@ -1,0 +1,126 @@
+"""Net2DeeperNet on a model: a new model with one block more, of the same outputs (Chen et al. 2016, section 2.3)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from espalier_api.architecture import GrowthError, GrowthPoint
+from espalier_api.job import Insertion
+from espalier_trainer.net2net.blocks import attach
+from espalier_trainer.net2net.identity import channel_moments, identity_scale_
+from espalier_trainer.net2net.insertion import build
+from espalier_trainer.net2net.network import Network
+from espalier_trainer.net2net.operators import is_leaf
+from espalier_trainer.net2net.points import Place, Places, find_places
+from espalier_trainer.net2net.tracing import ExampleInput, as_arguments, trace, undisturbed
+
+
+def growth_points(
+    model: nn.Module, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
+) -> list[GrowthPoint]:
+    """Return the places where `model` can be deepened, in execution order; every one of them can be.
+
+    A point's id is the path of the layer that growth repeats there, or of the `DeepenBlock` that marks it; it stays
+    the same while the model grows. Raises `GrowthError` where the model cannot be run on the example, or decides by
+    tensor values what it executes and marks no place.
+    """
+    return [place.point(insertion) for place in places_of(model, example_input).found]
+
+
+def deepen(
+    model: nn.Module,
+    point_id: str,
+    example_input: ExampleInput,
+    insertion: Insertion = Insertion.EXACT,
+) -> nn.Module:
+    """Return a copy of `model` with one more layer at a growth point; `model` itself is not changed.
+
+    With `Insertion.EXACT` the copy computes the same in eval and in train mode, and old parameters get the same
+    gradients. The batch-norm insertions add a batch norm where the place has one: `IDENTITY_BATCH_NORM` is exact in
+    eval mode only; `CALIBRATED_BATCH_NORM`, calibrated on the example as the model computes it in its present mode,
+    is exact in eval mode and near-exact in train mode on batches like the example.
+
+    New modules are `<host>.grown.<n>.conv|linear|norm|activation`; other parameters keep their names. The copy has
+    parameters of its own: give the optimizer to `grow_optimizer`. A convolution that computes in reduced precision
+    (TF32 on CUDA) rounds what passes an identity layer as it rounds any input.
+
+    Raises `GrowthError`, naming the layer and the reason, where `point_id` is no growth point.
+    """
+    grown = copy.deepcopy(model)
+    network = trace(grown, example_input)
+    place = _judged(grown, network).get(point_id)
+    insert(grown, place, example_input, insertion)
+    if not is_leaf(grown.get_submodule(place.host)):
+        _check_placed(grown, place, network, example_input)
+    return grown
+
+
+def places_of(model: nn.Module, example_input: ExampleInput) -> Places:
+    """Return the places of `model`; raises `GrowthError` where nothing can be known of them."""
+    return _judged(model, trace(model, example_input))
+
+
+def _judged(model: nn.Module, network: Network) -> Places:
+    places = find_places(model, network)
+    if network.data_dependent and not places.found:
+        raise GrowthError(
+            f"{type(model).__name__} decides by the values of a tensor what it executes "
+            f"(Tensor.{network.data_dependent}), so its layers cannot be followed; "
+            "mark the places that may grow with DeepenBlock"
+        )
+    return places
+
+
+def _check_placed(model: nn.Module, place: Place, before: Network, example_input: ExampleInput) -> None:
+    """Make sure that a composite host runs its new child once, behind its output, and nothing else has changed.
+
+    A forward of the user's own may run over its children, and would then run what was grown a second time.
+    """
+    after = trace(model, example_input)
+    stack = after.stacks.get(place.stack)
+    if after.calls.get(place.stack) != 1 or stack is None or after.ungrown().operations != before.ungrown().operations:
+        raise GrowthError(
+            f"{place.id!r} cannot be deepened: the forward of {place.host!r} "
+            f"({type(model.get_submodule(place.host)).__name__}) depends on which children it has, and behaves "
+            "differently with one more; give the activation a module of its own"
+        )
+
+
+def insert(model: nn.Module, place: Place, example_input: ExampleInput, insertion: Insertion) -> None:
+    """Grow `model` at `place`, in place."""
+    host = model.get_submodule(place.host)
+    weight = cast(Tensor, model.get_submodule(place.layer).weight)
+    block = build(place.block.variant(insertion), weight)
+    block.train(host.training)
+    attach(host, block)
+    norm = getattr(block, "norm", None)
+    if insertion is Insertion.CALIBRATED_BATCH_NORM and isinstance(norm, nn.modules.batchnorm._BatchNorm):
+        _calibrate(model, norm, example_input, residual=place.block.residual)
+
+
+@torch.no_grad()
+def _calibrate(
+    model: nn.Module, norm: nn.modules.batchnorm._BatchNorm, example_input: ExampleInput, *, residual: bool
+) -> None:
+    """Make a new batch norm the identity on the example's statistics, as the model computes it in its own mode."""
+    seen: list[Tensor] = []
+    watch = norm.register_forward_pre_hook(lambda _module, args: seen.append(args[0].detach()))
+    args, kwargs = as_arguments(example_input)
+    # Buffers are lent copies: batch norms in train mode move their running statistics.
+    buffers: dict[str, Any] = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        with undisturbed(model):
+            functional_call(model, buffers, args, kwargs)
+    finally:
+        watch.remove()
+    mean, variance = channel_moments(seen[0])
+    cast(Tensor, norm.running_mean).copy_(mean)
+    cast(Tensor, norm.running_var).copy_(variance)
+    if not residual:
+        identity_scale_(norm.weight, cast(Tensor, norm.running_var), norm.eps)
+        norm.bias.copy_(mean)

@@ -1,0 +1,18 @@
+"""The api's `Architecture` of a traced model."""
+
+from __future__ import annotations
+
+from espalier_api.architecture import Architecture
+from espalier_api.job import Insertion
+from espalier_trainer.net2net.insertion import layers_of
+from espalier_trainer.net2net.network import Network
+from espalier_trainer.net2net.points import Places
+
+
+def architecture_of(network: Network, places: Places, insertion: Insertion) -> Architecture:
+    """Return the description of a trace and its places, the points telling what `insertion` would add."""
+    return Architecture(
+        layers=tuple(layers_of(network)),
+        outputs=network.outputs,
+        growth_points=tuple(place.point(insertion) for place in places.found),
+    )

@@ -1,0 +1,205 @@
+"""One inserted block: what it consists of, how it is built, and the values that make it an identity.
+
+With `f` the activation, `W` the new layer and `x` what the host module returns:
+
+- `f` idempotent (f(f(x)) = f(x)): `x = f(z)` becomes `f(W x)`, W the identity (Net2Net's insertion);
+- `f` not idempotent: `x` becomes `x + f(W x)`, W zero; needs f(0) = 0.
+
+Where the activation is no module of its own (`F.relu` in a forward, a ReLU shared by several layers) its *input* `z`
+is hosted instead, and the activation that is there stays the last: `z` becomes `W f(z)`, or `z + W f(z)`. The layers
+met from input to output are the same as above. All four are exact in eval and in train mode.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from espalier_api.architecture import AttributeValue, Layer
+from espalier_api.job import Insertion
+from espalier_trainer.net2net.blocks import InsertedBlock, InsertedResidual
+from espalier_trainer.net2net.identity import (
+    identity_kernel_,
+    identity_matrix_,
+    identity_scale_,
+    padding_sides,
+)
+from espalier_trainer.net2net.network import Network
+from espalier_trainer.net2net.tracing import trace
+
+IDEMPOTENT = frozenset({"ReLU", "ReLU6", "Hardtanh"})
+"""Activations with f(f(x)) = f(x)."""
+
+ZERO_AT_ZERO = frozenset(
+    {"GELU", "SiLU", "Hardswish", "Tanh", "LeakyReLU", "PReLU", "RReLU", "ELU", "CELU", "SELU", "Mish", "Softsign"}
+)
+"""Other activations with f(0) = 0 and a slope there, which a zero branch needs to learn."""
+
+OFFSET_AT_ZERO = frozenset({"Sigmoid", "Hardsigmoid", "Softplus", "LogSigmoid"})
+"""Activations with f(0) ≠ 0: only their input can be hosted."""
+
+ACTIVATIONS = IDEMPOTENT | ZERO_AT_ZERO | OFFSET_AT_ZERO
+
+_PRELU_SLOPE = 0.25
+"""torch's initial slope of a PReLU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """The batch norm of a block."""
+
+    operator: str
+    eps: float
+    momentum: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one insertion consists of; equal blocks are built alike."""
+
+    operator: str
+    """`Linear`, `Conv1d`, `Conv2d` or `Conv3d`."""
+    channels: int
+    """Features or channels, in and out."""
+    activation: str
+    activation_attributes: tuple[tuple[str, AttributeValue], ...] = ()
+    activation_first: bool = False
+    """The host's output is the activation's input."""
+    kernel_size: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+    padding_mode: str = "zeros"
+    norm: Norm | None = None
+    """Batch norm behind the new layer, `None` for the exact insertion."""
+
+    @property
+    def residual(self) -> bool:
+        """Tell whether the new layers are a branch beside the identity."""
+        return self.activation not in IDEMPOTENT
+
+    @property
+    def sides(self) -> tuple[tuple[int, int], ...]:
+        """Padding before and behind, per spatial dimension."""
+        return tuple(map(padding_sides, self.kernel_size, self.dilation))
+
+    def variant(self, insertion: Insertion) -> Block:
+        """Return the block as this insertion makes it: the exact one has no batch norm."""
+        return replace(self, norm=None) if insertion is Insertion.EXACT else self
+
+
+def build(block: Block, like: Tensor | None = None) -> nn.Module:
+    """Return the new layers with identity values, of `like`'s device and floating type (without: on meta, empty)."""
+    layers = _layers(block)
+    module = InsertedResidual(layers) if block.residual else InsertedBlock(layers)
+    if like is not None:
+        module = module.to(dtype=like.dtype).to_empty(device=like.device)
+        initialise(module, block)
+    return module
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, block: Block) -> None:
+    """Set the values that make a built block an identity, every parameter and buffer of it."""
+    for layer in module.children():
+        if isinstance(layer, nn.PReLU):
+            layer.weight.fill_(_PRELU_SLOPE)
+        elif isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.reset_running_stats()
+            layer.bias.zero_()
+            if block.residual:
+                layer.weight.zero_()
+            else:
+                identity_scale_(layer.weight, cast(Tensor, layer.running_var), layer.eps)
+        elif isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
+            if layer.bias is not None:
+                layer.bias.zero_()
+            # With a batch norm the branch is closed by its gamma, and the layer behind may start open.
+            if block.residual and block.norm is None:
+                layer.weight.zero_()
+            elif isinstance(layer, nn.Linear):
+                identity_matrix_(layer.weight)
+            else:
+                identity_kernel_(layer.weight, layer.groups)
+
+
+@lru_cache(maxsize=1024)
+def insertion_layers(block: Block) -> tuple[Layer, ...]:
+    """Return the description of a built block, names and inputs relative to it, `""` its input."""
+    size = tuple(max(1, 2 * (before + behind)) for before, behind in block.sides)
+    shape = (2, block.channels, *size) if size else (2, block.channels)
+    network = trace(build(block), torch.empty(shape, device="meta"))
+    return relative_layers(network, "input")
+
+
+def relative_layers(network: Network, given: str) -> tuple[Layer, ...]:
+    """Return the layers of a traced block; the input `given` is named `""`."""
+    return tuple(
+        layer.model_copy(update={"inputs": tuple("" if name == given else name for name in layer.inputs)})
+        for layer in layers_of(network)
+        if layer.name != given
+    )
+
+
+def layers_of(network: Network) -> Iterable[Layer]:
+    """Yield the api's layers of a traced network."""
+    for operation in network.ordered():
+        yield Layer(
+            name=operation.name,
+            operator=operation.operator,
+            attributes=dict(operation.attributes),
+            inputs=operation.inputs,
+            parameters=operation.parameters,
+        )
+
+
+def _layers(block: Block) -> OrderedDict[str, nn.Module]:
+    """Return the block's modules on the meta device: building draws no random numbers and allocates nothing."""
+    with torch.device("meta"):
+        activation = cast(nn.Module, getattr(nn, block.activation)(**dict(block.activation_attributes)))
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        if block.operator == "Linear":
+            layers["linear"] = nn.Linear(block.channels, block.channels, bias=block.norm is None)
+        else:
+            layers |= _convolution(block)
+        if block.norm is not None:
+            layers["norm"] = getattr(nn, block.norm.operator)(
+                block.channels, eps=block.norm.eps, momentum=block.norm.momentum
+            )
+    layers["activation"] = activation
+    layers.move_to_end("activation", last=not block.activation_first)
+    return layers
+
+
+_PADS: Mapping[str, str] = {
+    "zeros": "ZeroPad",
+    "reflect": "ReflectionPad",
+    "replicate": "ReplicationPad",
+    "circular": "CircularPad",
+}
+
+
+def _convolution(block: Block) -> OrderedDict[str, nn.Module]:
+    dimensions = len(block.kernel_size)
+    even = any(before != behind for before, behind in block.sides)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    if even:
+        # No symmetric padding keeps the size; an own padding also spares `padding="same"` its warning.
+        flat = [side for pair in reversed(block.sides) for side in pair]
+        layers["pad"] = getattr(nn, f"{_PADS[block.padding_mode]}{dimensions}d")(tuple(flat))
+    layers["conv"] = getattr(nn, block.operator)(
+        block.channels,
+        block.channels,
+        block.kernel_size,
+        padding=0 if even else tuple(before for before, _ in block.sides),
+        dilation=block.dilation,
+        groups=block.groups,
+        bias=block.norm is None,
+        padding_mode="zeros" if even else block.padding_mode,
+    )
+    return layers

@@ -1,0 +1,99 @@
+"""The traced network: plain data between the recorder that fills it and those who find places or describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from espalier_api.architecture import AttributeValue
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One executed operation: a leaf module's call or a torch function's."""
+
+    name: str
+    """Unique: the module's path (`conv1`, a second call `conv1:1`), or the function's (`layer1.0.add`)."""
+    operator: str
+    attributes: Mapping[str, AttributeValue]
+    inputs: tuple[str, ...]
+    parameters: int
+    """Trainable scalars first used here."""
+    scope: str
+    """Path of the module in whose forward it runs; for a leaf module its own path."""
+    module: str | None = None
+    """Path of the leaf module, `None` for a function."""
+    shape: tuple[int, ...] | None = None
+    """Shape of the output; `None` where it is not one tensor."""
+    stack: str | None = None
+    """Path of the `GrownStack` it belongs to, `None` for what was there before growth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The blocks grown at one place: the operation that they read, and the one that they return."""
+
+    input: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Network:
+    """Operations in execution order, and what the modules did."""
+
+    operations: Mapping[str, Operation]
+    outputs: tuple[str, ...]
+    calls: Mapping[str, int]
+    """How often each module was called (those inside a leaf module not counted)."""
+    results: Mapping[str, str]
+    """For each module that returned one tensor: the operation that made it, growth behind the module left out."""
+    stacks: Mapping[str, Stack]
+    data_dependent: str | None = None
+    """The call that turned a tensor's values into a decision, if any was seen."""
+    consumers: Mapping[str, tuple[str, ...]] = field(init=False)
+    """For each operation: those that read it, in execution order."""
+
+    def __post_init__(self) -> None:
+        readers: dict[str, list[str]] = {name: [] for name in self.operations}
+        for operation in self.operations.values():
+            for name in dict.fromkeys(operation.inputs):
+                readers[name].append(operation.name)
+        object.__setattr__(self, "consumers", {name: tuple(found) for name, found in readers.items()})
+
+    def ungrown(self) -> Network:
+        """Return the network without the operations that growth added, as it was before."""
+        before = {stack.output: stack.input for stack in self.stacks.values()}
+
+        def original(name: str) -> str:
+            while name in before:
+                name = before[name]
+            return name
+
+        return Network(
+            operations={
+                name: replace(operation, inputs=tuple(map(original, operation.inputs)))
+                for name, operation in self.operations.items()
+                if operation.stack is None
+            },
+            outputs=tuple(map(original, self.outputs)),
+            calls=self.calls,
+            results={path: original(name) for path, name in self.results.items() if not self._grown(path)},
+            stacks={},
+            data_dependent=self.data_dependent,
+        )
+
+    def _grown(self, path: str) -> bool:
+        return any(path == stack or path.startswith(f"{stack}.") for stack in self.stacks)
+
+    def ordered(self) -> tuple[Operation, ...]:
+        """Return the operations with what was grown directly behind the operation that it reads."""
+        grown: dict[str, list[Operation]] = {}
+        for operation in self.operations.values():
+            if operation.stack is not None:
+                grown.setdefault(self.stacks[operation.stack].input, []).append(operation)
+        order: list[Operation] = []
+        waiting = [operation for operation in self.operations.values() if operation.stack is None]
+        for operation in waiting:
+            order.append(operation)
+            order.extend(grown.pop(operation.name, []))
+        return tuple(order)

@@ -1,0 +1,141 @@
+"""Canonical names and attributes of operations, the same for a module and for its functional twin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
+
+from espalier_api.architecture import AttributeValue
+from espalier_trainer.net2net.blocks import base_class
+
+_MODULE_OPERATORS = {"NonDynamicallyQuantizableLinear": "Linear"}
+
+_FUNCTION_OPERATORS = {
+    "__add__": "Add", "__radd__": "Add", "__iadd__": "Add",
+    "__sub__": "Sub", "__rsub__": "Sub", "__isub__": "Sub", "rsub": "Sub",
+    "__mul__": "Mul", "__rmul__": "Mul", "__imul__": "Mul", "multiply": "Mul",
+    "__truediv__": "Div", "__rtruediv__": "Div", "__itruediv__": "Div", "divide": "Div", "true_divide": "Div",
+    "__matmul__": "MatMul", "__rmatmul__": "MatMul", "matmul": "MatMul", "bmm": "MatMul", "mm": "MatMul",
+    "__getitem__": "GetItem", "__setitem__": "SetItem",
+    "cat": "Concat", "concat": "Concat", "concatenate": "Concat",
+    "relu": "ReLU", "relu6": "ReLU6", "gelu": "GELU", "silu": "SiLU", "elu": "ELU", "celu": "CELU",
+    "selu": "SELU", "leaky_relu": "LeakyReLU", "logsigmoid": "LogSigmoid", "prelu": "PReLU", "rrelu": "RReLU",
+    "layer_norm": "LayerNorm", "group_norm": "GroupNorm",
+}  # fmt: skip
+"""Names that CamelCase alone would not give."""
+
+_FUNCTION_ATTRIBUTES: Mapping[str, Mapping[str, AttributeValue]] = {
+    "ReLU": {}, "ReLU6": {}, "SiLU": {}, "Mish": {}, "Hardswish": {}, "Tanh": {}, "Sigmoid": {}, "SELU": {},
+    "Hardsigmoid": {}, "Softsign": {}, "LogSigmoid": {}, "PReLU": {}, "Add": {}, "Mul": {}, "Sub": {}, "Div": {},
+    "MatMul": {},
+    "Reshape": {}, "View": {}, "Expand": {}, "ViewAs": {}, "ExpandAs": {},  # their sizes hold the example's batch
+    "GELU": {"approximate": "none"},
+    "LeakyReLU": {"negative_slope": 0.01},
+    "ELU": {"alpha": 1.0},
+    "CELU": {"alpha": 1.0},
+    "Softplus": {"beta": 1.0, "threshold": 20.0},
+    "Hardtanh": {"min_val": -1.0, "max_val": 1.0},
+    "Dropout": {"p": 0.5},
+    "Flatten": {"start_dim": 0, "end_dim": -1},
+    "Concat": {"dim": 0},
+    "Softmax": {"dim": None},
+    "AdaptiveAvgPool2d": {"output_size": None},
+    "AdaptiveMaxPool2d": {"output_size": None},
+    "MaxPool2d": {"kernel_size": None, "stride": None, "padding": 0},
+    "AvgPool2d": {"kernel_size": None, "stride": None, "padding": 0},
+    "Permute": {"dims": None},
+    "Transpose": {"dim0": None, "dim1": None},
+}  # fmt: skip
+"""Attributes of functional operations after their tensor inputs, in argument order, with torch's defaults.
+
+Where a module of the operator exists they are its attributes too. Operators not listed keep their simple arguments
+as `arg1`, `arg2`, ...: nothing is unknown, only less nicely named.
+"""
+
+_NOT_ATTRIBUTES = frozenset({"inplace", "return_indices", "training", "output_padding"})
+"""Constants of modules that do not change what is computed, or are no setting."""
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Tell whether a module is one operation of the description: torch's own layers, not containers."""
+    if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return False
+    if is_parametrized(module):
+        return True
+    return base_class(module).__module__.startswith("torch.nn.")
+
+
+def module_operator(module: nn.Module) -> str:
+    """Return the canonical operator of a leaf module: its class name without wrappers."""
+    kind = type_before_parametrizations(module) if is_parametrized(module) else base_class(module)
+    return _MODULE_OPERATORS.get(kind.__name__, kind.__name__)
+
+
+def module_attributes(module: nn.Module) -> dict[str, AttributeValue]:
+    """Return the settings of a leaf module that torch itself lists as constants, and whether it has a bias."""
+    names = [name for name in getattr(module, "__constants__", []) if name not in _NOT_ATTRIBUTES]
+    if isinstance(module, nn.MultiheadAttention):
+        names += ["embed_dim", "num_heads"]
+    elif isinstance(module, nn.RNNBase):
+        names = [*names, "mode"]
+    elif isinstance(module, nn.ReLU6):
+        names = []  # its bounds are its name
+    elif not names and isinstance(module, nn.GELU):
+        names = ["approximate"]
+    found: dict[str, AttributeValue] = {}
+    for name in sorted(set(names)):
+        if hasattr(module, name):
+            found[name] = _value(getattr(module, name))
+    if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+        found["bias"] = module.bias is not None
+    return found
+
+
+def function_operator(function: Any) -> str:
+    """Return the canonical operator of a torch function or tensor method (`add_` and `+=` are `Add`)."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    if name in _FUNCTION_OPERATORS:
+        return _FUNCTION_OPERATORS[name]
+    plain = name.strip("_")
+    if plain in _FUNCTION_OPERATORS:
+        return _FUNCTION_OPERATORS[plain]
+    return "".join(part[:1].upper() + part[1:] for part in plain.split("_")) or "Function"
+
+
+def function_attributes(operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, AttributeValue]:
+    """Return the simple (non-tensor) arguments of a functional operation under their canonical names."""
+    simple = [value for value in args if not _holds_tensor(value)]
+    known = _FUNCTION_ATTRIBUTES.get(operator)
+    if known is None:
+        named = {f"arg{index}": value for index, value in enumerate(simple, start=1)}
+        named |= {name: value for name, value in kwargs.items() if not _holds_tensor(value)}
+        return {name: _value(value) for name, value in named.items() if name not in _NOT_ATTRIBUTES}
+    if operator == "Permute" and len(simple) > 1:
+        simple = [tuple(simple)]
+    given = dict(zip(known, simple, strict=False)) | {k: v for k, v in kwargs.items() if k in known}
+    return {name: _value(given.get(name, default)) for name, default in known.items()}
+
+
+def snake_case(operator: str) -> str:
+    """Return `adaptive_avg_pool2d` for `AdaptiveAvgPool2d`, `relu` for `ReLU`."""
+    spelled = operator.replace("ReLU", "Relu").replace("SiLU", "Silu")
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", spelled).lower()
+
+
+def _value(value: Any) -> AttributeValue:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list | torch.Size) and all(type(item) is int for item in value):
+        return tuple(value)
+    return str(value)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_holds_tensor(item) for item in value)
+    return isinstance(value, torch.Tensor)

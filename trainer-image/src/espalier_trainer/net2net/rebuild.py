@@ -1,0 +1,55 @@
+"""The grown structure again, from a fresh starting model and the description that was saved with the weights."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from espalier_api.architecture import Architecture, GrowthError
+from espalier_api.job import Insertion
+from espalier_trainer.net2net.deepen import insert, places_of
+from espalier_trainer.net2net.description import architecture_of
+from espalier_trainer.net2net.points import find_places
+from espalier_trainer.net2net.tracing import ExampleInput, trace
+
+
+def rebuild(model: nn.Module, architecture: Architecture, example_input: ExampleInput) -> nn.Module:
+    """Return a copy of `model`, the result of the original constructor, grown as `architecture` says.
+
+    The state dict of the model that `architecture` was made from loads into it strictly; until then the new layers
+    are identities. Raises `GrowthError` naming the first layer in which the two differ, where `model` is not the
+    starting model of that description.
+    """
+    grown = copy.deepcopy(model)
+    names = {layer.name for layer in architecture.layers}
+    if architecture.growth_history:
+        places = places_of(grown, example_input)
+        for point in architecture.growth_points:
+            place = places.get(point.id) if point.grown else None
+            for index in range(place.grown if place else 0, point.grown):
+                normed = f"{point.block}.{index}.norm" in names
+                kind = Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT
+                if place is not None:
+                    insert(grown, place, example_input, kind)
+    _check_equal(grown, architecture, example_input)
+    return grown
+
+
+def _check_equal(model: nn.Module, wanted: Architecture, example_input: ExampleInput) -> None:
+    """Compare layers and edges; what a next growth would add is of no interest here."""
+    network = trace(model, example_input)
+    found = architecture_of(network, find_places(model, network), Insertion.EXACT)
+    for ours, theirs in zip(found.layers, wanted.layers, strict=False):
+        if ours != theirs:
+            raise GrowthError(
+                f"the model is not the one described: layer {theirs.name!r} should be {theirs.operator} "
+                f"{theirs.attributes} reading {theirs.inputs}, found {ours.name!r}: {ours.operator} "
+                f"{ours.attributes} reading {ours.inputs}; use the constructor and options that the description "
+                "was made with"
+            )
+    if len(found.layers) != len(wanted.layers):
+        raise GrowthError(
+            f"the model is not the one described: it has {len(found.layers)} layers, the description "
+            f"{len(wanted.layers)}; use the constructor and options that the description was made with"
+        )

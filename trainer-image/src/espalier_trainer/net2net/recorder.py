@@ -1,0 +1,247 @@
+"""The recorder: hooks on every module and a torch-function mode that together write a `Network`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from espalier_trainer.net2net.blocks import STACK, GrownStack
+from espalier_trainer.net2net.network import Network, Operation, Stack
+from espalier_trainer.net2net.operators import (
+    function_attributes,
+    function_operator,
+    is_leaf,
+    module_attributes,
+    module_operator,
+    snake_case,
+)
+
+_DECISIONS = frozenset({"__bool__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist", "numpy"})
+"""Tensor methods that hand values to Python, where they can decide what is executed next."""
+
+_PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"})
+"""Leaf modules that may return the very tensor that they were given."""
+
+
+class Recorder(TorchFunctionMode):
+    """Records one forward of `model`; use as a context around it, then ask `network()`.
+
+    `weights` maps the id of each parameter or buffer that the run uses to its path, `sizes` each path to its number
+    of trainable scalars (0 for buffers, frozen parameters, and all but the first path of a tied parameter).
+    """
+
+    def __init__(self, model: nn.Module, weights: Mapping[int, str], sizes: Mapping[str, int]) -> None:
+        super().__init__()
+        self._model = model
+        self._weights = weights
+        self._unused = dict(sizes)
+        self._paths = {path for path, _ in model.named_modules()}
+        self._operations: dict[str, Operation] = {}
+        self._outputs: tuple[str, ...] = ()
+        self._calls: dict[str, int] = {}
+        self._results: dict[str, str] = {}
+        self._stack_inputs: dict[str, str] = {}
+        self._stacks: dict[str, Stack] = {}
+        self._decision: str | None = None
+        self._makers: dict[int, str] = {}
+        self._alive: list[Tensor] = []  # keeps ids from being used again
+        self._scopes: list[str] = []
+        self._open_stack: str | None = None
+        self._leaf: tuple[str, nn.Module, tuple[str, ...]] | None = None
+        self._own = False
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> Self:
+        for path, module in self._model.named_modules():
+            enter = module.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True)
+            leave = module.register_forward_hook(partial(self._leave, path), with_kwargs=True)
+            self._hooks.callback(enter.remove)
+            self._hooks.callback(leave.remove)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        self._hooks.close()
+
+    def inputs(self, named: Mapping[str, Any]) -> None:
+        """Write down the forward's arguments as `Input` operations."""
+        for argument, value in named.items():
+            for tensor in _tensors(value):
+                self._add(self._free_name("", argument), "Input", tensor)
+
+    def outputs(self, result: Any) -> None:
+        """Write down what the forward returned."""
+        self._outputs = tuple(dict.fromkeys(self._read(result)))
+
+    def network(self) -> Network:
+        """Return what was recorded."""
+        return Network(
+            operations=self._operations,
+            outputs=self._outputs,
+            calls=self._calls,
+            results=self._results,
+            stacks=self._stacks,
+            data_dependent=self._decision,
+        )
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        if self._own or self._leaf is not None or not self._scopes:
+            return func(*args, **given)
+        name = str(getattr(func, "__name__", ""))
+        if name in _DECISIONS:
+            self._decision = self._decision or name
+        # Read before the call: an operation in place makes its own input stand for its output.
+        reads = self._read((args, given))
+        result = func(*args, **given)
+        written = args[0] if name == "__setitem__" else result
+        if _tensors(written):
+            operator = function_operator(func)
+            name = self._free_name(self._scopes[-1], snake_case(operator))
+            self._add(name, operator, written, reads, function_attributes(operator, args, given))
+        return result
+
+    def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if isinstance(module, GrownStack):
+            self._enter_stack(path, args[0])
+        if self._leaf is not None:
+            return
+        self._calls[path] = self._calls.get(path, 0) + 1
+        self._scopes.append(path)
+        if is_leaf(module):
+            self._leaf = (path, module, self._read((args, kwargs)))
+
+    def _leave(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> Any:
+        if self._leaf is not None and self._leaf[0] != path:
+            return None
+        replaced = None
+        if self._leaf is not None:
+            passed_on = self._leaf[2] and module_operator(module) in _PASSING_ON
+            if passed_on and isinstance(result, Tensor) and any(result is given for given in args):
+                # A tensor of its own, so that later readers of the input are not taken for readers of this output.
+                self._own = True
+                replaced = result = result.view(result.shape)
+                self._own = False
+            self._finish_leaf(result)
+        elif isinstance(module, GrownStack):
+            self._open_stack = None
+            self._stacks[path] = Stack(self._stack_inputs[path], self._read(result)[0])
+        elif not isinstance(module._modules.get(STACK), GrownStack):
+            self._note_result(path, result)
+        self._scopes.pop()
+        return replaced
+
+    def _enter_stack(self, path: str, given: Tensor) -> None:
+        """A host has computed its own output and hands it to what was grown behind it."""
+        host = path.rpartition(".")[0]
+        if self._leaf is not None and self._leaf[0] == host:
+            self._finish_leaf(given)
+        else:
+            self._note_result(host, given)
+        if self._leaf is None:
+            self._stack_inputs[path] = self._read(given)[0]
+            self._open_stack = path
+
+    def _finish_leaf(self, result: Any) -> None:
+        if self._leaf is None:
+            return
+        path, module, reads = self._leaf
+        self._leaf = None
+        name = self._free_name("", path or snake_case(module_operator(module)), module=True)
+        parameters = sum(
+            self._take(f"{path}.{own}" if path else own)
+            for own, _ in module.named_parameters(remove_duplicate=False)
+            if not own.startswith(f"{STACK}.")
+        )
+        self._add(name, module_operator(module), result, reads, module_attributes(module), parameters, path)
+        self._note_result(path, result)
+
+    def _note_result(self, path: str, result: Any) -> None:
+        if isinstance(result, Tensor) and id(result) in self._makers:
+            self._results[path] = self._makers[id(result)]
+
+    def _add(
+        self,
+        name: str,
+        operator: str,
+        result: Any,
+        inputs: tuple[str, ...] = (),
+        attributes: Mapping[str, Any] | None = None,
+        parameters: int = 0,
+        module: str | None = None,
+    ) -> None:
+        tensors = _tensors(result)
+        self._own = True
+        shape = tuple(result.shape) if isinstance(result, Tensor) else None
+        self._own = False
+        self._operations[name] = Operation(
+            name=name,
+            operator=operator,
+            attributes=dict(attributes or {}),
+            inputs=inputs,
+            parameters=parameters,
+            scope=self._scopes[-1] if self._scopes else "",
+            module=module,
+            shape=shape,
+            stack=self._open_stack,
+        )
+        for tensor in tensors:
+            self._makers[id(tensor)] = name
+            self._alive.append(tensor)
+
+    def _read(self, values: Any) -> tuple[str, ...]:
+        """Return the operations that made the tensors among `values`; a parameter read directly becomes one."""
+        found = []
+        for tensor in _tensors(values):
+            key = id(tensor)
+            if key not in self._makers and key in self._weights:
+                path = self._weights[key]
+                size = self._take(path)
+                operator = "Parameter" if isinstance(tensor, nn.Parameter) or size else "Buffer"
+                self._own = True
+                shape = tuple(tensor.shape)
+                self._own = False
+                self._add(self._free_name("", path), operator, tensor, (), {"shape": shape}, size)
+            if key in self._makers:
+                found.append(self._makers[key])
+        return tuple(found)
+
+    def _take(self, path: str) -> int:
+        """Return the trainable scalars at `path` the first time they are asked for."""
+        return self._unused.pop(path, 0)
+
+    def _free_name(self, scope: str, base: str, *, module: bool = False) -> str:
+        """Return a name not used yet: `layer1.0.add`, then `layer1.0.add_1`; of a module `relu`, then `relu:1`."""
+        stem = f"{scope}.{base}" if scope else base
+        name, again = stem, 0
+        while name in self._operations or (not module and name in self._paths):
+            again += 1
+            name = f"{stem}:{again}" if module else f"{stem}_{again}"
+        return name
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

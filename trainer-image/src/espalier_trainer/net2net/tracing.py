@@ -1,0 +1,143 @@
+"""What a model executes, found by running it once: operations in order, who reads whom, what each module returns.
+
+The user's own Python forward runs on *meta* tensors (shapes without data: no arithmetic, no side effect on buffers
+or random state), while module hooks and a `TorchFunctionMode` write down what is called. Compared with
+`torch.fx.symbolic_trace` this sees real shapes, follows loops and branches that depend on shapes or settings, needs
+no second pass for shapes, and leaves the classes of `torch` alone. What it cannot follow is the same: a decision
+taken on the *values* of a tensor. Such a model is run once for real in eval mode, and the trace says so.
+
+The forward runs in train mode, which has every branch that training needs (auxiliary heads), whatever the model's
+own mode is; where that fails (batch norm on one value) in eval mode.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from espalier_api.architecture import GrowthError
+from espalier_trainer.net2net.network import Network
+from espalier_trainer.net2net.recorder import Recorder
+
+ExampleInput = Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""One batch as the model's forward takes it: a tensor, positional arguments, or keyword arguments."""
+
+
+def trace(model: nn.Module, example_input: ExampleInput) -> Network:
+    """Return what `model` executes on inputs of the example's shape; the model is left as it was.
+
+    Raises `GrowthError` for a wrapped, scripted or uninitialised model, and where its forward fails on the example.
+    """
+    _check_bare(model)
+    args, kwargs = as_arguments(example_input)
+    failure: Exception | None = None
+    for training, device in ((True, "meta"), (False, "meta"), (False, None)):
+        try:
+            return _record(model, args, kwargs, training=training, device=device)
+        # Whatever the user's forward raises on tensors without data: the next way of running it decides.
+        except Exception as error:
+            failure = error
+    raise GrowthError(
+        f"{type(model).__name__} fails on the example input ({type(failure).__name__}: {failure}); "
+        "give one batch of the shape and device that its forward takes"
+    ) from failure
+
+
+def as_arguments(example_input: ExampleInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments that an example input stands for."""
+    if isinstance(example_input, Mapping):
+        return (), dict(example_input)
+    if isinstance(example_input, tuple):
+        return example_input, {}
+    return (example_input,), {}
+
+
+@contextmanager
+def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put every module in one mode for a while; each gets its own mode back."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in before:
+            module.training = training
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Compute without gradients and without a trace in the random generators of CPU and of the model's devices."""
+    devices = {tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices=list(devices), enabled=True):
+        yield
+
+
+def _record(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    training: bool,
+    device: str | None,
+) -> Network:
+    tensors: dict[str, Tensor] = {}
+    weights: dict[int, str] = {}
+    sizes: dict[str, int] = {}
+    twins: dict[int, Tensor] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        first = id(parameter) not in twins
+        if first:
+            twins[id(parameter)] = _stand_in(parameter, device)
+            weights[id(twins[id(parameter)])] = path
+        tensors[path] = twins[id(parameter)]
+        sizes[path] = parameter.numel() if first and parameter.requires_grad else 0
+    for path, buffer in model.named_buffers(remove_duplicate=False):
+        twin = twins.setdefault(id(buffer), _stand_in(buffer, device) if device else buffer.detach().clone())
+        weights.setdefault(id(twin), path)
+        tensors[path] = twin
+    if device is not None:
+        args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
+    recorder = Recorder(model, weights, sizes)
+    with undisturbed(model), mode(model, training=training), recorder:
+        recorder.inputs(_named(model, args, kwargs))
+        recorder.outputs(functional_call(model, tensors, args, kwargs, tie_weights=False))
+    return recorder.network()
+
+
+def _stand_in(tensor: Tensor, device: str | None) -> Tensor:
+    if device is None:
+        return tensor
+    twin = torch.empty_like(tensor, device=device)
+    return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+
+
+def _named(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by the names that the forward gives them."""
+    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    return {name: value for name, value in bound.arguments.items() if tree_leaves(value)}
+
+
+def _check_bare(model: nn.Module) -> None:
+    kind = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise GrowthError(f"{kind} is scripted and cannot be changed; grow the module it was made from, script again")
+    inner = {
+        "OptimizedModule": "_orig_mod",
+        "DistributedDataParallel": "module",
+        "DataParallel": "module",
+        "FullyShardedDataParallel": "module",
+    }.get(kind)
+    if inner is not None:
+        raise GrowthError(f"{kind} wraps the model; grow its `.{inner}` and wrap the result again")
+    for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise GrowthError(f"{path!r} has no shape yet (lazy module); run the model on one batch before growing it")

@@ -1,0 +1,214 @@
+"""`espalier agent ...`, also `python -m espalier_agent ...`: stdout is data, stderr is progress."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+import click
+import torch
+
+from espalier_agent.data import lamelas_tables
+from espalier_agent.evaluate import Evaluation
+from espalier_agent.evaluate import evaluate as evaluate_policy
+from espalier_agent.policy import Policy
+from espalier_agent.policy_files import PolicyError, default_policy, load_policy, save_policy
+from espalier_agent.reinforce import BATCHED, PAPER, LearningError, Order, Progress, ReinforceConfig
+from espalier_agent.reinforce import learn as learn_policy
+from espalier_agent.server import ServerError
+from espalier_agent.server import serve as serve_policy
+from espalier_agent.service import Settings
+from espalier_agent.tree import TableError
+from espalier_api.documents import DocumentError
+from espalier_api.outcomes import OutcomeTable, read_table, read_tables
+
+RECIPES = {"batched": BATCHED, "paper": PAPER}
+PAPER_TABLES = "lamelas"
+
+USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, ServerError, OSError)
+
+
+class CommandError(click.ClickException):
+    """One line with the cause, then a hint."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: object = None) -> None:
+        """Print to stderr."""
+        click.echo(f"error: {self.message}", err=True)
+        if self.hint:
+            click.echo(f"hint: {self.hint}", err=True)
+
+
+def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
+    """Read tables from folders (`*.json` in each), single files, and `lamelas`, the paper's six; in that order.
+
+    Raises `DocumentError` for what is missing or damaged.
+    """
+    tables: list[OutcomeTable] = []
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            tables.extend(read_tables(path))
+        elif path.is_file():
+            tables.append(read_table(path))
+        elif source == PAPER_TABLES:
+            tables.extend(lamelas_tables())
+        else:
+            raise DocumentError(f"{source}: no such file or folder, and not {PAPER_TABLES!r}")
+    return tuple(tables)
+
+
+def open_policy(path: Path | None) -> Policy:
+    """Return the policy in this folder, or the shipped one; raises `PolicyError`."""
+    return default_policy() if path is None else load_policy(path)
+
+
+outcomes_option = click.option(
+    "--outcomes",
+    "sources",
+    multiple=True,
+    default=(PAPER_TABLES,),
+    show_default=True,
+    metavar="DIR|FILE|lamelas",
+    help="Outcome tables: a folder, a file, or the paper's six. May be given several times.",
+)
+
+
+@click.group(name="agent")
+def agent() -> None:
+    """The policy that advises how models grow: learn it, judge it, serve it.
+
+    Exit codes: 0 done, 1 an input cannot be used, 2 the command was not understood.
+    """
+
+
+@agent.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8500, show_default=True, help="0 takes a free port.")
+@click.option(
+    "--policy", "policy_path", type=click.Path(path_type=Path), help="Policy folder; default: the shipped one."
+)
+@click.option("--outcomes-file", type=click.Path(path_type=Path), help="Append outcome reports here (JSON lines).")
+@click.option("--url-file", type=click.Path(path_type=Path), help="Write the URL here once requests are accepted.")
+def serve(host: str, port: int, policy_path: Path | None, outcomes_file: Path | None, url_file: Path | None) -> None:
+    """Answer trainers over HTTP until SIGTERM or Ctrl-C. Prints the URL when it is ready."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = Settings(policy_path=policy_path, outcomes_path=outcomes_file)
+    try:
+        serve_policy(host, port, settings, url_file=url_file, announce=click.echo)
+    except USER_ERRORS as error:
+        raise CommandError(
+            str(error), "--port 0 takes a free port" if isinstance(error, ServerError) else None
+        ) from error
+
+
+@agent.command()
+@outcomes_option
+@click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="Folder for the policy.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--name", help="The policy's name; default: the output folder's.")
+@click.option(
+    "--recipe",
+    type=click.Choice(sorted(RECIPES)),
+    default="batched",
+    show_default=True,
+    help="paper: algorithm 3 to the letter. batched: many episodes an update, standardised returns.",
+)
+@click.option("--episodes", type=click.IntRange(min=1), help="Instead of the recipe's number.")
+@click.option("--order", type=click.Choice([order.value for order in Order]), help="Instead of the recipe's order.")
+@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), help="Instead of the recipe's.")
+@click.option("--temperature", type=click.FloatRange(min=1), help="Initial softmax temperature (paper: 10, 100, 1000).")
+@click.option("--from", "parent_path", type=click.Path(path_type=Path), help="Go on from this policy.")
+def learn(
+    sources: tuple[str, ...],
+    output: Path,
+    seed: int,
+    name: str | None,
+    recipe: str,
+    episodes: int | None,
+    order: str | None,
+    learning_rate: float | None,
+    temperature: float | None,
+    parent_path: Path | None,
+) -> None:
+    """Learn a policy from outcome tables (REINFORCE). The same command with the same seed gives the same policy."""
+    changes = {"episodes": episodes, "order": order, "learning_rate": learning_rate, "temperature": temperature}
+    given = {key: value for key, value in changes.items() if value is not None}
+    config = ReinforceConfig.model_validate({**RECIPES[recipe].model_dump(), **given})
+    try:
+        tables = gather_tables(sources)
+        parent = None if parent_path is None else load_policy(parent_path)
+        policy = learn_policy(
+            tables,
+            config=config,
+            seed=seed,
+            name=name or output.resolve().name,
+            parent=parent,
+            progress=_ProgressLines(),
+        )
+        save_policy(policy, output)
+        evaluation = evaluate_policy(policy, tables)
+    except USER_ERRORS as error:
+        raise CommandError(str(error)) from error
+    click.echo(f"policy {policy.name}@{policy.version} written to {output}", err=True)
+    _print_evaluation(evaluation)
+
+
+@agent.command()
+@outcomes_option
+@click.option(
+    "--policy", "policy_path", type=click.Path(path_type=Path), help="Policy folder; default: the shipped one."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def evaluate(sources: tuple[str, ...], policy_path: Path | None, as_json: bool) -> None:
+    """Rank a policy's greedy sequence among all sequences of each table."""
+    torch.set_num_threads(1)
+    try:
+        evaluation = evaluate_policy(open_policy(policy_path), gather_tables(sources))
+    except USER_ERRORS as error:
+        raise CommandError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(evaluation.to_json(), indent=1))
+    else:
+        _print_evaluation(evaluation)
+
+
+class _ProgressLines:
+    """A line on stderr every few seconds."""
+
+    EVERY_SECONDS = 5.0
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._last = self._started
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._last < self.EVERY_SECONDS and progress.episodes < progress.total_episodes:
+            return
+        self._last = now
+        speed = progress.episodes / max(now - self._started, 1e-9)
+        click.echo(
+            f"{progress.episodes}/{progress.total_episodes} episodes, {speed:.0f} a second, "
+            f"objective {progress.objective:.3f}, mean accuracy {progress.mean_accuracy:.4f}",
+            err=True,
+        )
+
+
+def _print_evaluation(evaluation: Evaluation) -> None:
+    click.echo(
+        f"{'table':<20} {'rank':>8} {'accuracy':>8} {'regret':>7} {'none':>7} {'random':>7} {'best':>7}  actions"
+    )
+    for result in evaluation.tables:
+        click.echo(
+            f"{result.table:<20} {result.rank:>3} /{result.sequences:>3} {result.accuracy:>8.4f} {result.regret:>7.4f} "
+            f"{result.none.accuracy:>7.4f} {result.random_mean_accuracy:>7.4f} {result.best.accuracy:>7.4f}  "
+            + ", ".join(result.actions)
+        )
+    click.echo(f"mean regret {evaluation.mean_regret:.4f}, policy {evaluation.policy}@{evaluation.version}")

@@ -1,0 +1,33 @@
+"""What the agent carries: starting models it knows by name, the paper's outcome tables, the shipped policy."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import as_file, files
+from typing import Final
+
+from espalier_api.architecture import Architecture
+from espalier_api.outcomes import OutcomeTable, read_tables
+
+NAMED_MODELS: Final = ("cnn1", "cnn2")
+"""Starting models of Lamelas, Figure 6: the published tables name them instead of describing them."""
+
+POLICY_FOLDER: Final = "policies/default"
+"""Of the shipped policy, in this package."""
+
+
+@cache
+def named_architecture(name: str) -> Architecture:
+    """Return the starting model that is known as `name`; `KeyError` where none is."""
+    if name not in NAMED_MODELS:
+        raise KeyError(name)
+    text = files(__name__).joinpath("architectures", f"{name}.json").read_text(encoding="utf-8")
+    return Architecture.model_validate(json.loads(text))
+
+
+@cache
+def lamelas_tables() -> tuple[OutcomeTable, ...]:
+    """Return the six tables published with the paper: cnn1 and cnn2, early, late and middle."""
+    with as_file(files(__name__).joinpath("outcomes", "lamelas")) as folder:
+        return read_tables(folder)

@@ -1,0 +1,52 @@
+"""A policy: a trained network, the vocabulary it was trained with, and where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from espalier_agent.network import PolicyNetwork
+from espalier_agent.vocabulary import Vocabulary
+from espalier_api.advice import PolicyVersion
+from espalier_api.base import Record
+
+DEFAULT_EMBEDDING_SEED: Final = 0
+"""Of the layers' embeddings. Policies that share it agree about layers that none of them has met."""
+
+
+class LearntTable(Record):
+    """A table that a policy was learnt from."""
+
+    name: str
+    sha256: str
+    """Of the table's canonical JSON."""
+
+
+class Lineage(Record):
+    """How a policy came to be: enough to make it again."""
+
+    learner: str
+    config: dict[str, bool | int | float | str]
+    """The learner's configuration."""
+    seed: int
+    episodes: int
+    tables: tuple[LearntTable, ...]
+    parent: PolicyVersion | None = None
+    """The policy that learning started from; absent when it started from a fresh network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What answers. The network is in evaluation mode and takes no gradients; nothing here changes after creation."""
+
+    name: str
+    version: str
+    """A digest of network, vocabulary and configuration: equal policies have equal versions."""
+    network: PolicyNetwork
+    vocabulary: Vocabulary
+    lineage: Lineage
+
+    @property
+    def identity(self) -> PolicyVersion:
+        """Name and version, as in answers."""
+        return PolicyVersion(name=self.name, version=self.version)

@@ -1,0 +1,172 @@
+"""A policy as a folder: `policy.json`, and the safetensors file that it names.
+
+The weights' file carries a digest in its name and `policy.json` is replaced atomically, after the weights are
+written: whoever reads the folder while a policy is replaced sees the old one or the new one. No pickle is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Final
+
+import torch
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from espalier_agent import data
+from espalier_agent.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policy import Lineage, Policy
+from espalier_agent.vocabulary import EMBEDDING_SIZE, Vocabulary
+from espalier_api.base import Record
+from espalier_api.documents import DocumentError, read_document, write_document
+
+POLICY_FILE: Final = "policy.json"
+EMBEDDINGS: Final = "vocabulary.embeddings"
+NETWORK_PREFIX: Final = "network."
+
+
+class PolicyError(ValueError):
+    """A policy cannot be read. The message names the file and the reason."""
+
+
+class PolicyDocument(Record):
+    """The contents of `policy.json`."""
+
+    name: str = Field(min_length=1)
+    policy_version: str = Field(min_length=1)
+    network: NetworkConfig
+    embedding_seed: int
+    vocabulary: tuple[str, ...]
+    lineage: Lineage
+    weights: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors$")
+    """File name, in the same folder."""
+    weights_sha256: str
+
+
+def make_policy(name: str, network: PolicyNetwork, vocabulary: Vocabulary, lineage: Lineage) -> Policy:
+    """Freeze a network into a policy and give it the version that its contents determine."""
+    frozen = PolicyNetwork(network.config)
+    frozen.load_state_dict({key: value.detach().cpu().clone() for key, value in network.state_dict().items()})
+    frozen.eval().requires_grad_(False)
+    digest = hashlib.sha256(_weights(frozen, vocabulary))
+    described = {
+        "network": network.config.to_json(),
+        "vocabulary": vocabulary.keys,
+        "seed": vocabulary.seed,
+    }
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    return Policy(name, digest.hexdigest()[:12], frozen, vocabulary, lineage)
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write a policy into `folder`, which is made where it is missing; replaces a policy that is there.
+
+    Raises `OSError` where the disk refuses; the policy that was there before is then intact.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = _weights(policy.network, policy.vocabulary)
+    digest = hashlib.sha256(weights).hexdigest()
+    file_name = f"weights-{digest[:12]}.safetensors"
+    _write_bytes_atomically(folder / file_name, weights)
+    document = PolicyDocument(
+        name=policy.name,
+        policy_version=policy.version,
+        network=policy.network.config,
+        embedding_seed=policy.vocabulary.seed,
+        vocabulary=policy.vocabulary.keys,
+        lineage=policy.lineage,
+        weights=file_name,
+        weights_sha256=digest,
+    )
+    write_document(folder / POLICY_FILE, document)
+    for stale in folder.glob("weights-*.safetensors"):
+        if stale.name != file_name:
+            stale.unlink(missing_ok=True)
+
+
+def load_policy(folder: Path) -> Policy:
+    """Read a policy; `PolicyError` names the file and what is wrong: missing, damaged, of another version or shape."""
+    path = folder / POLICY_FILE
+    try:
+        document = read_document(path, PolicyDocument)
+    except DocumentError as error:
+        raise PolicyError(str(error)) from error
+    except OSError as error:
+        raise PolicyError(f"{path}: cannot be read ({error.strerror}); a policy is a folder with it in it") from error
+    weights_path = folder / document.weights
+    try:
+        content = weights_path.read_bytes()
+    except OSError as error:
+        raise PolicyError(f"{weights_path}: cannot be read ({error.strerror}), but {path} names it") from error
+    if hashlib.sha256(content).hexdigest() != document.weights_sha256:
+        raise PolicyError(
+            f"{weights_path}: is not the file that {path} was written with (SHA-256 differs); it is damaged"
+        )
+    try:
+        tensors = load(content)
+    except SafetensorError as error:
+        raise PolicyError(f"{weights_path}: not a safetensors file ({error})") from error
+    network = PolicyNetwork(document.network)
+    _check_tensors(weights_path, tensors, _expected_shapes(network, len(document.vocabulary)))
+    try:
+        vocabulary = Vocabulary(document.vocabulary, tensors[EMBEDDINGS], document.embedding_seed)
+    except ValueError as error:
+        raise PolicyError(f"{path}: {error}") from error
+    network.load_state_dict({key: tensors[NETWORK_PREFIX + key] for key in network.state_dict()})
+    network.eval().requires_grad_(False)
+    return Policy(document.name, document.policy_version, network, vocabulary, document.lineage)
+
+
+def default_policy() -> Policy:
+    """Return the policy that Espalier ships."""
+    with as_file(files(data.__name__).joinpath(*data.POLICY_FOLDER.split("/"))) as folder:
+        return load_policy(folder)
+
+
+def _weights(network: PolicyNetwork, vocabulary: Vocabulary) -> bytes:
+    tensors = {NETWORK_PREFIX + key: value.contiguous() for key, value in network.state_dict().items()}
+    return save({**tensors, EMBEDDINGS: vocabulary.embeddings.contiguous()})
+
+
+def _expected_shapes(network: PolicyNetwork, words: int) -> dict[str, tuple[int, ...]]:
+    shapes = {NETWORK_PREFIX + key: tuple(value.shape) for key, value in network.state_dict().items()}
+    return {**shapes, EMBEDDINGS: (words, EMBEDDING_SIZE)}
+
+
+def _check_tensors(path: Path, found: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]]) -> None:
+    for name, shape in expected.items():
+        if name not in found:
+            raise PolicyError(f"{path}: tensor {name!r} is missing")
+        tensor = found[name]
+        if tuple(tensor.shape) != shape:
+            raise PolicyError(
+                f"{path}: tensor {name!r} has shape {list(tensor.shape)}, where {list(shape)} is expected"
+            )
+        if tensor.dtype != torch.float32:
+            raise PolicyError(f"{path}: tensor {name!r} is {tensor.dtype}, where torch.float32 is expected")
+        if not bool(torch.isfinite(tensor).all()):
+            raise PolicyError(f"{path}: tensor {name!r} holds values that are not finite")
+    surplus = sorted(set(found) - set(expected))
+    if surplus:
+        raise PolicyError(f"{path}: tensor {surplus[0]!r} does not belong to this network")
+
+
+def _write_bytes_atomically(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp lets only the owner read; a policy is often served by another user than the one who learnt it.
+        Path(temporary).chmod(0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

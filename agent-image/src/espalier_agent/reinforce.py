@@ -1,0 +1,251 @@
+"""The paper's learner: a variation of REINFORCE over outcome tables (Lamelas, algorithms 3 and 4).
+
+`PAPER` is the paper's to the letter. `BATCHED` is the same estimator over many episodes at once, with each table's
+returns standardised; the shipped policy is learnt with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from espalier_agent.game import Game, Returns
+from espalier_agent.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policy import DEFAULT_EMBEDDING_SEED, LearntTable, Lineage, Policy
+from espalier_agent.policy_files import make_policy
+from espalier_agent.tree import DecisionTree, decision_tree, table_digest
+from espalier_agent.vocabulary import Vocabulary
+from espalier_api.base import Record
+from espalier_api.outcomes import OutcomeTable
+
+
+class Order(StrEnum):
+    """In which order tables are learnt from."""
+
+    CYCLE = "cycle"
+    """One table an update, each in turn."""
+    TOGETHER = "together"
+    """All tables in every update."""
+    CURRICULUM = "curriculum"
+    """One after the other, each with an equal share of the episodes (Lamelas 6.5); temperature starts anew."""
+
+
+class ReinforceConfig(Record):
+    """What changes learning; the defaults are the paper's (Lamelas 5.7, 6.5)."""
+
+    episodes: int = Field(default=10_000, ge=1)
+    """Of all tables together; rounded up to whole updates."""
+    episodes_per_update: int = Field(default=1, ge=1)
+    """Of each table that takes part in an update. The paper updates after each episode."""
+    order: Order = Order.CYCLE
+    returns: Returns = Returns.PAPER
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """Of Adam."""
+    learning_rate_decay: float = Field(default=0.99, gt=0, le=1)
+    """Factor on the learning rate."""
+    decay_every: int = Field(default=500, ge=1)
+    """Episodes between two decays, of the learning rate and of the temperature."""
+    temperature: float = Field(default=1.0, ge=1)
+    """Softmax action selection while learning: logits are divided by it."""
+    temperature_decay: float = Field(default=0.9, gt=0, le=1)
+    """Factor on the temperature, which never falls below 1."""
+    time_jitter: float = Field(default=0.0, ge=0, le=0.5)
+    """Each update shifts a table's times left by a uniformly random share of the budget up to this, either way."""
+    entropy: float = Field(default=0.0, ge=0)
+    """Weight of the policy's entropy in the objective, falling linearly to 0 at the end. The paper has none."""
+
+
+PAPER: Final = ReinforceConfig()
+"""Algorithms 3 and 4 to the letter."""
+
+BATCHED: Final = ReinforceConfig(
+    episodes=600_000,
+    episodes_per_update=50,
+    order=Order.TOGETHER,
+    returns=Returns.STANDARDISED,
+    learning_rate=1e-3,
+    learning_rate_decay=1.0,
+    time_jitter=0.1,
+    entropy=0.6,
+)
+"""For several tables at once in a minute. Without the entropy term learning at this rate ends within a few hundred
+updates in whatever sequence was good first; .6 was the best of .02, .1, .3, .6 on the paper's six tables."""
+
+
+class LearningError(ValueError):
+    """Learning cannot start or go on. The message says why and what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far learning is, after an update."""
+
+    episodes: int
+    total_episodes: int
+    objective: float
+    """Algorithm 3's O, mean over the update's episodes."""
+    mean_accuracy: float
+    """Final accuracy, mean over the update's episodes."""
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+def learn(
+    tables: Sequence[OutcomeTable],
+    *,
+    config: ReinforceConfig = PAPER,
+    seed: int = 0,
+    name: str = "reinforce",
+    parent: Policy | None = None,
+    progress: ProgressCallback | None = None,
+) -> Policy:
+    """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy, bit for bit.
+
+    `parent` is the policy to go on from (transfer, curricula over several calls); without it the network is fresh.
+    Runs on one thread: the tensors are too small to share. Raises `TableError` for a table that cannot be played,
+    `LearningError` without tables, for a parent with too small a head, and when the objective stops being finite.
+    """
+    if not tables:
+        raise LearningError("there is no outcome table to learn from")
+    trees = [decision_tree(table) for table in tables]
+    architectures = [state.architecture for tree in trees for state in tree.states]
+    network, vocabulary = _starting_point(trees, parent, seed)
+    vocabulary = vocabulary.extended(architectures)
+    games = [Game(tree, vocabulary, network.config.growth_points, config.returns) for tree in trees]
+    generator = torch.Generator().manual_seed(seed)
+    # Embeddings and time encodings are fixed; encoders and decider are the trainable components (Lamelas 5.7).
+    optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
+    played = 0
+    with _one_thread():
+        network.train()
+        for stage in _stages(config.order, games):
+            played = _learn_stage(stage, network, optimizer, generator, config, played, progress, len(games))
+    lineage = Lineage(
+        learner="reinforce",
+        config=config.model_dump(mode="json"),
+        seed=seed,
+        episodes=played,
+        tables=tuple(LearntTable(name=table.name, sha256=table_digest(table)) for table in tables),
+        parent=None if parent is None else parent.identity,
+    )
+    return make_policy(name, network, vocabulary, lineage)
+
+
+def objective(log_probabilities: Tensor, returns: Tensor) -> Tensor:
+    """Return algorithm 3's O = 1/k · Σ_i −P_i·R for P of shape (episodes, k) and R of shape (episodes,), as a mean.
+
+    One undiscounted return for all actions of an episode, a mean over actions instead of a sum, no baseline.
+    """
+    return (-log_probabilities * returns[:, None]).mean(dim=1).mean()
+
+
+def _starting_point(trees: list[DecisionTree], parent: Policy | None, seed: int) -> tuple[PolicyNetwork, Vocabulary]:
+    points = max(len(tree.actions) - 1 for tree in trees)
+    if parent is None:
+        config = NetworkConfig(growth_points=points)
+        return PolicyNetwork.seeded(config, seed), Vocabulary.build((), DEFAULT_EMBEDDING_SEED)
+    head = parent.network.config.growth_points
+    if head < points:
+        raise LearningError(
+            f"policy {parent.name!r} decides about {head} growth points, where the tables have {points}; "
+            "learn from a fresh network, with all tables at once"
+        )
+    network = PolicyNetwork(parent.network.config)
+    network.load_state_dict(parent.network.state_dict())
+    return network, parent.vocabulary
+
+
+def _stages(order: Order, games: list[Game]) -> list[list[Game]]:
+    return [[game] for game in games] if order is Order.CURRICULUM else [games]
+
+
+def _learn_stage(
+    games: list[Game],
+    network: PolicyNetwork,
+    optimizer: torch.optim.Adam,
+    generator: torch.Generator,
+    config: ReinforceConfig,
+    played: int,
+    progress: ProgressCallback | None,
+    tables: int,
+) -> int:
+    """Play one stage's share of the episodes, an update after each batch; return the episodes played so far."""
+    share = math.ceil(config.episodes * len(games) / tables)
+    stage_played = 0
+    updates = 0
+    while stage_played < share:
+        taking_part = games if config.order is Order.TOGETHER else [games[updates % len(games)]]
+        temperature = max(1.0, config.temperature * config.temperature_decay ** (stage_played // config.decay_every))
+        # Learning rate decays over the whole of learning, the temperature within each stage.
+        decays = (played + stage_played) // config.decay_every
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * config.learning_rate_decay**decays
+        entropy = config.entropy * max(0.0, 1.0 - (played + stage_played) / config.episodes)
+        total, mean_objective, mean_accuracy = _update_objective(
+            taking_part, network, generator, config, temperature, entropy
+        )
+        if not math.isfinite(total.item()):
+            raise LearningError(
+                f"the objective became {total.item()} after {played + stage_played} episodes; lower the learning rate"
+            )
+        optimizer.zero_grad()
+        torch.autograd.backward(total)
+        optimizer.step()
+        updates += 1
+        stage_played += config.episodes_per_update * len(taking_part)
+        if progress is not None:
+            progress(
+                Progress(
+                    played + stage_played, max(config.episodes, played + stage_played), mean_objective, mean_accuracy
+                )
+            )
+    return played + stage_played
+
+
+def _update_objective(
+    games: list[Game],
+    network: PolicyNetwork,
+    generator: torch.Generator,
+    config: ReinforceConfig,
+    temperature: float,
+    entropy: float,
+) -> tuple[Tensor, float, float]:
+    """Play one batch on each table: return what to minimise, algorithm 3's part of it, and the mean accuracy."""
+    encodings = network.encode([layers for game in games for layers in game.embedded])
+    first = 0
+    objectives, entropies, accuracies = [], [], []
+    for game in games:
+        part = encodings[first : first + len(game.embedded)]
+        first += len(game.embedded)
+        shift = 0.0
+        if config.time_jitter > 0:
+            shift = config.time_jitter * (2.0 * torch.rand((), generator=generator).item() - 1.0)
+        log_probabilities = game.log_probabilities(network, part, temperature, shift)
+        recorded, ended = game.play(log_probabilities, config.episodes_per_update, generator)
+        objectives.append(objective(recorded, game.returns[ended].float()))
+        entropies.append(-(log_probabilities.exp() * log_probabilities).sum(dim=1).mean())
+        accuracies.append(game.accuracies[ended].mean())
+    mean_objective = torch.stack(objectives).mean()
+    total = mean_objective
+    if entropy > 0:
+        total = mean_objective - entropy * torch.stack(entropies).mean()
+    return total, mean_objective.item(), torch.stack(accuracies).mean().item()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,80 @@
+"""Errors of the service: one shape, `{"code", "message", "field"?}`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from espalier_api.base import Record
+
+logger = logging.getLogger(__name__)
+
+
+class ErrorBody(Record):
+    """What every error answers with."""
+
+    code: str
+    """For programs: `InvalidRequest`, `NotFound`, `MethodNotAllowed`, `BodyTooLarge`, `NotReady`, ..."""
+    message: str
+    """For people: what is wrong."""
+    field: str | None = None
+    """The field of the request that is wrong, as a dotted path."""
+
+
+class ServiceError(Exception):
+    """Ends a request with a status and an error body."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def error_response(status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Return an error in the one shape."""
+    return JSONResponse(body.to_json(), status_code=status, headers=headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every error of `app` answer with `ErrorBody`."""
+
+    @app.exception_handler(ServiceError)
+    async def service_error(_: Request, error: ServiceError) -> JSONResponse:
+        return error_response(error.status, ErrorBody(code=error.code, message=str(error)))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_request(_: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(422, _describe(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        # "Not Found" → "NotFound": the status' own phrase, as a program would spell it.
+        code = "".join(word.capitalize() for word in HTTPStatus(error.status_code).phrase.split())
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        headers = None if error.headers is None else dict(error.headers)
+        return error_response(error.status_code, ErrorBody(code=code, message=message), headers)
+
+    @app.exception_handler(Exception)
+    async def internal_error(request: Request, error: Exception) -> JSONResponse:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(500, ErrorBody(code="InternalError", message="the agent failed; its log says why"))
+
+
+def _describe(errors: Sequence[Any]) -> ErrorBody:
+    """Describe a validation failure by its first error; the input is not repeated, it may be large or not JSON."""
+    first = errors[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    message = str(first["msg"])
+    if first["type"] == "json_invalid":
+        # The location is an offset then, not a field.
+        return ErrorBody(code="InvalidRequest", message=f"the body is not JSON: {first['ctx']['error']} at {place[-1]}")
+    if len(errors) > 1:
+        message += f" (and {len(errors) - 1} more)"
+    return ErrorBody(code="InvalidRequest", message=message, field=".".join(place) or None)

@@ -1,0 +1,125 @@
+"""An outcome table as the tree of its decisions: the simulated environment of Lamelas 6.4."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+
+from espalier_agent.data import NAMED_MODELS, named_architecture
+from espalier_api.advice import Action
+from espalier_api.architecture import Architecture
+from espalier_api.outcomes import OutcomeTable
+
+
+class TableError(ValueError):
+    """An outcome table cannot be played. The message names the table, the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the agent is asked about (Lamelas 3.1): the current model, the time left and the time budget, in seconds."""
+
+    architecture: Architecture
+    time_left_s: float
+    time_budget_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTree:
+    """All states that a table's episodes pass through, and where each action leads.
+
+    States are ordered by the number of decisions before them, then by those decisions: state 0 is the first.
+    """
+
+    name: str
+    model: str
+    scenario: str
+    actions: tuple[Action, ...]
+    """In the table's order: each growth point of the starting model, then `Nothing`."""
+    decisions: int
+    """In an episode."""
+    states: tuple[State, ...]
+    following: tuple[tuple[int, ...], ...]
+    """For each state and action the index of the next state; after the last decision, that of the sequence."""
+    sequences: tuple[tuple[int, ...], ...]
+    """In lexicographic order."""
+    accuracies: tuple[float, ...]
+    """Final accuracy of each sequence."""
+
+    def rank(self, accuracy: float) -> int:
+        """Return 1 + the number of sequences that end with a higher accuracy."""
+        return 1 + sum(other > accuracy for other in self.accuracies)
+
+
+def starting_architecture(table: OutcomeTable) -> Architecture:
+    """Return the architecture of a table's starting model: its own, or that of the model it names.
+
+    Raises `TableError` where the table has none and the name is unknown, or where actions and growth points differ.
+    """
+    architecture = table.architecture
+    if architecture is None:
+        if table.model not in NAMED_MODELS:
+            raise TableError(
+                f"table {table.name}: has no architecture, and {table.model!r} is not a model known by name "
+                f"({', '.join(NAMED_MODELS)}); add the starting model's architecture to the table"
+            )
+        architecture = named_architecture(table.model)
+    points = len(architecture.growth_points)
+    if points != len(table.actions) - 1:
+        raise TableError(
+            f"table {table.name}: has {len(table.actions)} actions, where {table.model!r} with its {points} growth "
+            f"points needs {points + 1}"
+        )
+    return architecture
+
+
+def decision_tree(table: OutcomeTable) -> DecisionTree:
+    """Unfold a table; raises `TableError` as `starting_architecture`.
+
+    "Get the time left in the budget based on the adaptations we've made" (Algorithm 4): runs that share the first
+    decisions were measured separately and differ by a few hundred milliseconds, so a state has their mean.
+    """
+    start = starting_architecture(table)
+    actions = (*(Action.deepen(point.id) for point in start.growth_points), Action.nothing())
+    outcomes = sorted(table.sequences, key=lambda outcome: outcome.actions)
+    width = len(actions)
+    states: list[State] = []
+    following: list[tuple[int, ...]] = []
+    level = [start]
+    for depth in range(table.decisions_per_episode):
+        # All sequences that begin alike are neighbours, so each prefix owns one stretch of them.
+        stretch = width ** (table.decisions_per_episode - depth)
+        last = depth == table.decisions_per_episode - 1
+        next_level_at = 0 if last else len(states) + len(level)
+        for place, architecture in enumerate(level):
+            sharing = outcomes[place * stretch : (place + 1) * stretch]
+            left = sum(outcome.time_left_s[depth] for outcome in sharing) / stretch
+            states.append(State(architecture, left, table.time_budget_s))
+            first = next_level_at + place * width
+            following.append(tuple(range(first, first + width)))
+        if not last:
+            grown = ((architecture, action) for architecture, action in itertools.product(level, actions))
+            level = [_carried_out(architecture, action) for architecture, action in grown]
+    return DecisionTree(
+        name=table.name,
+        model=table.model,
+        scenario=table.scenario,
+        actions=actions,
+        decisions=table.decisions_per_episode,
+        states=tuple(states),
+        following=tuple(following),
+        sequences=tuple(outcome.actions for outcome in outcomes),
+        accuracies=tuple(outcome.accuracy for outcome in outcomes),
+    )
+
+
+def _carried_out(architecture: Architecture, action: Action) -> Architecture:
+    return architecture if action.target is None else architecture.deepen(action.target)
+
+
+def table_digest(table: OutcomeTable) -> str:
+    """Return the SHA-256 (hex) of a table's canonical JSON."""
+    text = json.dumps(table.to_json(), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

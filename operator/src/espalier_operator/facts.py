@@ -1,0 +1,260 @@
+"""What the scheduler sees: plain facts, frozen, and their loss-free JSON.
+
+A `Snapshot` is all that `plan` reads. Every backend (Kubernetes, local processes, virtual time) makes one; a dump
+of it is a bug report that can be replayed. All times are seconds of one clock, the one that `plan`'s `now` is
+read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from espalier_api.job import DEFAULT_GPU_RESOURCE, AdaptationMode, AdaptiveTrainingJob
+from espalier_api.reasons import Reason
+
+SNAPSHOT_VERSION: Final = 1
+
+
+class SnapshotError(ValueError):
+    """A dumped snapshot cannot be read; the message names the field and what is wrong with it."""
+
+
+class Role(StrEnum):
+    """What a worker is to the scheduler."""
+
+    BASE = "base"
+    EXTRA = "extra"
+    ALIEN = "alien"
+    """A pod with GPUs that belongs to no job of ours."""
+
+
+class WorkerState(StrEnum):
+    """Where a worker is in its life. In all three it holds the GPUs of the node it is bound to."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    TERMINATING = "terminating"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine with GPUs of one type."""
+
+    name: str
+    gpu_type: str
+    allocatable: int
+    ready: bool = True
+    schedulable: bool = True
+    departing: int = 0
+    """GPUs of `allocatable` that are announced to go at `departs_at`."""
+    departs_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A process or pod that holds GPUs, or waits for them while `node` is None."""
+
+    name: str
+    job: str | None
+    """Key of its job, None for an alien."""
+    role: Role
+    index: int = 0
+    """Place among the job's workers of this role; extra workers leave from the highest index down."""
+    node: str | None
+    gpus: int
+    state: WorkerState
+    gpu_type: str | None = None
+    """The type that an unbound alien insists on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Until `expires_at` the job counts as holding `extra` extra workers, even where fewer are seen."""
+
+    job: str
+    extra: int
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a job asks for: the part of its spec that the scheduler reads. Field names as in the spec."""
+
+    min_replicas: int
+    max_replicas: int
+    gpus_per_worker: int = 1
+    priority: int = 0
+    queue: str = "default"
+    gpu_type: str | None = None
+    """The only type of GPU it runs on; None: any, but all its workers on the same."""
+    time_budget_seconds: float
+    grace_seconds: float = 10.0
+    """How long past its budget it may go on before it is ended by force."""
+    gpu_seconds_budget: float | None = None
+    notice_seconds: float = 30.0
+    cooldown_seconds: float = 60.0
+    min_runtime_seconds: float = 60.0
+    adapts: bool = True
+    """False for adaptation mode Off: extra GPUs would stand idle."""
+    suspend: bool = False
+    backoff_limit: int = 3
+    pre_running_deadline_seconds: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        job: AdaptiveTrainingJob,
+        *,
+        grace_seconds: float = 10.0,
+        gpu_type: str | None = None,
+        resource: str = DEFAULT_GPU_RESOURCE,
+    ) -> Self:
+        """Return the terms of `job`; `grace_seconds` and `gpu_type` are the backend's to say."""
+        spec = job.spec
+        return cls(
+            min_replicas=spec.min_replicas,
+            max_replicas=spec.max_replicas,
+            gpus_per_worker=spec.gpus_per_worker(resource),
+            priority=spec.priority,
+            queue=spec.queue,
+            gpu_type=gpu_type,
+            time_budget_seconds=spec.time_budget_seconds,
+            grace_seconds=grace_seconds,
+            gpu_seconds_budget=spec.gpu_seconds_budget,
+            notice_seconds=spec.preemption.notice_seconds,
+            cooldown_seconds=spec.preemption.cooldown_seconds,
+            min_runtime_seconds=spec.preemption.min_runtime_seconds,
+            adapts=spec.adaptation.mode is not AdaptationMode.OFF,
+            suspend=spec.suspend,
+            backoff_limit=spec.backoff_limit,
+            pre_running_deadline_seconds=spec.pre_running_deadline_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """A notice that stands: the job is to be down to `extra` extra workers by `deadline`."""
+
+    extra: int
+    deadline: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """A demand that stands: the job is to checkpoint and end by `deadline`."""
+
+    reason: Reason
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The leader has ended by itself and must not be started again."""
+
+    reason: Reason
+    failed: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """One job: what it asks for and where it stands."""
+
+    key: str
+    terms: Terms
+    submitted_at: float
+    admitted_at: float | None = None
+    gpu_type: str | None = None
+    """The type it was admitted on; all its workers stay on it."""
+    generation: int = 0
+    acknowledged_generation: int = 0
+    extra: int = 0
+    """Extra workers lent, those being reclaimed included until they are released."""
+    reclaim: Reclaim | None = None
+    granted_at: float | None = None
+    """When extra GPUs were last lent to it."""
+    changed_at: float | None = None
+    """When its extra GPUs last changed, up or down."""
+    leader_running: bool = False
+    has_reported: bool = False
+    training: bool = False
+    """Its leader is past its start-up."""
+    trained: bool = False
+    """It was, at some time since it was admitted."""
+    used_seconds: float = 0.0
+    gpu_seconds_used: float = 0.0
+    failures: int = 0
+    last_failure: str = ""
+    """What the last failure looked like, for a person."""
+    stopping: Stopping | None = None
+    ended: Ended | None = None
+    finished: bool = False
+    """Its outcome is recorded: only its remaining workers matter still."""
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Budget seconds left, never below zero."""
+        return max(0.0, self.terms.time_budget_seconds - self.used_seconds)
+
+    @property
+    def gpus_held(self) -> int:
+        """GPUs that the allocation gives it, base and extra."""
+        if self.admitted_at is None:
+            return 0
+        return (self.terms.min_replicas + self.extra) * self.terms.gpus_per_worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The scheduler's own settings; part of the snapshot, so that a replay decides by the same ones."""
+
+    lend_min_fraction: float = 0.05
+    """Nothing is lent to a job with less than this part of its time budget left. Growth was measured to pay still
+    at 95 % of the budget (digits, rate restarted and linear to the deadline, +.05 accuracy in 5 of 5 seeds) and
+    there is no measurement beyond it; what is lent later is warm-up that the job never uses."""
+    stop_grace_seconds: float = 30.0
+    """From the demand to checkpoint and end (suspension, end of the GPU budget) to force."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that `plan` reads."""
+
+    taken_at: float
+    nodes: tuple[Node, ...] = ()
+    workers: tuple[Worker, ...] = ()
+    promises: tuple[Promise, ...] = ()
+    jobs: tuple[JobFacts, ...] = ()
+    rules: Rules = Rules()
+
+    def to_json(self) -> str:
+        """Return the snapshot as JSON text from which `from_json` makes an equal one."""
+        body = _SNAPSHOT.dump_python(self, mode="json")
+        return json.dumps({"version": SNAPSHOT_VERSION, "kind": "Snapshot", **body}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Snapshot:
+        """Parse what `to_json` wrote; `SnapshotError` where it is damaged or of another version."""
+        try:
+            body: Any = json.loads(text)
+        except ValueError as error:
+            raise SnapshotError(f"not complete JSON: {error}") from error
+        if not isinstance(body, dict) or body.pop("kind", None) != "Snapshot":
+            raise SnapshotError("is not a snapshot: kind is not 'Snapshot'")
+        version = body.pop("version", None)
+        if version != SNAPSHOT_VERSION:
+            raise SnapshotError(f"version is {version!r}; this Espalier reads {SNAPSHOT_VERSION}")
+        try:
+            return _SNAPSHOT.validate_python(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise SnapshotError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+_SNAPSHOT: TypeAdapter[Snapshot] = TypeAdapter(Snapshot)

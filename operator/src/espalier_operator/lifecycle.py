@@ -1,0 +1,89 @@
+"""When a job ends, is stopped, or goes back to the queue: the part of planning that looks at one job alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Action, Fail, Finish, Requeue, Stop
+from espalier_operator.facts import JobFacts, Rules
+
+
+def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
+    """Return what ends or stops `job` in this tick, None where it goes on."""
+    if job.ended is not None:
+        kind = Fail if job.ended.failed else Finish
+        return kind(job=job.key, reason=job.ended.reason, message=job.ended.message)
+    if job.failures > job.terms.backoff_limit:
+        message = f"{job.failures} failures, backoffLimit {job.terms.backoff_limit}; the last: {job.last_failure}"
+        return Fail(job=job.key, reason=Reason.CRASH_LOOP, message=message)
+    if job.used_seconds >= job.terms.time_budget_seconds + job.terms.grace_seconds:
+        return Finish(job=job.key, reason=Reason.BUDGET_ENFORCED)
+    if job.stopping is not None:
+        if job.leader_running and now < job.stopping.deadline:
+            return None
+        if job.stopping.reason is Reason.SUSPENDED:
+            return Requeue(job=job.key, reason=Reason.SUSPENDED)
+        return Finish(job=job.key, reason=job.stopping.reason)
+    if _gpu_budget_used_up(job):
+        if job.admitted_at is None:
+            return Finish(job=job.key, reason=Reason.GPU_BUDGET_EXHAUSTED)
+        return Stop(job=job.key, reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=now + rules.stop_grace_seconds)
+    if job.admitted_at is None:
+        return None
+    if job.terms.suspend:
+        return Stop(job=job.key, reason=Reason.SUSPENDED, deadline=now + rules.stop_grace_seconds)
+    deadline = job.terms.pre_running_deadline_seconds
+    if deadline is not None and not job.trained and now >= job.admitted_at + deadline:
+        message = f"{now - job.admitted_at:.0f} s after admission"
+        return Fail(job=job.key, reason=Reason.PRE_RUNNING_DEADLINE_EXCEEDED, message=message)
+    return None
+
+
+def turning_points(job: JobFacts, now: float) -> Iterator[float]:
+    """Yield the times at which `ending` may change its answer by the passing of time alone."""
+    if job.stopping is not None:
+        yield job.stopping.deadline
+    if job.admitted_at is None:
+        return
+    if job.training:
+        yield now + job.terms.time_budget_seconds + job.terms.grace_seconds - job.used_seconds
+        if job.terms.gpu_seconds_budget is not None and job.gpus_held:
+            yield now + (job.terms.gpu_seconds_budget - job.gpu_seconds_used) / job.gpus_held
+    if job.terms.pre_running_deadline_seconds is not None and not job.trained:
+        yield job.admitted_at + job.terms.pre_running_deadline_seconds
+
+
+def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
+    """Return how many more extra workers an admitted job could use (at least 1), or why it is lent none."""
+    terms = job.terms
+    if job.stopping is not None:
+        return job.stopping.reason
+    if job.reclaim is not None:
+        return Reason.RECLAIM_PENDING
+    most = terms.max_replicas - terms.min_replicas - job.extra
+    if most <= 0 or terms.gpus_per_worker == 0:
+        return Reason.AT_MAX_REPLICAS
+    if not terms.adapts:
+        return Reason.ADAPTATION_OFF
+    if not job.has_reported:
+        return Reason.NO_REPORT
+    if not (job.leader_running and job.training):
+        return Reason.STARTING
+    least = rules.lend_min_fraction * terms.time_budget_seconds
+    if job.remaining_seconds < least:
+        return Reason.TOO_LITTLE_BUDGET_LEFT
+    if terms.gpu_seconds_budget is not None:
+        affordable = (terms.gpu_seconds_budget - job.gpu_seconds_used) / least - job.gpus_held
+        most = min(most, math.floor(affordable / terms.gpus_per_worker))
+        if most <= 0:
+            return Reason.TOO_LITTLE_BUDGET_LEFT
+    if job.changed_at is not None and now < job.changed_at + terms.cooldown_seconds:
+        return Reason.COOLDOWN
+    return most
+
+
+def _gpu_budget_used_up(job: JobFacts) -> bool:
+    budget = job.terms.gpu_seconds_budget
+    return budget is not None and job.gpu_seconds_used >= budget

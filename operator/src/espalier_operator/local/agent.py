@@ -1,0 +1,76 @@
+"""The agent as a process beside the trainers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from espalier_operator.local.process import Process
+
+logger = logging.getLogger(__name__)
+
+PID_FILE = "agent.pid"
+MAX_RESTARTS: Final = 5
+
+
+class Agent:
+    """Starts the agent and starts it again when it ends, a few times, always at the same address.
+
+    The port is chosen here, so that trainers can be told the address before the agent has imported anything, and so
+    that the address outlives a restart. Until it answers, and if it never does, a job's fallback decides.
+    """
+
+    def __init__(self, command: Sequence[str], directory: Path, restart_wall_seconds: float) -> None:
+        """Choose the address; nothing is started before `keep_running`."""
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._argv = [*command, "--port", str(port), "--url-file", str((directory / "agent.url").resolve())]
+        self._directory = directory
+        self._wait = restart_wall_seconds
+        self._process: Process | None = None
+        self._starts = 0
+        self._start_at = 0.0
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether it ended so often that it is not started again."""
+        return self._process is None and self._starts > MAX_RESTARTS
+
+    def keep_running(self) -> None:
+        """Start it if it does not run and may."""
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return
+            self._process = None
+            self._start_at = time.monotonic() + self._wait * 2 ** (self._starts - 1)
+            logger.warning("the agent ended with exit code %d; see %s", code, self._directory / "agent.log")
+        if self._starts > MAX_RESTARTS or time.monotonic() < self._start_at:
+            return
+        self._starts += 1
+        try:
+            self._process = Process(self._argv, os.environ, self._directory / "agent.log", self._directory / PID_FILE)
+        except OSError as error:
+            self._starts = MAX_RESTARTS + 1
+            logger.warning("the agent cannot be started: %s", error)
+
+    def end(self, grace_wall_seconds: float) -> None:
+        """Begin to end it."""
+        if self._process is not None:
+            self._process.terminate(grace_wall_seconds)
+
+    def has_ended(self) -> bool:
+        """Return whether no process of it is left."""
+        return self._process is None or self._process.poll() is not None
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,88 @@
+"""Reading what a leader writes: its report, and the events it appends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from espalier_api.documents import DocumentError, read_document
+from espalier_api.events import EVENT, AnyEvent
+from espalier_api.report import Report
+
+_Stamp = tuple[int, int, int]
+
+
+class ReportFile:
+    """Looks at a report file; what cannot be read is left aside, and said once for each state of the file."""
+
+    def __init__(self, path: Path, job_names: tuple[str, ...]) -> None:
+        """Watch `path` for reports of the job that has one of these names."""
+        self._path, self._names = path, job_names
+        self._stamp: _Stamp | None = None
+        self.complaint = ""
+        """What is wrong with the file as last read; empty where it is right."""
+
+    def poll(self) -> Report | None:
+        """Return the report if the file has changed since the last look and is one."""
+        try:
+            status = os.stat(self._path)
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if stamp == self._stamp:
+                return None
+            self._stamp = stamp
+            report = read_document(self._path, Report)
+        except FileNotFoundError:
+            return None
+        except (DocumentError, OSError) as error:
+            self.complaint = str(error)
+            return None
+        if report.job not in self._names:
+            self.complaint = f"{self._path}: is a report of job {report.job!r}, not of {self._names[0]!r}"
+            return None
+        self.complaint = ""
+        return report
+
+
+class EventTail:
+    """Follows a file of JSON lines; half a line at its end waits for the rest."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        """Begin at byte `offset`."""
+        self._path, self._offset = path, offset
+        self.damaged_lines = 0
+        """Lines that are no events; they are skipped."""
+
+    def poll(self) -> list[tuple[str, AnyEvent]]:
+        """Return the new lines with the events they hold."""
+        try:
+            if os.stat(self._path).st_size <= self._offset:
+                return []
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        events = []
+        for raw in whole.splitlines():
+            try:
+                line = raw.decode("utf-8")
+                events.append((line, EVENT.validate_json(line)))
+            except (UnicodeDecodeError, ValidationError):
+                self.damaged_lines += 1
+        return events
+
+
+def offset_after(path: Path, known: set[str]) -> int:
+    """Return the byte offset in `path` after the last of its lines that is in `known`."""
+    if not path.exists():
+        return 0
+    offset = end = 0
+    for raw in path.read_bytes().splitlines(keepends=True):
+        end += len(raw)
+        if raw.decode("utf-8", errors="replace").rstrip("\r\n") in known:
+            offset = end
+    return offset

@@ -1,0 +1,345 @@
+"""One job of a local run: its leader process, its files, its account."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypedDict
+
+from espalier_api import environment as names
+from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
+from espalier_api.documents import write_document, write_text_atomically
+from espalier_api.events import (
+    AllocationAcknowledged,
+    AllocationChanged,
+    AnyEvent,
+    GPUsChanged,
+    JobChanged,
+    Warned,
+)
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.report import Report, TrainerPhase
+from espalier_api.status import JobPhase
+from espalier_operator.budget import Leader, Meter
+from espalier_operator.facts import Ended, JobFacts, Reclaim, Stopping, Terms
+from espalier_operator.local.exits import Failure, judge_exit
+from espalier_operator.local.files import EventTail, ReportFile, offset_after
+from espalier_operator.local.process import Process
+from espalier_operator.local.state import JobState, digest
+
+LOCAL_GPU_TYPE = "local"
+PID_FILE = "trainer.pid"
+_PAST = (TrainerPhase.COMPLETED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
+_MAX_RESTART_WALL_SECONDS = 60.0
+
+
+class _Stamp(TypedDict):
+    time: datetime
+    used_seconds: float
+
+
+class LocalJob:
+    """Mutable: the one place where what is known of a local job lies. Decides nothing about GPUs."""
+
+    def __init__(
+        self,
+        job: AdaptiveTrainingJob,
+        directory: Path,
+        terms: Terms,
+        on_event: Callable[[str, AnyEvent], None],
+    ) -> None:
+        """Prepare; `open` makes the folder and takes up what is in it."""
+        self.job, self.directory, self.terms = job, directory, terms
+        self.key, self.name = job.key, job.metadata.name
+        self._on_event = on_event
+        self.process: Process | None = None
+        self.report: Report | None = None
+        self.fresh = False
+        """Whether `report` is of the running process."""
+        self.meter = Meter()
+        self.allocation = Allocation()
+        self.phase, self.reason, self.message = JobPhase.PENDING, Reason.NO_FREE_GPU, ""
+        self.submitted_at: float | None = None
+        self.admitted_at: float | None = None
+        self.extra = 0
+        self.reclaim: Reclaim | None = None
+        self.granted_at: float | None = None
+        self.changed_at: float | None = None
+        self.stopping: Stopping | None = None
+        self.ended: Ended | None = None
+        self.trained = False
+        self.failures = self.restarts = self.preemptions = 0
+        self.last_failure = ""
+        self.exit_code: int | None = None
+        self.start_at = 0.0
+        """Monotonic wall time before which the leader is not started."""
+        self._said: tuple[JobPhase, Reason, str] | None = None
+        self._acknowledged = 0
+        self._allocated_at = 0.0
+        self._stale: str | None = None
+        self._complaint = ""
+        self._reports = ReportFile(directory / "report.json", (self.key, self.name))
+        self._events = EventTail(directory / "events.jsonl")
+
+    # ---- what it is
+
+    @property
+    def finished(self) -> bool:
+        """Whether its outcome is recorded."""
+        return self.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
+
+    @property
+    def leader(self) -> Leader:
+        """What the leader does, as far as budgets go."""
+        if self.process is None or self.report_phase in _PAST:
+            return Leader.ABSENT
+        return Leader.STARTING if self.report_phase is TrainerPhase.STARTING else Leader.TRAINING
+
+    @property
+    def report_phase(self) -> TrainerPhase:
+        """What the running leader last said it does."""
+        return self.report.phase if self.fresh and self.report is not None else TrainerPhase.STARTING
+
+    def facts(self, now: float) -> JobFacts:
+        """Return what the planner is told."""
+        return JobFacts(
+            key=self.key,
+            terms=self.terms,
+            submitted_at=now if self.submitted_at is None else self.submitted_at,
+            admitted_at=self.admitted_at,
+            gpu_type=None if self.admitted_at is None else LOCAL_GPU_TYPE,
+            generation=self.allocation.generation,
+            acknowledged_generation=self._acknowledged,
+            extra=self.extra,
+            reclaim=self.reclaim,
+            granted_at=self.granted_at,
+            changed_at=self.changed_at,
+            leader_running=self.process is not None,
+            has_reported=self.fresh,
+            training=self.leader is Leader.TRAINING,
+            trained=self.trained,
+            used_seconds=self.meter.used_seconds,
+            gpu_seconds_used=self.meter.gpu_seconds_used,
+            failures=self.failures,
+            last_failure=self.last_failure,
+            stopping=self.stopping,
+            ended=self.ended,
+            finished=self.finished,
+        )
+
+    def state(self) -> JobState:
+        """Return what is kept on disk."""
+        return JobState(
+            job=self.key,
+            spec_digest=digest(self.job),
+            submitted_at=self.submitted_at,
+            used_seconds=self.meter.used_seconds,
+            gpu_seconds_used=self.meter.gpu_seconds_used,
+            generation=self.allocation.generation,
+            failures=self.failures,
+            restarts=self.restarts,
+            preemptions=self.preemptions,
+            phase=self.phase,
+            reason=self.reason,
+            message=self.message,
+            exit_code=self.exit_code,
+        )
+
+    # ---- its folder
+
+    def open(self, source: str | None, state: JobState | None) -> None:
+        """Make the folder, write the job into it, and take up what an earlier run left."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        text = source if source is not None else json.dumps(self.job.to_json(), indent=2) + "\n"
+        write_text_atomically(self.directory / "job.yaml", text)
+        self.report = self._reports.poll()
+        history = self.directory / "history.jsonl"
+        if state is None:
+            return
+        if history.exists():
+            known = set(history.read_text(encoding="utf-8", errors="replace").splitlines())
+            self._events = EventTail(
+                self.directory / "events.jsonl", offset_after(self.directory / "events.jsonl", known)
+            )
+        reported = self.report.used_seconds if self.report is not None else 0.0
+        self.submitted_at = state.submitted_at
+        self.meter = Meter(used_seconds=max(state.used_seconds, reported), gpu_seconds_used=state.gpu_seconds_used)
+        self.allocation = Allocation(generation=state.generation)
+        self.failures, self.restarts, self.preemptions = state.failures, state.restarts, state.preemptions
+        if state.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
+            self.phase, self.reason, self.message = state.phase, state.reason, state.message
+            self.exit_code = state.exit_code
+        self.drain_events()
+
+    def emit(self, event: AnyEvent) -> None:
+        """Add one of the scheduler's events to the history and hand it on."""
+        self._append(event.model_dump_json(by_alias=True, exclude_none=True), event)
+
+    def set_phase(self, phase: JobPhase, reason: Reason, message: str = "") -> None:
+        """Record where the job stands, with an event if that is news."""
+        self.phase, self.reason, self.message = phase, reason, message
+        if self._said != (phase, reason, message):
+            self._said = (phase, reason, message)
+            self.emit(JobChanged(**self._stamp(), phase=phase, reason=reason, message=message))
+
+    def gpus_changed(self, total: int, change: int) -> None:
+        """Record that GPUs came or went."""
+        self.emit(GPUsChanged(**self._stamp(), total=total, change=change))
+
+    def warn(self, reason: str, message: str) -> None:
+        """Record something that does not stop the job."""
+        self.emit(Warned(**self._stamp(), reason=reason, message=message))
+
+    def interrupt(self) -> None:
+        """Record that the run ends before the job has."""
+        if not self.finished and self.reason not in (Reason.TOO_LARGE, Reason.SUSPENDED):
+            self.set_phase(JobPhase.SUSPENDED, Reason.INTERRUPTED, SENTENCES[Reason.INTERRUPTED])
+
+    # ---- its allocation
+
+    def allocate(self, replicas: int, direction: Direction, reason: Reason, wall_seconds: float | None) -> None:
+        """Write a new allocation; `wall_seconds` from now is its deadline."""
+        now = datetime.now(UTC)
+        deadline = None if wall_seconds is None else datetime.fromtimestamp(now.timestamp() + wall_seconds, UTC)
+        self.allocation = Allocation(
+            generation=self.allocation.generation + 1,
+            replicas=replicas,
+            gpus=replicas * self.terms.gpus_per_worker,
+            direction=direction,
+            reason=reason,
+            deadline=deadline,
+        )
+        self._allocated_at = time.monotonic()
+        self.write_allocation()
+        self.emit(AllocationChanged(**self._stamp(), allocation=self.allocation))
+
+    def write_allocation(self) -> None:
+        """Write the allocation file as things stand."""
+        spec = self.job.spec
+        document = AllocationDocument(
+            job=self.key,
+            allocation=self.allocation,
+            time_budget=TimeBudget(
+                budget_seconds=spec.time_budget_seconds,
+                used_seconds=self.meter.used_seconds,
+                gpu_seconds_used=self.meter.gpu_seconds_used,
+            ),
+            base_replicas=spec.min_replicas,
+            stop=self.stopping is not None,
+        )
+        write_document(self.directory / "allocation.json", document)
+
+    # ---- its leader
+
+    def start(self, default_command: Sequence[str], agent_url: str | None, extra: dict[str, str]) -> None:
+        """Start the leader."""
+        variables = {
+            names.JOB_FILE: self.directory / "job.yaml",
+            names.ALLOCATION_FILE: self.directory / "allocation.json",
+            names.REPORT_FILE: self.directory / "report.json",
+            names.EVENTS_FILE: self.directory / "events.jsonl",
+            names.CHECKPOINT_DIR: self.directory / "checkpoints",
+        }
+        own = {name: str(path.resolve()) for name, path in variables.items()}
+        if agent_url is not None:
+            own[names.AGENT_URL] = agent_url
+        (self.directory / "checkpoints").mkdir(exist_ok=True)
+        self.write_allocation()
+        self._stale = self.report.incarnation if self.report is not None else None
+        self.fresh = False
+        self.exit_code = None
+        self.process = Process(
+            self._command() or default_command,
+            {**os.environ, **own, **extra},
+            self.directory / "trainer.log",
+            self.directory / PID_FILE,
+        )
+
+    def look(self, now: float, gpus: int, allowance: float, restart_wall_seconds: float) -> bool:
+        """Read the leader's files, account for the time, notice its end; return whether anything is news."""
+        before = (self.leader, self._acknowledged, self.process is None, self.ended)
+        leader = self.leader
+        code = self.process.poll() if self.process is not None else None
+        self.drain_events()
+        self._read_report()
+        if self.leader is Leader.TRAINING or leader is Leader.TRAINING:
+            leader = Leader.TRAINING
+            if not self.trained or self.phase is not JobPhase.RUNNING:
+                self.trained = True
+                if not self.finished and self.stopping is None:
+                    self.set_phase(JobPhase.RUNNING, Reason.RUNNING)
+        reported = self.report.used_seconds if self.fresh and self.report is not None else 0.0
+        self.meter = self.meter.advance(now, leader, gpus, allowance, reported)
+        if code is not None:
+            self._exited(code, restart_wall_seconds)
+        return before != (self.leader, self._acknowledged, self.process is None, self.ended)
+
+    def drain_events(self) -> None:
+        """Copy the leader's new events into the history."""
+        damaged = self._events.damaged_lines
+        for line, event in self._events.poll():
+            self._append(line, event)
+        if self._events.damaged_lines > damaged:
+            self.warn("DamagedEvents", f"{self._events.damaged_lines - damaged} lines of events.jsonl are no events")
+
+    # ---- within
+
+    def _command(self) -> tuple[str, ...]:
+        template = self.job.spec.template
+        if template is None:
+            return ()
+        container = template.spec.containers[0]
+        return (*container.command, *container.args) if container.command else ()
+
+    def _read_report(self) -> None:
+        report = self._reports.poll()
+        if self._reports.complaint != self._complaint:
+            self._complaint = self._reports.complaint
+            if self._complaint:
+                self.warn("UnreadableReport", f"{self._complaint}; going on without it")
+        if report is None:
+            return
+        self.report = report
+        self.fresh = self.process is not None and report.incarnation != self._stale
+        if not self.fresh or report.acknowledged_generation <= self._acknowledged:
+            return
+        self._acknowledged = min(report.acknowledged_generation, self.allocation.generation)
+        if self._acknowledged == self.allocation.generation:
+            seconds = time.monotonic() - self._allocated_at
+            self.emit(AllocationAcknowledged(**self._stamp(), generation=self._acknowledged, seconds=seconds))
+
+    def _exited(self, code: int, restart_wall_seconds: float) -> None:
+        demanded = self.process is not None and self.process.is_ending
+        self.process, self.exit_code = None, code
+        verdict = judge_exit(code, self.report if self.fresh else None)
+        if isinstance(verdict, Ended):
+            if not self.finished and not (demanded and verdict.failed):
+                self.ended = verdict
+            return
+        if demanded or self.finished or self.stopping is not None:
+            return
+        self.restarts += 1
+        if isinstance(verdict, Failure):
+            self.failures += 1
+            self.last_failure = verdict.message
+            wait = min(restart_wall_seconds * 2 ** (self.failures - 1), _MAX_RESTART_WALL_SECONDS)
+        else:
+            self.preemptions += 1
+            wait = restart_wall_seconds
+        self.start_at = time.monotonic() + wait
+        if self.failures <= self.terms.backoff_limit:
+            message = f"{verdict.message}; started again in {wait:g} s"
+            self.set_phase(JobPhase.STARTING, Reason.TRAINER_FAILED, message)
+
+    def _stamp(self) -> _Stamp:
+        return {"time": datetime.now(UTC), "used_seconds": self.meter.used_seconds}
+
+    def _append(self, line: str, event: AnyEvent) -> None:
+        with (self.directory / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self._on_event(self.name, event)

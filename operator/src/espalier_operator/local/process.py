@@ -1,0 +1,146 @@
+"""A child process with all its descendants, which does not outlive the scheduler unnoticed.
+
+The child leads a session of its own, so a Ctrl-C at the terminal reaches only the scheduler, and its whole group can
+be ended. On Linux the kernel sends it SIGTERM when the scheduler dies, SIGKILL included: it checkpoints and ends. A
+pid file (with the process's start time, as pids are used again) lets the next run end what is left nevertheless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from espalier_api.documents import write_text_atomically
+
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class Process:
+    """A running or ended child."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path, pid_file: Path) -> None:
+        """Start `argv`, its output appended to `log`; `OSError` where it cannot be started."""
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                argv,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),
+            )
+        self._pid_file = pid_file
+        self._kill_at: float | None = None
+        write_text_atomically(
+            pid_file, json.dumps({"pid": self._child.pid, "started": _start_time(self._child.pid)}) + "\n"
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id, also the id of its group."""
+        return self._child.pid
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether `terminate` or `kill` was called."""
+        return self._kill_at is not None
+
+    def poll(self) -> int | None:
+        """Return the exit code once it has ended (negative: by that signal), its whole group then ended too."""
+        if self._child.returncode is None:
+            if not self._has_exited():
+                if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                    _signal_group(self.pid, signal.SIGKILL)
+                return None
+            # The leader is not reaped yet, so its id cannot belong to another group.
+            _signal_group(self.pid, signal.SIGKILL)
+            self._child.wait()
+            self._pid_file.unlink(missing_ok=True)
+        return self._child.returncode
+
+    def terminate(self, grace_wall_seconds: float) -> None:
+        """Send SIGTERM to the leader; `poll` sends SIGKILL to its group when the grace is over."""
+        if self._kill_at is None and self._child.returncode is None:
+            self._kill_at = time.monotonic() + grace_wall_seconds
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the whole group."""
+        if self._child.returncode is None:
+            self._kill_at = time.monotonic()
+            _signal_group(self.pid, signal.SIGKILL)
+
+    def _has_exited(self) -> bool:
+        if sys.platform == "linux":
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return self._child.poll() is not None
+
+
+async def end_orphan(pid_file: Path, grace_wall_seconds: float) -> bool:
+    """End the process that an earlier run left behind, if it still runs; return whether there was one."""
+    orphan = _read_pid_file(pid_file)
+    if orphan is None or not _runs(*orphan):
+        return False
+    pid, _ = orphan
+    _signal_group(pid, signal.SIGTERM)
+    deadline = time.monotonic() + grace_wall_seconds
+    while _runs(*orphan):
+        if time.monotonic() >= deadline:
+            _signal_group(pid, signal.SIGKILL)
+        await asyncio.sleep(0.02)
+    return True
+
+
+def _read_pid_file(path: Path) -> tuple[int, str] | None:
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        return int(body["pid"]), str(body["started"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None  # a damaged file names no process; the next start replaces it
+
+
+def _die_with(parent: int) -> Callable[[], None] | None:
+    if _LIBC is None:
+        return None
+
+    def in_child() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # the scheduler died before prctl took effect
+            os._exit(128 + signal.SIGTERM)
+
+    return in_child
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return  # the group is gone; macOS says EPERM where only zombies are left in it
+
+
+def _runs(pid: int, started: str) -> bool:
+    return _start_time(pid) == started
+
+
+def _start_time(pid: int) -> str | None:
+    """Return what tells this process from a later one with the same id, None where none runs."""
+    if sys.platform == "linux":
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        fields = stat.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
+    answer = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None

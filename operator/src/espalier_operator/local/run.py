@@ -1,0 +1,263 @@
+"""A local run from beginning to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from espalier_api import environment as names
+from espalier_api.documents import write_document
+from espalier_api.events import AnyEvent
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Plan
+from espalier_operator.budget import START_UP_ALLOWANCE_WALL_SECONDS, Leader
+from espalier_operator.clock import ScaledClock
+from espalier_operator.facts import Ended, Role, Rules, Terms
+from espalier_operator.local import agent as agents
+from espalier_operator.local.backend import LocalBackend
+from espalier_operator.local.gpus import Gpus
+from espalier_operator.local.job import PID_FILE, LocalJob
+from espalier_operator.local.process import end_orphan
+from espalier_operator.local.settings import LocalRunError, LocalSettings
+from espalier_operator.local.state import STATE_FILE, RunState, load_state
+from espalier_operator.local.timeline import Timeline
+from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
+from espalier_operator.loop import Loop
+from espalier_operator.policies import Policy
+from espalier_operator.policies.priority import PriorityPolicy
+
+logger = logging.getLogger(__name__)
+
+_SAVE_WALL_SECONDS = 1.0
+_NEVER = (Reason.TOO_LARGE, Reason.SUSPENDED)
+
+
+async def run_local(
+    jobs: Sequence[AdaptiveTrainingJob],
+    settings: LocalSettings,
+    on_event: Callable[[str, AnyEvent], None],
+    stop: asyncio.Event,
+    on_tick: Callable[[RunView], None] | None = None,
+) -> dict[str, LocalOutcome]:
+    """Run `jobs` to their ends, or until `stop` is set, and return their outcomes by job name.
+
+    `on_event(job name, event)` gets every event of `history.jsonl` as it happens; `on_tick` gets a view of the run
+    about every `poll_wall_seconds`. Both are called in the event loop and must be quick. With `stop` everything ends
+    in less than 5 s and can be taken up by the same call again. `LocalRunError` where that call is not the same.
+    """
+    return await LocalRun(jobs, settings, on_event, on_tick).run(stop)
+
+
+class LocalRun:
+    """One run: the loop, the processes, the files."""
+
+    def __init__(
+        self,
+        jobs: Sequence[AdaptiveTrainingJob],
+        settings: LocalSettings,
+        on_event: Callable[[str, AnyEvent], None],
+        on_tick: Callable[[RunView], None] | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        """Check and take up what lies in the folder; nothing runs before `run`."""
+        by_name = {job.metadata.name: job for job in jobs}
+        if len(by_name) < len(jobs) or not jobs:
+            raise LocalRunError("a run needs at least one job, and jobs of different names")
+        self._settings, self._on_tick = settings, on_tick
+        self._jobs: dict[str, LocalJob] = {}
+        settings.directory.mkdir(parents=True, exist_ok=True)
+        state = load_state(settings.directory, list(jobs))
+        self._clock = ScaledClock(settings.time_scale, 0.0 if state is None else state.clock_seconds)
+        seconds, done = (0.0, 0) if state is None else (state.timeline_seconds, state.changes_done)
+        self._timeline = Timeline(settings.changes, seconds, done)
+        self._gpus = Gpus(settings.gpus, settings.devices)
+        for change in self._timeline.made:
+            self._gpus.change(change.change)
+        before = {} if state is None else {entry.job: entry for entry in state.jobs}
+        for name, job in by_name.items():
+            folder = settings.directory if len(jobs) == 1 else settings.directory / name
+            grace = max(settings.grace_wall_seconds * settings.time_scale, 0.1 * job.spec.time_budget_seconds)
+            local = LocalJob(job, folder, Terms.of(job, grace_seconds=grace), on_event)
+            local.open(settings.sources.get(name), before.get(job.key))
+            self._jobs[job.key] = local
+        self._backend = LocalBackend(
+            self._jobs,
+            self._gpus,
+            self._timeline,
+            self._clock,
+            Rules(),
+            stop_wall_seconds=settings.stop_wall_seconds,
+            on_planned=self._planned,
+        )
+        self._loop = Loop(self._backend, policy or PriorityPolicy(), self._clock)
+        self._agent = self._make_agent()
+        self._reasons: dict[str, Reason] = {}
+        self._over = asyncio.Event()
+        self._saved_at = 0.0
+        self._read_at: float | None = None
+        self._announced = 0
+
+    async def run(self, stop: asyncio.Event) -> dict[str, LocalOutcome]:
+        """Run until all is over or `stop` is set."""
+        await self._end_orphans()
+        tasks = [
+            asyncio.create_task(self._loop.run()),
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(stop.wait()),
+            asyncio.create_task(self._over.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            await self._end_all()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return {job.name: outcome_of(job) for job in self._jobs.values()}
+
+    def view(self) -> RunView:
+        """Return the run as it stands."""
+        return view_run(self._jobs.values(), self._gpus, self._timeline, self._reasons, self._loop)
+
+    # ---- what happens many times a second
+
+    async def _watch(self) -> None:
+        while True:
+            if self._look():
+                self._loop.wake()
+                self._save()
+            elif time.monotonic() - self._saved_at >= _SAVE_WALL_SECONDS:
+                self._save()
+            if self._on_tick is not None:
+                self._on_tick(self.view())
+            await asyncio.sleep(self._settings.poll_wall_seconds)
+
+    def _look(self) -> bool:
+        """Bring all facts up to now; return whether the planner should know."""
+        news = False
+        now = self._clock.now()
+        allowance = START_UP_ALLOWANCE_WALL_SECONDS * self._settings.time_scale
+        if self._agent is not None:
+            self._agent.keep_running()
+        for job in self._jobs.values():
+            gpus = self._gpus.held(job.key, Role.BASE) + self._gpus.held(job.key, Role.EXTRA)
+            news |= job.look(now, gpus, allowance, self._settings.restart_wall_seconds)
+            self._backend.release_base(job)
+        news |= self._move_timeline(now)
+        for job in self._jobs.values():
+            if job.submitted_at is None and self._timeline.seconds >= self._settings.submit_at.get(job.name, 0.0):
+                job.submitted_at = now
+                news = True
+            news |= self._start_if_due(job)
+        return news
+
+    def _move_timeline(self, now: float) -> bool:
+        """Let GPUs come and go; while jobs only start up, the timeline waits for them."""
+        passed = 0.0 if self._read_at is None else now - self._read_at
+        self._read_at = now
+        open_jobs = [job for job in self._jobs.values() if job.submitted_at is not None and not job.finished]
+        starting = [job for job in open_jobs if job.admitted_at is not None or job.key not in self._reasons]
+        if starting and not any(job.leader is Leader.TRAINING for job in starting):
+            passed = 0.0
+        due = self._timeline.advance(passed)
+        for change in due:
+            self._change_gpus(change.change)
+            for job in self._jobs.values():
+                if not job.finished:
+                    job.gpus_changed(self._gpus.total, change.change)
+        announced = self._timeline.departing()[0]
+        news = bool(due) or announced != self._announced
+        self._announced = announced
+        return news
+
+    def _change_gpus(self, change: int) -> None:
+        precious = sorted(self._jobs.values(), key=lambda job: (-job.terms.priority, job.submitted_at or 0.0))
+        for holder in self._gpus.change(change, [job.key for job in precious]):
+            self._backend.lose(holder)
+
+    def _start_if_due(self, job: LocalJob) -> bool:
+        """Start the leader of an admitted job that has its GPUs and no leader; return whether that was tried."""
+        wanted = job.admitted_at is not None and job.stopping is None and job.ended is None and not job.finished
+        exhausted = job.failures > job.terms.backoff_limit
+        if not wanted or exhausted or job.process is not None or time.monotonic() < job.start_at:
+            return False
+        if not self._backend.bind_base(job):
+            return False
+        variables = {names.TIME_SCALE: repr(self._settings.time_scale)}
+        if self._settings.seed is not None:
+            variables[names.SEED] = str(self._settings.seed)
+        if self._settings.devices:
+            devices = self._gpus.of(job.key, Role.BASE).values()
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for own in devices for device in own)
+        url = self._settings.agent_url if self._agent is None else self._agent.url
+        try:
+            job.start(self._settings.trainer_command, url, variables)
+        except OSError as error:
+            job.ended = Ended(reason=Reason.TRAINER_FAILED, failed=True, message=f"cannot be started: {error}")
+        return True
+
+    def _planned(self, plan: Plan) -> None:
+        """Remember why each job gets no more, and notice when nothing will ever happen again."""
+        self._reasons = {key: refusal.reason for key, refusal in plan.refusals.items()}
+        unfinished = [job for job in self._jobs.values() if not job.finished]
+        gone = all(job.process is None for job in self._jobs.values())
+        stuck = not self._timeline.has_arrivals_ahead and all(
+            self._reasons.get(job.key) in _NEVER for job in unfinished
+        )
+        if gone and stuck and not plan.actions:
+            self._over.set()
+
+    def _save(self) -> None:
+        state = RunState(
+            clock_seconds=self._clock.now(),
+            timeline_seconds=self._timeline.seconds,
+            changes_done=self._timeline.done,
+            jobs=tuple(job.state() for job in self._jobs.values()),
+        )
+        write_document(self._settings.directory / STATE_FILE, state)
+        self._saved_at = time.monotonic()
+
+    # ---- beginning and end
+
+    def _make_agent(self) -> agents.Agent | None:
+        needed = any(
+            job.job.spec.adaptation.agent is None and job.terms.adapts and not job.finished
+            for job in self._jobs.values()
+        )
+        if self._settings.agent_command is None or self._settings.agent_url is not None or not needed:
+            return None
+        return agents.Agent(self._settings.agent_command, self._settings.directory, self._settings.restart_wall_seconds)
+
+    async def _end_orphans(self) -> None:
+        files = [job.directory / PID_FILE for job in self._jobs.values()]
+        files.append(self._settings.directory / agents.PID_FILE)
+        found = await asyncio.gather(*(end_orphan(file, self._settings.stop_wall_seconds) for file in files))
+        for file, was_there in zip(files, found, strict=True):
+            if was_there:
+                logger.warning("%s: a process that an earlier run had left was ended", file)
+
+    async def _end_all(self) -> None:
+        """End every process, read what each said last, and keep the state."""
+        if self._agent is not None:
+            self._agent.end(self._settings.stop_wall_seconds)
+        for job in self._jobs.values():
+            if job.process is not None:
+                job.process.terminate(self._settings.stop_wall_seconds)
+        while any(job.process is not None for job in self._jobs.values()) or not (
+            self._agent is None or self._agent.has_ended()
+        ):
+            now = self._clock.now()
+            for job in self._jobs.values():
+                gpus = self._gpus.held(job.key, Role.BASE) + self._gpus.held(job.key, Role.EXTRA)
+                job.look(now, gpus, math.inf, 0.0)
+            await asyncio.sleep(self._settings.poll_wall_seconds)
+        for job in self._jobs.values():
+            job.interrupt()
+        self._save()

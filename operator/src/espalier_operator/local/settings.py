@@ -1,0 +1,83 @@
+"""What a local run is given."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class LocalRunError(ValueError):
+    """The run cannot be made as asked; the message names the setting or file and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuChange:
+    """GPUs that come (`change` > 0) or go (`change` < 0).
+
+    `at_seconds` is on the timeline of the run: budget seconds during which some job trains (or none is starting).
+    For a single job that is its used budget, so an arrival at 20 s meets the same training progress however long
+    the processes took to start, and after a resume too.
+    """
+
+    at_seconds: float
+    change: int
+    notice_seconds: float = 0.0
+    """How long before, on the same timeline, a departure is announced; 0: it comes as a surprise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSettings:
+    """A local run. `LocalRunError` where the settings contradict themselves."""
+
+    directory: Path
+    """Where everything of the run lies: directly in it for one job, in a folder each for several."""
+    gpus: int = 1
+    """GPUs at the beginning."""
+    changes: tuple[GpuChange, ...] = ()
+    devices: tuple[str, ...] = ()
+    """Ids of CUDA devices to use, as many as there ever are at once; empty: the GPUs are simulated."""
+    time_scale: float = 1.0
+    """Budget seconds in a second of wall time: for budgets, arrivals, notices, cooldowns and minimum runtimes."""
+    seed: int | None = None
+    trainer_command: tuple[str, ...] = (sys.executable, "-m", "espalier_trainer")
+    """For jobs whose template says no command of its own."""
+    agent_command: tuple[str, ...] | None = (sys.executable, "-m", "espalier_agent", "serve")
+    """Gets `--port N --url-file FILE` appended; None: no agent is started."""
+    agent_url: str | None = None
+    """An agent that runs already; none is started then."""
+    submit_at: Mapping[str, float] = field(default_factory=dict)
+    """By job name: seconds on the timeline at which the job is submitted; others are at once."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """By job name: the text of its job file, kept as `job.yaml`; default: the job as JSON (which is YAML)."""
+    stop_wall_seconds: float = 4.0
+    """From SIGTERM to SIGKILL."""
+    restart_wall_seconds: float = 1.0
+    """Before the first restart of a failed leader; doubles with each failure."""
+    grace_wall_seconds: float = 10.0
+    """A leader may go on this long past its budget, or a tenth of the budget if that is longer, before it is ended.
+    It covers the last evaluation and checkpoint, whose length does not shrink with the time scale or budget."""
+    poll_wall_seconds: float = 0.03
+    """How often processes and their files are looked at: two `stat`s a job, some microseconds."""
+
+    def __post_init__(self) -> None:
+        """Check."""
+        if not (math.isfinite(self.time_scale) and self.time_scale > 0):
+            raise LocalRunError(f"time scale {self.time_scale}: it must be a positive number")
+        if self.gpus < 0:
+            raise LocalRunError(f"gpus {self.gpus}: it must be 0 or more")
+        total = most = self.gpus
+        for change in sorted(self.changes, key=lambda change: change.at_seconds):
+            if change.at_seconds < 0 or change.notice_seconds < 0 or change.change == 0:
+                raise LocalRunError(f"{change}: times must be 0 or more, and the change not 0")
+            total += change.change
+            if total < 0:
+                raise LocalRunError(f"{-change.change} GPUs go at {change.at_seconds:g} s where fewer are left")
+            most = max(most, total)
+        if self.devices and len(self.devices) < most:
+            raise LocalRunError(
+                f"the run has up to {most} GPUs at once and this machine offers {len(self.devices)} "
+                f"({', '.join(self.devices)}); ask for fewer, or simulate them"
+            )

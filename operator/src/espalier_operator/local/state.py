@@ -1,0 +1,79 @@
+"""What a local run keeps on disk, so that the same command takes it up after any end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from pydantic import Field
+
+from espalier_api.base import Record
+from espalier_api.documents import DocumentError, read_document
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.reasons import Reason
+from espalier_api.status import JobPhase
+from espalier_operator.local.settings import LocalRunError
+
+STATE_FILE = "state.json"
+
+
+class JobState(Record):
+    """One job of a run. GPUs are not in it: a run that is taken up begins with none granted."""
+
+    job: str
+    spec_digest: str
+    submitted_at: float | None = None
+    """On the scheduler's clock."""
+    used_seconds: float = Field(default=0.0, ge=0)
+    gpu_seconds_used: float = Field(default=0.0, ge=0)
+    generation: int = Field(default=0, ge=0)
+    failures: int = Field(default=0, ge=0)
+    restarts: int = Field(default=0, ge=0)
+    preemptions: int = Field(default=0, ge=0)
+    phase: JobPhase = JobPhase.PENDING
+    reason: Reason = Reason.NO_FREE_GPU
+    message: str = ""
+    exit_code: int | None = None
+
+
+class RunState(Record):
+    """`state.json`."""
+
+    clock_seconds: float = Field(ge=0)
+    timeline_seconds: float = Field(ge=0)
+    changes_done: int = Field(ge=0)
+    jobs: tuple[JobState, ...]
+
+
+def digest(job: AdaptiveTrainingJob) -> str:
+    """Return what tells one specification from another."""
+    return hashlib.sha256(json.dumps(job.spec.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_state(directory: Path, jobs: list[AdaptiveTrainingJob]) -> RunState | None:
+    """Return the state that an earlier run of these jobs left in `directory`, None where there is none.
+
+    `LocalRunError` where it is damaged, or of other jobs or specifications.
+    """
+    path = directory / STATE_FILE
+    try:
+        state = read_document(path, RunState)
+    except FileNotFoundError:
+        return None
+    except DocumentError as error:
+        raise LocalRunError(f"{error}; choose another output folder, or remove this one") from error
+    before = {entry.job: entry.spec_digest for entry in state.jobs}
+    now = {job.key: digest(job) for job in jobs}
+    if set(before) != set(now):
+        raise LocalRunError(
+            f"{path}: is of a run of {', '.join(sorted(before))}, not of {', '.join(sorted(now))}; "
+            "choose another output folder, or remove this one"
+        )
+    changed = sorted(key for key in now if now[key] != before[key])
+    if changed:
+        raise LocalRunError(
+            f"{path}: the specification of {', '.join(changed)} was another one when this run began; "
+            "choose another output folder, or remove this one"
+        )
+    return state

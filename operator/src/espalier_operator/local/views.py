@@ -1,0 +1,135 @@
+"""What a caller sees of a local run: while it goes on, and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from espalier_api.allocation import Allocation
+from espalier_api.events import EVENT, AllocationChanged
+from espalier_api.reasons import Reason
+from espalier_api.report import Report
+from espalier_api.status import JobPhase
+from espalier_operator.facts import Role
+from espalier_operator.local.gpus import Gpus
+from espalier_operator.local.job import LocalJob
+from espalier_operator.local.timeline import Timeline
+from espalier_operator.loop import Loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job, now."""
+
+    name: str
+    phase: JobPhase
+    reason: Reason
+    """Why it is in its phase, or why it gets no more GPUs."""
+    report: Report | None
+    allocation: Allocation
+    base_gpus: int
+    lent_gpus: int
+    budget_seconds: float
+    used_seconds: float
+    gpu_seconds_used: float
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """The run, now."""
+
+    timeline_seconds: float
+    """Where the run is on the axis of `GpuChange.at_seconds`."""
+    gpus_total: int
+    gpus_base: int
+    gpus_lent: int
+    gpus_free: int
+    last_tick_age: float | None
+    """Wall seconds since the scheduler last ticked."""
+    jobs: tuple[JobView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOutcome:
+    """How a job ended, or where it stands when the run was stopped."""
+
+    job: str
+    """Its name."""
+    phase: JobPhase
+    """`Complete` and `Failed` are ends; with any other the same run again takes the job up."""
+    reason: Reason
+    message: str
+    exit_code: int | None
+    """Of the last leader; negative: the signal that ended it."""
+    used_seconds: float
+    gpu_seconds_used: float
+    restarts: int
+    preemptions: int
+    report: Report | None
+    """The leader's last."""
+    allocations: tuple[AllocationChanged, ...]
+    """All of them, earlier incarnations of the run included."""
+
+
+def view_run(
+    jobs: Iterable[LocalJob], gpus: Gpus, timeline: Timeline, reasons: Mapping[str, Reason], loop: Loop
+) -> RunView:
+    """Return the view; `reasons` are the last plan's refusals by job key."""
+    views = tuple(
+        JobView(
+            name=job.name,
+            phase=job.phase,
+            reason=reasons.get(job.key, job.reason),
+            report=job.report,
+            allocation=job.allocation,
+            base_gpus=gpus.held(job.key, Role.BASE),
+            lent_gpus=gpus.held(job.key, Role.EXTRA),
+            budget_seconds=job.terms.time_budget_seconds,
+            used_seconds=job.meter.used_seconds,
+            gpu_seconds_used=job.meter.gpu_seconds_used,
+            restarts=job.restarts,
+        )
+        for job in jobs
+    )
+    return RunView(
+        timeline_seconds=timeline.seconds,
+        gpus_total=gpus.total,
+        gpus_base=sum(view.base_gpus for view in views),
+        gpus_lent=sum(view.lent_gpus for view in views),
+        gpus_free=len(gpus.free),
+        last_tick_age=loop.last_tick_age(),
+        jobs=views,
+    )
+
+
+def outcome_of(job: LocalJob) -> LocalOutcome:
+    """Return how `job` stands at the end of a run."""
+    return LocalOutcome(
+        job=job.name,
+        phase=job.phase,
+        reason=job.reason,
+        message=job.message,
+        exit_code=job.exit_code,
+        used_seconds=job.meter.used_seconds,
+        gpu_seconds_used=job.meter.gpu_seconds_used,
+        restarts=job.restarts,
+        preemptions=job.preemptions,
+        report=job.report,
+        allocations=tuple(_allocations(job)),
+    )
+
+
+def _allocations(job: LocalJob) -> Iterable[AllocationChanged]:
+    history = job.directory / "history.jsonl"
+    if not history.exists():
+        return
+    for line in history.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = EVENT.validate_json(line)
+        except ValidationError:
+            continue  # cut off when the scheduler was killed
+        if isinstance(event, AllocationChanged):
+            yield event

@@ -1,0 +1,110 @@
+"""The scheduler's loop: snapshot → plan → apply, whatever the backend.
+
+One task. It is woken by `wake()` (facts have changed; a burst of changes is one tick), by the time at which the last
+plan said that time alone changes something, and by a slow resync in case a wake-up was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from espalier_operator.actions import Action, Plan
+from espalier_operator.clock import Clock
+from espalier_operator.facts import Snapshot
+from espalier_operator.plan import plan
+from espalier_operator.policies import Policy
+
+logger = logging.getLogger(__name__)
+
+DEBOUNCE_SECONDS: Final = 0.05
+"""Wall time between a wake-up and the tick: a burst of facts is planned once."""
+RESYNC_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 1.0
+"""Wall time after which a tick that could not be carried out is tried again."""
+
+
+class BackendError(Exception):
+    """The world could not be seen or changed just now. The loop tries again; nothing is assumed meanwhile."""
+
+
+class Backend(Protocol):
+    """A world of nodes, workers and jobs."""
+
+    async def observe(self) -> Snapshot:
+        """Return what is; `BackendError` where it is unknown (never an empty snapshot instead)."""
+
+    async def apply(self, action: Action) -> None:
+        """Carry out `action`, idempotently; `BackendError` where that failed."""
+
+    def planned(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Take notice of a plan whose actions were all tried: for conditions, metrics and displays."""
+
+
+class Loop:
+    """Runs one backend under one policy."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        policy: Policy,
+        clock: Clock,
+        *,
+        debounce_seconds: float = DEBOUNCE_SECONDS,
+        resync_seconds: float = RESYNC_SECONDS,
+        wall: Callable[[], float] | None = None,
+    ) -> None:
+        """Prepare; nothing runs before `run`. `wall` is a monotonic clock in wall seconds (for tests)."""
+        self._backend, self._policy, self._clock = backend, policy, clock
+        self._debounce, self._resync = debounce_seconds, resync_seconds
+        self._wall = wall
+        self._event = asyncio.Event()
+        self._last_tick: float | None = None
+
+    def wake(self) -> None:
+        """Say that facts have changed."""
+        self._event.set()
+
+    def last_tick_age(self) -> float | None:
+        """Return the wall seconds since a tick was last completed, None before the first: the measure of liveness."""
+        return None if self._last_tick is None else self._monotonic() - self._last_tick
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            wait = await self.tick()
+            try:
+                await asyncio.wait_for(self._event.wait(), timeout=wait)
+                await asyncio.sleep(self._debounce)
+            except TimeoutError:
+                pass
+
+    async def tick(self) -> float:
+        """Plan and apply once; return the wall seconds after which the next tick is due without a wake-up."""
+        self._event.clear()
+        try:
+            snapshot = await self._backend.observe()
+        except BackendError as error:
+            logger.warning("the world cannot be seen, trying again in %g s: %s", RETRY_SECONDS, error)
+            return RETRY_SECONDS
+        now = self._clock.now()
+        planned = plan(snapshot, self._policy, now)
+        wait, failed = self._resync, False
+        for action in planned.actions:
+            try:
+                await self._backend.apply(action)
+            except BackendError as error:
+                logger.warning("%s: %s, trying again in %g s", action, error, RETRY_SECONDS)
+                wait, failed = min(wait, RETRY_SECONDS), True
+        self._backend.planned(snapshot, planned)
+        self._last_tick = self._monotonic()
+        if planned.actions and not failed:
+            self._event.set()
+        if planned.wake_at is not None:
+            wait = min(wait, max(0.0, self._clock.wall_seconds(planned.wake_at - self._clock.now())))
+        return wait
+
+    def _monotonic(self) -> float:
+        return asyncio.get_running_loop().time() if self._wall is None else self._wall()

@@ -1,0 +1,245 @@
+"""The planner: a snapshot in, actions and reasons out. Pure: no clock, no I/O, no state between calls.
+
+Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` checks each by its number.
+
+1.  Never more GPUs than exist: what is granted fits into what ready, schedulable nodes have free, node by node.
+2.  A GPU is held while its worker is pending, running or terminating; only a worker's absence frees it.
+3.  A promise (extra workers granted, not yet seen) is counted until they are seen or it expires; the base workers
+    of an admitted job are counted always.
+4.  Base GPUs are granted all at once or not at all, on one type of GPU, and are never taken from a running job.
+    Where they are physically gone and no lent GPU can replace them, the whole job waits again with its budget kept.
+5.  Every lent GPU has a holder that reported, trains and may grow; it goes back by notice, then acknowledgement or
+    deadline. Without notice go only GPUs that are gone already.
+6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice.
+7.  An allocation's extra part rises at most once in `cooldownSeconds` after it last changed. For another job's
+    extra GPUs it falls no earlier than `minRuntimeSeconds` after it last rose.
+8.  Every unfinished job is named by an action or a refusal with its reason.
+9.  Planning again after the actions are applied plans nothing.
+
+Queue: strictly in the policy's order on each type of GPU. A job that could run there and must wait holds back those
+behind it (no backfill): start times of running jobs' successors cannot be known, and what stands idle meanwhile is
+lent as extra GPUs, which come back within one notice. A job larger than all GPUs together holds nobody back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Action, Admit, GrantExtra, Plan, Refusal, ReleaseExtra, Requeue, Stop
+from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
+from espalier_operator.lent import Lent
+from espalier_operator.lifecycle import ending, lendable, turning_points
+from espalier_operator.policies import Policy, Rank
+from espalier_operator.pool import Pool
+from espalier_operator.room import Room
+
+
+def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
+    """Return what to do at `now`, with the reason for everything done and everything refused."""
+    tick = _Tick(snapshot, policy, now)
+    tick.leave_departing_gpus()
+    tick.place_claims()
+    tick.admit()
+    tick.lend()
+    return tick.result()
+
+
+class _Tick:
+    """One call of `plan`, step by step; each step leaves less room to the next."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy, now: float) -> None:
+        self._policy, self._now, self._rules = policy, now, snapshot.rules
+        self._actions: list[Action] = []
+        self._refusals: dict[str, Refusal] = {}
+        self._wake_at: float | None = None
+        self._touched: set[str] = set()
+        """Jobs that are lent nothing and asked for nothing in this tick: they have an action already."""
+        self._workers: dict[str | None, list[Worker]] = defaultdict(list)
+        for worker in snapshot.workers:
+            self._workers[worker.job].append(worker)
+        self._promises = {promise.job: promise for promise in snapshot.promises}
+        open_jobs = [job for job in snapshot.jobs if not job.finished and not self._ends(job)]
+        open_jobs.sort(key=lambda job: policy.admission_rank(job, now))
+        self._waiting = [job for job in open_jobs if job.admitted_at is None]
+        self._running = [job for job in open_jobs if job.admitted_at is not None]
+        self._kept = {job.key: self._settle_extra(job) for job in self._running}
+        """By running job: its extra workers less those that it gives back."""
+        ours = {job.key for job in snapshot.jobs}
+        leaving = {worker.name for worker in snapshot.workers if self._is_leaving(worker, ours)}
+        lent = {
+            job.key: sorted((w for w in self._bound(job, Role.EXTRA) if w.name not in leaving), key=lambda w: -w.index)
+            for job in self._running
+            if job.extra
+        }
+        self._room = Room(snapshot.nodes, snapshot.workers, leaving)
+        self._lent = Lent(self._running, lent, policy, now)
+        self._pool = Pool(self._room, self._lent)
+        self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
+
+    def leave_departing_gpus(self) -> None:
+        """Ask lent workers away from nodes that have, or will have, fewer GPUs than they hold."""
+        for node, gpus in self._room.overdrawn():
+            self._lent.leave_node(self._room, node, gpus, by=self._departures.get(node))
+
+    def place_claims(self) -> None:
+        """Make room for what is due already: base workers of running jobs, pods of others, promises."""
+        for job in self._running:
+            if job.stopping is not None:
+                continue
+            missing = job.terms.min_replicas - len(self._bound(job, Role.BASE))
+            gpus = job.terms.gpus_per_worker
+            if not all(self._pool.obtain([_type_of(job)], gpus) for _ in range(missing)):
+                self._act(Requeue(job=job.key, reason=Reason.GPU_LOST))
+        hopeless: set[tuple[str | None, int]] = set()
+        for alien in self._workers[None]:
+            kind = (alien.gpu_type, alien.gpus)
+            if alien.node is None and alien.state is WorkerState.PENDING and kind not in hopeless:
+                types = self._room.gpu_types if alien.gpu_type is None else [alien.gpu_type]
+                if not self._pool.obtain(types, alien.gpus):
+                    hopeless.add(kind)
+        for job in self._running:
+            for _ in range(self._kept[job.key] - len(self._bound(job, Role.EXTRA))):
+                self._pool.hold(_type_of(job), job.terms.gpus_per_worker)
+
+    def admit(self) -> None:
+        """Start waiting jobs, in order; one that must wait holds back those behind it on its types of GPU."""
+        blocked: set[str] = set()
+        for job in self._waiting:
+            gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
+            types = self._room.gpu_types if job.terms.gpu_type is None else [job.terms.gpu_type]
+            types = [name for name in types if self._room.could_ever_hold(name, gpus, workers)]
+            free = [name for name in types if name not in blocked]
+            if job.terms.suspend:
+                self._refuse(job, Reason.SUSPENDED)
+            elif gpus == 0:
+                self._act(Admit(job=job.key, gpu_type=None))
+            elif not types:
+                self._refuse(job, Reason.TOO_LARGE)
+            elif chosen := next((name for name in free if self._pool.take_gang(name, gpus, workers)), None):
+                self._act(Admit(job=job.key, gpu_type=chosen))
+            else:
+                self._refuse(job, Reason.NO_FREE_GPU)
+                any(self._pool.await_gang(name, gpus, workers) for name in free)
+                blocked.update(types)
+
+    def lend(self) -> None:
+        """Lend what is left, one worker at a time to the first in the policy's order."""
+        wishes: list[tuple[Rank, int, int]] = []
+        for place, job in enumerate(self._running):
+            if job.key in self._touched or self._lent.is_asked(job.key):
+                continue
+            most = lendable(job, self._now, self._rules)
+            if isinstance(most, Reason):
+                self._refuse(job, most)
+                if most is Reason.COOLDOWN and job.changed_at is not None:
+                    self._wake(job.changed_at + job.terms.cooldown_seconds)
+            else:
+                wishes.append((self._policy.lending_rank(job, job.extra, self._now), place, most))
+        heapq.heapify(wishes)
+        granted: dict[str, int] = {}
+        while wishes:
+            _, place, most = heapq.heappop(wishes)
+            job = self._running[place]
+            if self._lent.is_asked(job.key):
+                continue
+            if not self._pool.take(_type_of(job), job.terms.gpus_per_worker):
+                self._await_extra(job, granted)
+                if job.key not in granted:
+                    self._refuse(job, Reason.NO_FREE_GPU)
+                continue
+            extra = granted[job.key] = granted.get(job.key, job.extra) + 1
+            if most > 1:
+                rank = self._policy.lending_rank(job, extra, self._now)
+                heapq.heappush(wishes, (rank, place, most - 1))
+        self._actions += [GrantExtra(job=key, extra=extra) for key, extra in granted.items()]
+
+    def result(self) -> Plan:
+        """Return the plan, with a notice for each job that is asked to give something back."""
+        for notice in self._lent.notices():
+            if notice.job not in self._touched:
+                self._actions.append(notice)
+                self._refusals.pop(notice.job, None)
+                self._wake(notice.deadline)
+        return Plan(actions=tuple(self._actions), refusals=self._refusals, wake_at=self._wake_at)
+
+    def _ends(self, job: JobFacts) -> bool:
+        """Plan the job's end or stop; return True where nothing else is to be planned for it."""
+        action = ending(job, self._now, self._rules)
+        for time in turning_points(job, self._now):
+            self._wake(time)
+        if action is not None:
+            self._act(action)
+        return action is not None and not isinstance(action, Stop)
+
+    def _settle_extra(self, job: JobFacts) -> int:
+        """Release what was given back, is overdue or is gone; return the extra workers that remain for good."""
+        if job.reclaim is not None:
+            acknowledged = job.acknowledged_generation >= job.generation
+            if acknowledged or self._now >= job.reclaim.deadline:
+                reason = Reason.RECLAIM_ACKNOWLEDGED if acknowledged else Reason.RECLAIM_FORCED
+                extra = job.reclaim.extra
+                self._act(ReleaseExtra(job=job.key, extra=extra, forced=not acknowledged, reason=reason))
+            else:
+                self._wake(job.reclaim.deadline)
+            return job.reclaim.extra
+        promise = self._promises.get(job.key)
+        if promise is not None and self._now < promise.expires_at:
+            self._wake(promise.expires_at)
+            return job.extra
+        seen = len(self._live(job, Role.EXTRA))
+        if seen < job.extra:
+            reason = Reason.GPU_LOST if promise is None else Reason.UNSCHEDULABLE
+            self._act(ReleaseExtra(job=job.key, extra=seen, forced=True, reason=reason))
+        return min(seen, job.extra)
+
+    def _is_leaving(self, worker: Worker, ours: set[str]) -> bool:
+        """Return whether the GPUs of `worker` come free without further doing."""
+        if worker.state is WorkerState.TERMINATING:
+            return True
+        if worker.job not in ours or worker.job is None:
+            return False
+        kept = self._kept.get(worker.job)
+        return kept is None or (worker.role is Role.EXTRA and worker.index >= kept)
+
+    def _live(self, job: JobFacts, role: Role) -> list[Worker]:
+        return [
+            worker
+            for worker in self._workers[job.key]
+            if worker.role is role and worker.state is not WorkerState.TERMINATING
+        ]
+
+    def _bound(self, job: JobFacts, role: Role) -> list[Worker]:
+        return [worker for worker in self._live(job, role) if worker.node is not None]
+
+    def _await_extra(self, job: JobFacts, granted: Iterable[str]) -> None:
+        """Let `job` wait for GPUs that come free, or have them reclaimed from where the policy allows it."""
+
+        def spared(holder: JobFacts) -> bool:
+            young = (holder.granted_at or 0.0) + holder.terms.min_runtime_seconds
+            self._wake(young)
+            return self._now < young or holder.key in granted
+
+        self._pool.await_one(
+            _type_of(job),
+            job.terms.gpus_per_worker,
+            may_take=lambda holder: self._policy.may_take(job, holder, self._now),
+            spared=spared,
+        )
+
+    def _act(self, action: Action) -> None:
+        self._actions.append(action)
+        self._touched.add(action.job)
+
+    def _refuse(self, job: JobFacts, reason: Reason) -> None:
+        self._refusals[job.key] = Refusal(job=job.key, reason=reason)
+
+    def _wake(self, time: float) -> None:
+        if time > self._now and (self._wake_at is None or time < self._wake_at):
+            self._wake_at = time
+
+
+def _type_of(job: JobFacts) -> str:
+    return job.gpu_type or ""

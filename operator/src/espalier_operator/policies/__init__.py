@@ -1,0 +1,30 @@
+"""Policies: who should have what. The mechanism (`plan`) sees to it that no policy can break an invariant."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from espalier_operator.facts import JobFacts
+
+Rank = tuple[float | str, ...]
+"""Smaller goes first. Ranks of one policy compare with each other; the last element makes them unique."""
+
+
+class Policy(Protocol):
+    """Who goes first, and whose lent GPUs another's wish may take. Pure: no clock, no I/O, no state."""
+
+    @property
+    def name(self) -> str:
+        """What settings and metrics call it."""
+
+    def admission_rank(self, job: JobFacts, now: float) -> Rank:
+        """Return the place of a waiting job in the queue for base GPUs."""
+
+    def lending_rank(self, job: JobFacts, extra: int, now: float) -> Rank:
+        """Return the place of `job`, were it to have `extra` extra workers, in the queue for one more."""
+
+    def may_take(self, taker: JobFacts, holder: JobFacts, now: float) -> bool:
+        """Return whether `taker`'s wish for extra GPUs is reason enough to reclaim those lent to `holder`.
+
+        Must be monotone: a taker that may not take from the holder of the worst lending rank takes from none.
+        """

@@ -1,0 +1,61 @@
+"""GPUs from both sources: those that are free, and those that are lent and can be asked back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from espalier_operator.facts import JobFacts
+from espalier_operator.lent import Lent
+from espalier_operator.room import Room
+
+
+class Pool:
+    """Hands out, sets aside and asks back; a need of 0 GPUs is always met."""
+
+    def __init__(self, room: Room, lent: Lent) -> None:
+        """Join the two."""
+        self._room, self._lent = room, lent
+
+    def take(self, gpu_type: str, gpus: int) -> bool:
+        """Hand out `gpus` of one node at once."""
+        return gpus == 0 or self._room.take(gpu_type, gpus) is not None
+
+    def take_gang(self, gpu_type: str, gpus: int, workers: int) -> bool:
+        """Hand out `gpus` for each of `workers` at once, or nothing."""
+        mark = self._room.mark()
+        if all(self.take(gpu_type, gpus) for _ in range(workers)):
+            return True
+        self._room.undo(mark)
+        return False
+
+    def hold(self, gpu_type: str, gpus: int) -> bool:
+        """Keep `gpus` of one node for somebody: free ones, else some that are being given back."""
+        return self.take(gpu_type, gpus) or self._room.set_aside(gpu_type, gpus) is not None
+
+    def obtain(self, gpu_types: Sequence[str], gpus: int) -> bool:
+        """Keep `gpus` of one node of the first possible type; where none are to come, ask for lent ones."""
+        return any(self.hold(name, gpus) for name in gpu_types) or any(
+            self._lent.cover(self._room, name, gpus) for name in gpu_types
+        )
+
+    def await_gang(self, gpu_type: str, gpus: int, workers: int) -> bool:
+        """Set `gpus` aside for each of `workers`, asking for lent ones; or nothing at all where that is too few."""
+        room_mark, lent_mark = self._room.mark(), self._lent.mark()
+        for _ in range(workers):
+            if not self.await_one(gpu_type, gpus):
+                self._room.undo(room_mark)
+                self._lent.undo(lent_mark)
+                return False
+        return True
+
+    def await_one(
+        self,
+        gpu_type: str,
+        gpus: int,
+        may_take: Callable[[JobFacts], bool] = lambda holder: True,
+        spared: Callable[[JobFacts], bool] = lambda holder: False,
+    ) -> bool:
+        """Set aside `gpus` of one node that are being given back, or ask for lent ones within `Lent.cover`'s limits."""
+        if self._room.set_aside(gpu_type, gpus) is not None:
+            return True
+        return self._lent.cover(self._room, gpu_type, gpus, may_take, spared)

@@ -1,0 +1,117 @@
+"""Where GPUs are free, now and once everything that is leaving has left.
+
+Each node has two figures. `now` is what can be handed out this moment. `later` adds what terminating workers and
+standing reclaims will free, and subtracts what is set aside for those who wait for exactly that. Handing out
+takes from both, setting aside from `later` only, so nobody is lent what somebody waits for. Nodes are kept in
+buckets by free GPUs: finding the best fit costs the number of GPUs of a node, not the number of nodes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from espalier_operator.facts import Node, Worker
+
+_Buckets = dict[int, dict[str, None]]
+
+
+class Room:
+    """The free GPUs of one snapshot, with a journal to undo what was only tried.
+
+    Nodes that are not ready or not schedulable offer nothing; GPUs announced to depart are not offered either.
+    """
+
+    def __init__(self, nodes: Iterable[Node], workers: Iterable[Worker], leaving: set[str]) -> None:
+        """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`."""
+        self._type: dict[str, str] = {}
+        self._now: dict[str, int] = {}
+        self._later: dict[str, int] = {}
+        self._slots: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for node in nodes:
+            if node.ready and node.schedulable:
+                offered = node.allocatable - node.departing
+                self._type[node.name] = node.gpu_type
+                self._now[node.name] = self._later[node.name] = offered
+                self._slots[node.gpu_type][offered] += 1
+        for worker in workers:
+            if worker.node in self._type:
+                self._now[worker.node] -= worker.gpus
+                if worker.name not in leaving:
+                    self._later[worker.node] -= worker.gpus
+        self._offers: dict[str, _Buckets] = defaultdict(dict)
+        self._hopes: dict[str, _Buckets] = defaultdict(dict)
+        self._journal: list[tuple[str, int, int]] = []
+        for name in self._type:
+            self._enter(name)
+
+    @property
+    def gpu_types(self) -> list[str]:
+        """The types that ready, schedulable nodes have, in order of name."""
+        return sorted(self._slots)
+
+    def overdrawn(self) -> list[tuple[str, int]]:
+        """Return (node, GPUs) where more is held for good than the node will have."""
+        return [(name, -free) for name, free in sorted(self._later.items()) if free < 0]
+
+    def could_ever_hold(self, gpu_type: str, gpus: int, workers: int) -> bool:
+        """Return whether `workers` of `gpus` each would fit if everybody else were gone."""
+        return gpus == 0 or sum(count * (size // gpus) for size, count in self._slots[gpu_type].items()) >= workers
+
+    def take(self, gpu_type: str, gpus: int) -> str | None:
+        """Hand out `gpus` (> 0) on one node, the fullest that has them, and name it; None where none has."""
+        return self._place(self._offers[gpu_type], gpus, taken=gpus)
+
+    def set_aside(self, gpu_type: str, gpus: int) -> str | None:
+        """Keep `gpus` (> 0) of one node for somebody who waits for them; None where none will have them."""
+        return self._place(self._hopes[gpu_type], gpus, taken=0)
+
+    def expect(self, node: str | None, gpus: int) -> None:
+        """Count on `gpus` that somebody will give back on `node`; negative: count on them no more."""
+        if node is not None and node in self._type:
+            self._change(node, 0, gpus)
+
+    def mark(self) -> int:
+        """Return a point to which `undo` can return."""
+        return len(self._journal)
+
+    def undo(self, mark: int) -> None:
+        """Take back everything since `mark`."""
+        while len(self._journal) > mark:
+            node, now, later = self._journal.pop()
+            self._leave(node)
+            self._now[node] -= now
+            self._later[node] -= later
+            self._enter(node)
+
+    def _place(self, buckets: _Buckets, gpus: int, taken: int) -> str | None:
+        best = min((free for free in buckets if free >= gpus), default=None)
+        if best is None:
+            return None
+        node = next(iter(buckets[best]))
+        self._change(node, -taken, -gpus)
+        return node
+
+    def _change(self, node: str, now: int, later: int) -> None:
+        self._leave(node)
+        self._now[node] += now
+        self._later[node] += later
+        self._enter(node)
+        self._journal.append((node, now, later))
+
+    def _places(self, node: str) -> tuple[tuple[_Buckets, int], tuple[_Buckets, int]]:
+        gpu_type, later = self._type[node], self._later[node]
+        offer = min(self._now[node], later)
+        return (self._offers[gpu_type], offer), (self._hopes[gpu_type], later)
+
+    def _enter(self, node: str) -> None:
+        for buckets, free in self._places(node):
+            if free > 0:
+                buckets.setdefault(free, {})[node] = None
+
+    def _leave(self, node: str) -> None:
+        for buckets, free in self._places(node):
+            if free > 0:
+                del buckets[free][node]
+                if not buckets[free]:
+                    del buckets[free]

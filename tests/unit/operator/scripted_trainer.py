@@ -1,0 +1,118 @@
+"""A real trainer process without torch: speaks the file contracts and misbehaves as told.
+
+Options in the environment, all optional; times in wall seconds:
+FAKE_STARTUP       before the first report
+FAKE_ACK           "no": never acknowledge a reclaim
+FAKE_EXIT_AFTER    budget seconds after which it exits with FAKE_EXIT_CODE (once per FAKE_EXITS exits, counted on disk)
+FAKE_SILENT        "yes": never report
+FAKE_IGNORE_TERM   "yes": ignore SIGTERM
+FAKE_OVERRUN       "yes": go on past the budget
+FAKE_DAMAGE        "half" or "future": write such a report now and then
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+from espalier_api import environment as names
+from espalier_api.allocation import AllocationDocument
+from espalier_api.documents import dumps, read_document, write_document
+from espalier_api.events import TrainerStarted
+from espalier_api.reasons import Reason
+from espalier_api.report import Report, TrainerPhase
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.env = os.environ
+        self.allocation_file = Path(self.env[names.ALLOCATION_FILE])
+        self.report_file = Path(self.env[names.REPORT_FILE])
+        self.folder = Path(self.env[names.CHECKPOINT_DIR])
+        self.scale = float(self.env[names.TIME_SCALE])
+        self.incarnation = uuid.uuid4().hex
+        self.term = False
+        signal.signal(signal.SIGTERM, self.on_term)
+        self.document = read_document(self.allocation_file, AllocationDocument)
+        self.acknowledged = 0
+        self.before = self.document.time_budget.used_seconds
+        self.started = time.monotonic()
+        self.step = 0
+
+    def on_term(self, number: int, frame: object) -> None:
+        self.term = self.env.get("FAKE_IGNORE_TERM") != "yes"
+
+    def used(self) -> float:
+        return self.before + (time.monotonic() - self.started) * self.scale
+
+    def report(self, phase: TrainerPhase, reason: Reason | None = None) -> None:
+        if self.env.get("FAKE_SILENT") == "yes":
+            return
+        report = Report(
+            job=self.document.job,
+            incarnation=self.incarnation,
+            acknowledged_generation=self.acknowledged,
+            phase=phase,
+            reason=reason,
+            step=self.step,
+            used_seconds=self.used(),
+            updated_time=datetime.now(UTC),
+        )
+        damage = self.env.get("FAKE_DAMAGE")
+        if damage == "half" and self.step % 3 == 1:
+            self.report_file.write_text(dumps(report)[:40])
+        elif damage == "future" and self.step % 3 == 1:
+            self.report_file.write_text(dumps(report).replace('"version": 1', '"version": 99'))
+        else:
+            write_document(self.report_file, report)
+
+    def end(self, phase: TrainerPhase, reason: Reason, code: int) -> None:
+        self.folder.joinpath("last.json").write_text(json.dumps({"used": self.used()}))
+        self.report(phase, reason)
+        sys.exit(code)
+
+    def run(self) -> None:
+        time.sleep(float(self.env.get("FAKE_STARTUP", "0")))
+        self.started = time.monotonic()
+        with Path(self.env[names.EVENTS_FILE]).open("a") as events:
+            event = TrainerStarted(
+                time=datetime.now(UTC), used_seconds=self.before, incarnation=self.incarnation, resumed=False,
+                epoch=0, step=0, depth=1, parameters=1, device="cpu",
+            )  # fmt: skip
+            events.write(event.model_dump_json(by_alias=True) + "\n")
+        self.report(TrainerPhase.TRAINING)
+        exit_after = float(self.env.get("FAKE_EXIT_AFTER", "inf"))
+        while True:
+            time.sleep(0.01)
+            self.step += 1
+            self.document = read_document(self.allocation_file, AllocationDocument)
+            generation = self.document.allocation.generation
+            acks = self.document.allocation.direction != "down" or self.env.get("FAKE_ACK") != "no"
+            if generation > self.acknowledged and acks:
+                self.acknowledged = generation
+                self.report(TrainerPhase.TRAINING)
+            elif self.step % 10 == 0 or self.env.get("FAKE_DAMAGE"):
+                self.report(TrainerPhase.TRAINING)
+            if self.term or self.document.stop:
+                self.end(TrainerPhase.STOPPED, Reason.SUSPENDED, 143 if self.term else 0)
+            if self.used() >= self.before + exit_after and self.may_exit():
+                sys.exit(int(self.env.get("FAKE_EXIT_CODE", "1")))
+            budget = self.document.time_budget.budget_seconds
+            if self.used() >= budget and self.env.get("FAKE_OVERRUN") != "yes":
+                self.end(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED, 0)
+
+    def may_exit(self) -> bool:
+        most = int(self.env.get("FAKE_EXITS", "1000"))
+        count_file = self.folder / "exits"
+        count = int(count_file.read_text()) if count_file.exists() else 0
+        count_file.write_text(str(count + 1))
+        return count < most
+
+
+Trainer().run()

@@ -55,7 +55,7 @@ def attach(host: nn.Module, block: nn.Module) -> None:
         host.add_module(STACK, stack)
         # A Sequential runs its children in order: its new last child reads its output without more ado.
         if type(host).forward is not nn.Sequential.forward:
-            host.__class__ = _grown_class(type(host))
+            host.__class__ = _grown_class(cast(Any, type(host)))
     stack.append(block)
 
 
@@ -86,7 +86,7 @@ def _grown_class(base: Any) -> type[nn.Module]:
     return cast(type[nn.Module], type(f"Grown{base.__name__}", (base,), body))
 
 
-def _empty(base: type[nn.Module]) -> nn.Module:
+def _empty(base: Any) -> nn.Module:
     """Return an uninitialised module of the grown subclass of `base`, for copying and worker processes."""
     grown = _grown_class(base)
     return grown.__new__(grown)

@@ -9,31 +9,30 @@ found in the network without what growth added to it, so ids are the same before
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from espalier_api.architecture import GrowthError, GrowthPoint
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import STACK, DeepenBlock, GrownStack
+from espalier_trainer.net2net.conditions import (
+    BATCH_NORMS,
+    LAYERS,
+    TRANSPARENT,
+    RefusedError,
+    check_layer,
+    reasons_of_layers,
+    tied_weights,
+    why_no_mark,
+    within,
+)
 from espalier_trainer.net2net.insertion import ACTIVATIONS, OFFSET_AT_ZERO, Block, Norm, insertion_layers
 from espalier_trainer.net2net.network import Network, Operation
-
-LAYERS = {"Linear": 0, "Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
-"""Operators that growth repeats, with their number of spatial dimensions."""
-
-_REPEATED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-_BATCH_NORMS = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
-
-_TRANSPARENT = _BATCH_NORMS | {
-    "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LocalResponseNorm",
-    "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "Identity",
-}  # fmt: skip
-"""What may lie between a layer and its activation, besides additions."""
+from espalier_trainer.net2net.repeat import block_like
 
 _MAX_ADDITIONS = 3
+"""Additions that a layer's output may pass before its activation; more would hardly be "its" activation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +84,6 @@ class Places:
         raise GrowthError(f"{point_id!r} is not a growth point of this model; its growth points: {known}")
 
 
-class _RefusedError(Exception):
-    """A place fails a condition; the text completes `... cannot be deepened: `."""
-
-
 def find_places(model: nn.Module, network: Network) -> Places:
     """Return where `model`, of which `network` is the trace, can be deepened."""
     return _Search(model, network).places()
@@ -108,16 +103,16 @@ class _Search:
         self._grown = network
         self._network = network.ungrown()
         self._modules = dict(model.named_modules())
-        self._tied = _tied_weights(model)
+        self._tied = tied_weights(model)
         marks: list[str] = []
         for path, module in self._modules.items():
-            if isinstance(module, DeepenBlock) and not any(_within(path, outer) for outer in marks):
+            if isinstance(module, DeepenBlock) and not any(within(path, outer) for outer in marks):
                 marks.append(path)
         self._marks = tuple(marks)
 
     def places(self) -> Places:
         found: list[Place] = []
-        refused = dict(self._unreached_layers())
+        refused = reasons_of_layers(self._modules, self._network, self._marks)
         hosts: set[str] = set()
         for wanted, activation, chain in self._candidates():
             point_id = wanted
@@ -126,15 +121,15 @@ class _Search:
             try:
                 place = self._place(point_id, activation, chain)
                 if place.host in hosts:
-                    raise _RefusedError(f"the place behind {place.host!r} is already another growth point")
-            except _RefusedError as reason:
+                    raise RefusedError(f"the place behind {place.host!r} is already another growth point")
+            except RefusedError as reason:
                 refused[point_id] = str(reason)
                 continue
             hosts.add(place.host)
             refused.pop(point_id, None)
             found.append(place)
         settled = {place.id for place in found} | set(refused)
-        refused |= {mark: self._why_no_mark(mark) for mark in self._marks if mark not in settled}
+        refused |= {mark: why_no_mark(mark, self._network) for mark in self._marks if mark not in settled}
         return Places(tuple(found), refused)
 
     def _candidates(self) -> Iterator[tuple[str, Operation, _Chain]]:
@@ -150,8 +145,8 @@ class _Search:
                 continue
             if not self._marks:
                 yield chain.layer.module, operation, chain
-            mark = next((path for path in self._marks if _within(operation.scope, path)), None)
-            if mark is not None and _within(chain.layer.module, mark):
+            mark = next((path for path in self._marks if within(operation.scope, path)), None)
+            if mark is not None and within(chain.layer.module, mark):
                 last[mark] = (operation, chain)
         order = {name: place for place, name in enumerate(self._network.operations)}
         for mark, (operation, chain) in sorted(last.items(), key=lambda item: order[item[1][0].name]):
@@ -169,57 +164,30 @@ class _Search:
                 found = [way for way in ways if way is not None]
                 best = min(found, key=lambda way: way.additions, default=None)
                 return best and _Chain(best.layer, norm or best.norm, best.additions)
-            if operation.operator not in _TRANSPARENT or not operation.inputs:
+            if operation.operator not in TRANSPARENT or not operation.inputs:
                 return None
-            if operation.operator in _BATCH_NORMS and operation.module is not None and norm is None:
+            if operation.operator in BATCH_NORMS and operation.module is not None and norm is None:
                 norm = operation
             name = operation.inputs[0]
 
     def _place(self, point_id: str, activation: Operation, chain: _Chain) -> Place:
         layer = chain.layer
-        self._check_layer(layer)
+        check_layer(layer, self._modules, self._network, self._tied)
         if activation.shape != layer.shape:
-            raise _RefusedError(
+            raise RefusedError(
                 f"its output has shape {layer.shape}, the activation {activation.name!r} behind it "
                 f"{activation.shape}; a layer that changes no shape has no place there"
             )
         host, activation_first = self._host(point_id, activation)
-        block = _block(self._modules[str(layer.module)], layer, activation, activation_first, self._norm(chain))
+        block = block_like(self._modules[str(layer.module)], layer, activation, activation_first, self._norm(chain))
         stack = f"{host}.{STACK}" if host else STACK
         before = getattr(self._modules[host], STACK, None)
         if before is not None and not isinstance(before, GrownStack):
-            raise _RefusedError(f"{host!r} has an attribute {STACK!r} of its own; give it another name")
+            raise RefusedError(f"{host!r} has an attribute {STACK!r} of its own; give it another name")
         if isinstance(before, GrownStack):
             return Place(point_id, str(layer.module), host, block, self._grown.stacks[stack].output, len(before))
         after = activation.inputs[0] if activation_first else activation.name
         return Place(point_id, str(layer.module), host, block, after, 0)
-
-    def _check_layer(self, layer: Operation) -> None:
-        path = str(layer.module)
-        module = self._modules[path]
-        if self._network.calls[path] > 1:
-            raise _RefusedError(
-                f"{path!r} is called {self._network.calls[path]} times; growth would change each call. "
-                "Give each call a module of its own"
-            )
-        if is_parametrized(module) or "weight" not in module._parameters:
-            raise _RefusedError(
-                f"the weight of {path!r} is parametrized (weight or spectral norm); "
-                "remove the parametrization before growth"
-            )
-        if path in self._tied:
-            raise _RefusedError(
-                f"the weight of {path!r} is tied to that of {self._tied[path]!r}; untie them before growth"
-            )
-        dimensions = LAYERS[layer.operator]
-        shape = layer.shape or ()
-        expected = dimensions + 2 if dimensions else max(2, len(shape))
-        if len(shape) != expected:
-            raise _RefusedError(
-                f"{path!r} returns shape {shape}; expected a batch dimension before channels "
-                f"and {dimensions} spatial dimensions" if dimensions
-                else f"{path!r} returns shape {shape}; expected a batch dimension before the features"
-            )  # fmt: skip
 
     def _host(self, point_id: str, activation: Operation) -> tuple[str, bool]:
         """Return the module behind which the block goes, and whether the activation comes behind it."""
@@ -237,7 +205,7 @@ class _Search:
         what = f"the activation {activation.name!r}"
         if activation.module is not None and self._network.calls[activation.module] > 1:
             what += f" (called {self._network.calls[activation.module]} times)"
-        raise _RefusedError(
+        raise RefusedError(
             f"neither {what} nor {given.name!r} before it is the output of a module called once; "
             "give the activation a module of its own"
         )
@@ -258,7 +226,7 @@ class _Search:
             self._network.calls.get(path) == 1
             and self._network.results.get(path) == name
             and not any(
-                _within(self._network.operations[reader].scope, path) for reader in self._network.consumers[name]
+                within(self._network.operations[reader].scope, path) for reader in self._network.consumers[name]
             )
         )
 
@@ -272,100 +240,3 @@ class _Search:
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             return None
         return Norm(chain.norm.operator, module.eps, module.momentum)
-
-    def _unreached_layers(self) -> Iterator[tuple[str, str]]:
-        """Yield for every layer why it is no place, as far as that is seen from the layer alone."""
-        for path, module in self._modules.items():
-            if isinstance(module, _REPEATED) and path not in self._network.calls:
-                yield path, f"{path!r} is not called by itself in the model's forward"
-        for operation in self._network.operations.values():
-            if operation.operator not in LAYERS or operation.module is None:
-                continue
-            path = operation.module
-            if self._marks:
-                mark = next((mark for mark in self._marks if _within(path, mark)), None)
-                yield path, (
-                    f"the model marks its places; name the mark {mark!r} instead" if mark
-                    else "the model marks its places with DeepenBlock, and this layer is in none; mark it"
-                )  # fmt: skip
-            else:
-                yield path, self._why_no_activation(operation)
-
-    def _why_no_activation(self, layer: Operation) -> str:
-        """Say what comes behind the layer instead of an activation."""
-        waiting = [layer.name]
-        seen: set[str] = set()
-        while waiting:
-            name = waiting.pop(0)
-            for reader in self._network.consumers[name]:
-                operation = self._network.operations[reader]
-                passed = operation.operator in _TRANSPARENT or operation.operator == "Add"
-                if not passed and operation.operator not in ACTIVATIONS:
-                    return (
-                        f"expected an activation behind {layer.name!r} (through normalisation, dropout or addition), "
-                        f"found {operation.operator} {operation.name!r}; put an activation there or mark another place"
-                    )
-                if passed and reader not in seen:
-                    seen.add(reader)
-                    waiting.append(reader)
-        return (
-            f"no activation comes behind {layer.name!r}; a new layer there would be one with it. "
-            "Put an activation behind it"
-        )
-
-    def _why_no_mark(self, mark: str) -> str:
-        if not self._network.calls.get(mark):
-            return f"the marked block {mark!r} is not called as a whole in the model's forward"
-        return (
-            f"the marked block {mark!r} holds no activation behind a layer; "
-            f"expected {' or '.join(LAYERS)}, then normalisation if any, then one of {', '.join(sorted(ACTIVATIONS))}"
-        )
-
-
-def _block(
-    module: nn.Module, layer: Operation, activation: Operation, activation_first: bool, norm: Norm | None
-) -> Block:
-    """Return what one insertion behind `layer` consists of."""
-    attributes = tuple(sorted(activation.attributes.items()))
-    if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        channels = int(str(layer.attributes["out_features"]))
-        return Block("Linear", channels, activation.operator, attributes, activation_first, norm=norm)
-    block = Block(
-        operator=layer.operator,
-        channels=module.out_channels,
-        activation=activation.operator,
-        activation_attributes=attributes,
-        activation_first=activation_first,
-        kernel_size=tuple(module.kernel_size),
-        dilation=tuple(module.dilation),
-        # A depthwise convolution stays one where it multiplies its channels; other groups divide the output anyway.
-        groups=module.out_channels if module.groups == module.in_channels > 1 else module.groups,
-        padding_mode=module.padding_mode,
-        norm=norm,
-    )
-    return block if _fits(block, (layer.shape or ())[2:]) else replace(block, padding_mode="zeros")
-
-
-def _fits(block: Block, size: tuple[int, ...]) -> bool:
-    """Tell whether the padding can be read out of a map of this size."""
-    room = {"reflect": 1, "circular": 0}.get(block.padding_mode)
-    return room is None or all(max(sides) + room <= side for sides, side in zip(block.sides, size, strict=True))
-
-
-def _within(path: str, module: str) -> bool:
-    """Tell whether `path` is the module or lies in it."""
-    return not module or path == module or path.startswith(f"{module}.")
-
-
-def _tied_weights(model: nn.Module) -> dict[str, str]:
-    """Return, for each module of which a parameter is another module's as well, that other module's path."""
-    owners: dict[int, list[str]] = {}
-    for path, module in model.named_modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append(path)
-    return {
-        path: next(other for other in paths if other != path)
-        for paths in owners.values() if len(set(paths)) > 1
-        for path in paths
-    }  # fmt: skip

@@ -1,0 +1,118 @@
+"""What a layer must fulfil to be repeated, and the sentences that say which condition it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from espalier_trainer.net2net.insertion import ACTIVATIONS
+from espalier_trainer.net2net.network import Network, Operation
+
+LAYERS = {"Linear": 0, "Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
+"""Operators that growth repeats, with their number of spatial dimensions."""
+
+_LAYER_CLASSES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+BATCH_NORMS = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
+
+TRANSPARENT = BATCH_NORMS | {
+    "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LocalResponseNorm",
+    "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "Identity",
+}  # fmt: skip
+"""What may lie between a layer and its activation, besides additions."""
+
+
+class RefusedError(Exception):
+    """A place fails a condition; the text completes `... cannot be deepened: `."""
+
+
+def check_layer(layer: Operation, modules: Mapping[str, nn.Module], network: Network, tied: Mapping[str, str]) -> None:
+    """Raise `RefusedError` unless the layer can be repeated: called once, a weight of its own, a batch of channels."""
+    path = str(layer.module)
+    calls = network.calls[path]
+    if calls > 1:
+        raise RefusedError(
+            f"{path!r} is called {calls} times and growth would change each call; give each call a module of its own"
+        )
+    if is_parametrized(modules[path]) or "weight" not in modules[path]._parameters:
+        raise RefusedError(
+            f"the weight of {path!r} is parametrized (weight or spectral norm); "
+            "remove the parametrization before growth"
+        )
+    if path in tied:
+        raise RefusedError(f"{path!r} shares a parameter with {tied[path]!r}; untie them before growth")
+    dimensions = LAYERS[layer.operator]
+    shape = layer.shape or ()
+    if len(shape) != (dimensions + 2 if dimensions else max(2, len(shape))):
+        raise RefusedError(f"{path!r} returns shape {shape}; expected a batch dimension before the channels")
+
+
+def tied_weights(model: nn.Module) -> dict[str, str]:
+    """Return, for each module of which a parameter is another module's as well, that other module's path."""
+    owners: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(path)
+    return {
+        path: next(other for other in paths if other != path)
+        for paths in owners.values()
+        if len(set(paths)) > 1
+        for path in paths
+    }
+
+
+def within(path: str, module: str) -> bool:
+    """Tell whether `path` is the module or lies in it."""
+    return not module or path == module or path.startswith(f"{module}.")
+
+
+def reasons_of_layers(modules: Mapping[str, nn.Module], network: Network, marks: tuple[str, ...]) -> dict[str, str]:
+    """Return for every layer why it is no growth point, should it turn out to be none."""
+    reasons = {
+        path: f"{path!r} is not called by itself in the model's forward"
+        for path, module in modules.items()
+        if isinstance(module, _LAYER_CLASSES) and path not in network.calls
+    }
+    for operation in network.operations.values():
+        if operation.operator not in LAYERS or operation.module is None:
+            continue
+        mark = next((mark for mark in marks if within(operation.module, mark)), None)
+        if mark is not None:
+            reasons[operation.module] = f"the model marks its places; name the mark {mark!r} instead"
+        elif marks:
+            reasons[operation.module] = (
+                "the model marks its places with DeepenBlock, and this layer is in none; mark it"
+            )
+        else:
+            reasons[operation.module] = _why_no_activation(operation, network)
+    return reasons
+
+
+def why_no_mark(mark: str, network: Network) -> str:
+    """Return why a marked block is no growth point."""
+    if not network.calls.get(mark):
+        return f"the marked block {mark!r} is not called as a whole in the model's forward"
+    return (
+        f"the marked block {mark!r} holds no activation behind a layer; expected one of {', '.join(LAYERS)}, "
+        f"normalisation if any, then one of {', '.join(sorted(ACTIVATIONS))}"
+    )
+
+
+def _why_no_activation(layer: Operation, network: Network) -> str:
+    """Say what comes behind the layer instead of an activation."""
+    waiting = [layer.name]
+    for name in waiting:  # grows while it is read
+        for reader in network.consumers[name]:
+            operation = network.operations[reader]
+            if operation.operator in TRANSPARENT or operation.operator == "Add":
+                if reader not in waiting:
+                    waiting.append(reader)
+            elif operation.operator not in ACTIVATIONS:
+                return (
+                    f"expected an activation behind {layer.name!r} (through normalisation, dropout or addition), "
+                    f"found {operation.operator} {operation.name!r}; put an activation there"
+                )
+    return f"no activation comes behind {layer.name!r}, so a new layer would be one with it; put an activation there"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -10,29 +11,43 @@ from rich.console import Console
 
 from espalier_api.documents import DocumentError
 from espalier_api.validation import JobFileError, load_jobs
+from espalier_cli.errors import BadInput
 
 EXIT_CODES = """\
 Exit codes: 0 it worked, 1 a job failed or something broke, 2 what was given cannot be used,
 130 interrupted (the run can be resumed)."""
 
 
-class BadInput(click.ClickException):
-    """What the person gave cannot be used: one line with the cause, then a hint."""
-
-    exit_code = 2
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
-
-    def show(self, file: object = None) -> None:
-        """Print cause and hint to stderr."""
-        click.echo(f"error: {self.message}", err=True)
-        if self.hint:
-            click.echo(f"hint: {self.hint}", err=True)
+_ELSEWHERE = {
+    "run": ("espalier_cli.run_command", "run"),
+    "agent": ("espalier_agent.commands", "agent"),
+}
+"""Commands whose imports take time (torch takes seconds): they are imported when they are asked for."""
 
 
-@click.group(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class LazyGroup(click.Group):
+    """A group that imports a command of `_ELSEWHERE` when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names."""
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, imported if need be."""
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, name = _ELSEWHERE[cmd_name]
+        command = getattr(importlib.import_module(module), name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}.{name} is a {type(command).__name__}, not a click command")
+        return command
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(package_name="espalier-cli", prog_name="espalier")
 def cli() -> None:
     """Train networks under a time budget, and let them grow into GPUs that appear while they train."""

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from espalier_operator.local.settings import GpuChange
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h))+\Z", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)", re.ASCII)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%\Z", re.ASCII)
+_SECONDS = re.compile(r"\d+(?:\.\d+)?\Z", re.ASCII)
 
 
 class TimelineError(ValueError):
     """A moment or a change of GPUs cannot be read. The message names it and what is allowed."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuChange:
-    """`count` GPUs come (positive) or go (negative) at `at` budget seconds of the run."""
-
-    at: float
-    count: int
 
 
 def parse_moment(text: str, budget_seconds: float) -> float:
@@ -29,14 +23,25 @@ def parse_moment(text: str, budget_seconds: float) -> float:
         return float(percent[1]) / 100 * budget_seconds
     if _DURATION.match(text):
         return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-    if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
+    if _SECONDS.match(text):
         return float(text)
     raise TimelineError(f"{text!r} is no moment; write 20s, 1m30s, 500ms or 30% (of the time budget)")
 
 
-def parse_change(text: str, sign: int, budget_seconds: float) -> GpuChange:
-    """Return the change that `MOMENT:COUNT` means; `sign` is +1 for arrivals and -1 for departures."""
+def parse_arrival(text: str, budget_seconds: float) -> GpuChange:
+    """Return the arrival that `MOMENT:COUNT` means."""
+    at, count = _change(text, budget_seconds)
+    return GpuChange(at_seconds=at, change=count)
+
+
+def parse_departure(text: str, budget_seconds: float, notice_seconds: float) -> GpuChange:
+    """Return the departure that `MOMENT:COUNT` means, announced `notice_seconds` before."""
+    at, count = _change(text, budget_seconds)
+    return GpuChange(at_seconds=at, change=-count, notice_seconds=min(notice_seconds, at))
+
+
+def _change(text: str, budget_seconds: float) -> tuple[float, int]:
     moment, separator, count = text.partition(":")
-    if not separator or not count.isdecimal() or int(count) < 1:
+    if not separator or not re.fullmatch(r"\d+", count, re.ASCII) or int(count) < 1:
         raise TimelineError(f"{text!r} is no change of GPUs; write MOMENT:COUNT, as 20s:1 (one GPU after 20 seconds)")
-    return GpuChange(at=parse_moment(moment, budget_seconds), count=sign * int(count))
+    return parse_moment(moment, budget_seconds), int(count)

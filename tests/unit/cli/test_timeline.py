@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from espalier_cli.timeline import GpuChange, TimelineError, parse_change, parse_moment
+from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment
+from espalier_operator.local.settings import GpuChange
 
 
 @pytest.mark.parametrize(
@@ -22,11 +23,15 @@ def test_what_is_no_moment_is_refused_with_what_is(text: str) -> None:
 
 
 def test_changes() -> None:
-    assert parse_change("20s:1", 1, 40) == GpuChange(at=20, count=1)
-    assert parse_change("50%:2", -1, 40) == GpuChange(at=20, count=-2)
+    assert parse_arrival("20s:1", 40) == GpuChange(at_seconds=20, change=1)
+    assert parse_departure("50%:2", 40, notice_seconds=3) == GpuChange(at_seconds=20, change=-2, notice_seconds=3)
+
+
+def test_a_departure_cannot_be_announced_before_the_run() -> None:
+    assert parse_departure("1s:1", 40, notice_seconds=30).notice_seconds == 1
 
 
 @pytest.mark.parametrize("text", ["20s", "20s:", "20s:0", "20s:-1", "20s:1.5", ":"])
 def test_what_is_no_change_is_refused(text: str) -> None:
     with pytest.raises(TimelineError, match="write MOMENT:COUNT"):
-        parse_change(text, 1, 40)
+        parse_arrival(text, 40)

@@ -1,0 +1,149 @@
+"""`espalier run`: jobs on this machine, their GPUs coming and going, their models growing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from espalier_api.events import AnyEvent
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.result import RunResult, read_history, summarize
+from espalier_api.status import JobPhase
+from espalier_cli.display import JobView, display_for
+from espalier_operator.local import LocalOutcome, LocalSettings, RunView, run_local
+
+_OWN_FILES = (
+    "state.json",
+    "job.yaml",
+    "allocation.json",
+    "report.json",
+    "events.jsonl",
+    "history.jsonl",
+    "trainer.log",
+    "agent.log",
+    "agent.url",
+    "result.json",
+    "training.png",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a run ended."""
+
+    results: Mapping[str, RunResult]
+    """By job name."""
+    interrupted: bool
+
+
+def with_changes(
+    job: AdaptiveTrainingJob, *, time_budget: float | None, adaptation: str | None, seed: int | None
+) -> AdaptiveTrainingJob:
+    """Return the job with what the command line says differently; `ValidationError` where that is not allowed."""
+    whole = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec = whole["spec"]
+    if time_budget is not None:
+        spec["timeBudgetSeconds"] = time_budget
+    if adaptation is not None:
+        spec["adaptation"]["mode"] = adaptation
+    if seed is not None:
+        spec["training"]["seed"] = seed
+    return AdaptiveTrainingJob.model_validate(whole)
+
+
+def default_directory(jobs: Sequence[AdaptiveTrainingJob], now: datetime) -> Path:
+    """Return `runs/<names>-<time>`."""
+    names = "-".join(job.metadata.name for job in jobs)[:60]
+    return Path("runs") / f"{names}-{now:%Y%m%d-%H%M%S}"
+
+
+def folder_of(directory: Path, job: str, jobs: Sequence[AdaptiveTrainingJob]) -> Path:
+    """Return where a job's files lie: in `directory` itself when it is the only one."""
+    return directory if len(jobs) == 1 else directory / job
+
+
+def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
+    """Remove what an earlier run of these jobs left in `directory`, and nothing else."""
+    for folder in {directory, *(folder_of(directory, job.metadata.name, jobs) for job in jobs)}:
+        for name in _OWN_FILES:
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, console: Console) -> Finished:
+    """Run the jobs to their ends, or until SIGINT or SIGTERM; write each job's `result.json` and `training.png`."""
+    keys = {job.metadata.name: job.key for job in jobs}
+    views = [JobView(job.metadata.name, job.spec.time_budget_seconds) for job in jobs]
+    stopped = False
+
+    async def run() -> dict[str, LocalOutcome]:
+        nonlocal stopped
+        stop = asyncio.Event()
+
+        def interrupt() -> None:
+            nonlocal stopped
+            stopped = True
+            stop.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
+        with display_for(views, console) as display:
+
+            def on_event(job: str, event: AnyEvent) -> None:
+                display.show(job, event)
+
+            def on_tick(view: RunView) -> None:
+                display.tick({job.name: job.used_seconds for job in view.jobs})
+
+            return await run_local(jobs, settings, on_event=on_event, stop=stop, on_tick=on_tick)
+
+    outcomes = asyncio.run(run())
+    results = {}
+    for job in jobs:
+        name = job.metadata.name
+        results[name] = write_results(folder_of(settings.directory, name, jobs), job, outcomes[name])
+    unfinished = any(outcomes[name].phase not in (JobPhase.COMPLETE, JobPhase.FAILED) for name in keys)
+    return Finished(results, interrupted=stopped and unfinished)
+
+
+def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome) -> RunResult:
+    """Write `result.json`, and `training.png` when there is something to draw; return the result."""
+    from espalier_cli.picture import Curve, draw_training
+
+    history = folder / "history.jsonl"
+    events = read_history(history) if history.exists() else ()
+    over = outcome.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
+    result = summarize(
+        job,
+        events,
+        seed=job.spec.training.seed,
+        phase=str(outcome.phase) if over else "Stopped",
+        reason=str(outcome.reason),
+        message=outcome.message,
+        used_seconds=outcome.used_seconds,
+        gpu_seconds_used=outcome.gpu_seconds_used,
+    )
+    text = json.dumps(result.to_json(), indent=1)
+    (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+    if events:
+        draw_training(Curve(job.metadata.name, result, events), folder / "training.png")
+    return result
+
+
+def resume_command(directory: Path) -> str:
+    """Return the command that takes an interrupted run up again: the same, without `--restart`."""
+    words = [Path(sys.argv[0]).name, *(word for word in sys.argv[1:] if word != "--restart")]
+    if not any(word == "--output" or word.startswith("--output=") for word in words):
+        words += ["--output", str(directory)]
+    return shlex.join(words)

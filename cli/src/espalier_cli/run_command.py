@@ -1,0 +1,168 @@
+"""The words of `espalier run`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import click
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from espalier_api.documents import DocumentError
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_api.validation import JobFileError, load_jobs
+from espalier_cli.errors import BadInput
+from espalier_cli.run import Finished, clear, default_directory, folder_of, resume_command, run_jobs, with_changes
+from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment
+from espalier_operator.local import LocalRunError, LocalSettings
+from espalier_operator.local.gpus import cuda_devices
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--gpus", type=click.IntRange(min=0), help="GPUs at the beginning.  [default: all CUDA devices, or 1]")
+@click.option("--arrive", multiple=True, metavar="WHEN:COUNT", help="GPUs come: 20s:1, or 30%:1 of the time budget.")
+@click.option("--depart", multiple=True, metavar="WHEN:COUNT", help="GPUs go, after the jobs' noticeSeconds of notice.")
+@click.option("--submit", multiple=True, metavar="JOB:WHEN", help="Submit a job later than the others.")
+@click.option("--simulate", is_flag=True, help="Count GPUs without using them, even where there are CUDA devices.")
+@click.option(
+    "--time-scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Budget seconds in a second: 10 plays a 400 s budget in 40 s.",
+)
+@click.option("--time-budget", type=float, help="Instead of spec.timeBudgetSeconds.")
+@click.option(
+    "--adaptation", type=click.Choice([str(mode) for mode in AdaptationMode]), help="Instead of spec.adaptation.mode."
+)
+@click.option("--seed", type=int, help="Instead of spec.training.seed.")
+@click.option("--agent-url", help="An agent that runs already.  [default: one is started]")
+@click.option("--no-agent", is_flag=True, help="Start no agent: adaptation.fallback decides.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where results and checkpoints go. The same folder again resumes.  [default: runs/JOB-TIME]",
+)
+@click.option("--restart", is_flag=True, help="Forget what the output folder holds of an earlier run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON on stdout.")
+def run(
+    files: tuple[Path, ...],
+    gpus: int | None,
+    arrive: tuple[str, ...],
+    depart: tuple[str, ...],
+    submit: tuple[str, ...],
+    simulate: bool,
+    time_scale: float,
+    time_budget: float | None,
+    adaptation: str | None,
+    seed: int | None,
+    agent_url: str | None,
+    no_agent: bool,
+    output: Path | None,
+    restart: bool,
+    as_json: bool,
+) -> None:
+    """Train the jobs of FILES on this machine, with GPUs that come and go.
+
+    Several jobs share the GPUs by priority, then order. Ctrl-C ends everything with a checkpoint, and the same
+    command goes on from there.
+    """
+    jobs = _load(files, time_budget=time_budget, adaptation=adaptation, seed=seed)
+    directory = output or default_directory(jobs, datetime.now().astimezone())
+    budget = jobs[0].spec.time_budget_seconds
+    notice = max(job.spec.preemption.notice_seconds for job in jobs)
+    devices = () if simulate else cuda_devices()
+    try:
+        settings = LocalSettings(
+            directory=directory,
+            gpus=gpus if gpus is not None else max(1, len(devices)),
+            changes=(
+                *(parse_arrival(text, budget) for text in arrive),
+                *(parse_departure(text, budget, notice) for text in depart),
+            ),
+            devices=devices,
+            time_scale=time_scale,
+            agent_url=agent_url,
+            submit_at=dict(_submission(text, jobs) for text in submit),
+        )
+        if no_agent:
+            settings = replace(settings, agent_command=None, agent_url=None)
+    except (TimelineError, LocalRunError) as error:
+        hint = "--simulate counts GPUs without using them" if devices else None
+        raise BadInput(str(error), hint) from error
+    if restart:
+        clear(directory, jobs)
+    directory.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    try:
+        finished = run_jobs(jobs, settings, console)
+    except (LocalRunError, DocumentError) as error:
+        raise BadInput(str(error), "--restart forgets what the folder holds; another --output keeps it") from error
+    _print(finished, directory, jobs, as_json=as_json)
+    if finished.interrupted:
+        click.echo(f"interrupted; to go on: {resume_command(directory)}", err=True)
+        sys.exit(130)
+    if any(result.phase != "Complete" for result in finished.results.values()):
+        sys.exit(1)
+
+
+def _load(
+    files: tuple[Path, ...], *, time_budget: float | None, adaptation: str | None, seed: int | None
+) -> tuple[AdaptiveTrainingJob, ...]:
+    jobs: list[AdaptiveTrainingJob] = []
+    for path in files:
+        try:
+            jobs.extend(load_jobs(path))
+        except JobFileError as error:
+            raise BadInput(str(error)) from error
+    names = [job.metadata.name for job in jobs]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"job name {name!r} is used {names.count(name)} times; names must differ in one run")
+    try:
+        return tuple(with_changes(job, time_budget=time_budget, adaptation=adaptation, seed=seed) for job in jobs)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"{place}: is {first['input']}; {first['msg'].lower()}") from error
+
+
+def _submission(text: str, jobs: tuple[AdaptiveTrainingJob, ...]) -> tuple[str, float]:
+    name, separator, when = text.partition(":")
+    if not separator or name not in {job.metadata.name for job in jobs}:
+        known = ", ".join(job.metadata.name for job in jobs)
+        raise TimelineError(f"{text!r} is no submission; write JOB:WHEN, where JOB is one of: {known}")
+    return name, parse_moment(when, jobs[0].spec.time_budget_seconds)
+
+
+def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob, ...], *, as_json: bool) -> None:
+    if as_json:
+        shown = [result.to_json() for result in finished.results.values()]
+        click.echo(json.dumps(shown[0] if len(shown) == 1 else shown, indent=1))
+        return
+    table = Table(header_style="bold")
+    for name in ("job", "ended", "test accuracy", "depth", "parameters", "budget used", "longest pause"):
+        table.add_column(name)
+    for name, result in finished.results.items():
+        table.add_row(
+            name,
+            f"{result.phase}, {result.reason}",
+            "-" if result.test_accuracy is None else f"{result.test_accuracy:.4f}",
+            f"{result.depth_before} -> {result.depth_after}",
+            f"{result.parameters_before:,} -> {result.parameters_after:,}",
+            f"{result.used_seconds:.2f} of {result.time_budget_seconds:g} s",
+            f"{result.max_step_gap_seconds:.2f} s",
+        )
+    Console(highlight=False).print(table)
+    for name, result in finished.results.items():
+        if result.phase == "Failed":
+            click.echo(f"{name}: {result.message or result.reason}", err=True)
+        folder = folder_of(directory, name, jobs)
+        if (folder / "training.png").exists():
+            click.echo(f"{name}: {folder / 'training.png'}, {folder / 'result.json'}", err=True)

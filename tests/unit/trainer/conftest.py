@@ -1,0 +1,284 @@
+"""Shared by the trainer's tests: jobs, virtual runs, an agent on loopback, real trainer processes."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier_api import environment
+from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
+from espalier_api.architecture import Architecture
+from espalier_api.documents import read_document, write_document
+from espalier_api.events import EVENT, AnyEvent
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.report import Report
+from espalier_trainer.advisor import Advisor
+from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.data import Data, load_data
+from espalier_trainer.loop import Trainer
+from espalier_trainer.models import build_model
+from espalier_trainer.progress import TrainingResult
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.report import MemoryReporter
+from espalier_trainer.scheduler import Arrival, VirtualScheduler
+
+STEP_SECONDS = 0.002
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def job_of(**spec: Any) -> AdaptiveTrainingJob:
+    """Return the digits job with `spec` (camelCase) over small defaults."""
+    merged = {"timeBudgetSeconds": 0.4, "maxReplicas": 2, **spec}
+    return AdaptiveTrainingJob.model_validate(
+        {"apiVersion": "espalier.dev/v1alpha1", "kind": "AdaptiveTrainingJob", "metadata": {"name": "t"}, "spec": merged}
+    )
+
+
+@pytest.fixture
+def make_job() -> Callable[..., AdaptiveTrainingJob]:
+    return job_of
+
+
+@pytest.fixture(scope="session")
+def digits() -> Data:
+    return load_data(job_of().spec.training.dataset)
+
+
+def step_seconds(architecture: Architecture | None) -> float:
+    """A step costs 2 ms, and a quarter more a layer added."""
+    grown = sum(architecture.growth_history.values()) if architecture else 0
+    return STEP_SECONDS * (1 + grown / 4)
+
+
+@dataclass
+class VirtualRun:
+    """One finished run under virtual time."""
+
+    result: TrainingResult
+    trainer: Trainer
+    reporter: MemoryReporter
+    scheduler: VirtualScheduler
+
+
+class StopAfter:
+    """Asks training to stop at its n-th step boundary."""
+
+    def __init__(self, boundaries: int) -> None:
+        self.left = boundaries
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.fixture
+def run(digits: Data) -> Callable[..., VirtualRun]:
+    """Run the digits net under virtual time; `up_at` is when the second replica comes."""
+
+    def runner(
+        job: AdaptiveTrainingJob | None = None,
+        *,
+        advisor: Advisor | None = None,
+        up_at: float | None = None,
+        arrivals: tuple[Arrival, ...] = (),
+        store: Path | None = None,
+        data: Data | None = None,
+        **options: Any,
+    ) -> VirtualRun:
+        job = job or job_of()
+        data = data or digits
+        seed_everything(job.spec.training.seed)
+        model = build_model(job.spec.training.model, data.classes, data.example_input())
+        if up_at is not None:
+            arrivals = (Arrival(up_at, 2),)
+        scheduler = VirtualScheduler(job.spec.time_budget_seconds, step_seconds, arrivals)
+        reporter = MemoryReporter()
+        trainer = Trainer(
+            job,
+            model,
+            data,
+            scheduler,
+            advisor=advisor,
+            reporter=reporter,
+            checkpoints=None if store is None else CheckpointStore(store),
+            **options,
+        )
+        return VirtualRun(trainer.run(), trainer, reporter, scheduler)
+
+    return runner
+
+
+@dataclass
+class AgentServer:
+    """An agent on loopback that answers as `answer(request body) -> (status, bytes)` says."""
+
+    answer: Callable[[dict[str, Any]], tuple[int, bytes]]
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    url: str = ""
+
+
+@pytest.fixture
+def agent_server() -> Iterator[Callable[..., AgentServer]]:
+    """Start agents; each is a real HTTP server on a port of its own."""
+    servers: list[http.server.ThreadingHTTPServer] = []
+
+    def start(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> AgentServer:
+        agent = AgentServer(answer)
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:  # the name that http.server looks for
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                agent.requests.append((self.path, body))
+                status, content = agent.answer(body)
+                try:
+                    self.send_response(status)
+                    self.send_header("content-length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content)
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # the trainer no longer waits
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        servers.append(server)
+        agent.url = f"http://127.0.0.1:{server.server_address[1]}"
+        return agent
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def advice(target: str | None, decision: str = "d-1") -> bytes:
+    """Return the body of a well-formed answer."""
+    action = {"kind": "Nothing"} if target is None else {"kind": "Deepen", "target": target}
+    body = {
+        "decisionId": decision,
+        "action": action,
+        "policy": {"name": "test", "version": "7"},
+        "probabilities": [{"action": action, "probability": 1.0}],
+    }
+    return json.dumps(body).encode()
+
+
+@pytest.fixture
+def advice_body() -> Callable[..., bytes]:
+    return advice
+
+
+_CHILD = """
+import os, sys
+handle = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.dup2(handle, 2)
+os.environ.update({variables!r})
+sys.path[:0] = {path!r}
+{prelude}
+import torch
+torch.set_num_threads(1)
+from espalier_trainer.main import main
+sys.exit(main())
+"""
+
+
+@dataclass
+class Workplace:
+    """The folder in which a trainer process finds its contracts."""
+
+    folder: Path
+    job: AdaptiveTrainingJob
+    agent_url: str = ""
+    time_scale: float = 1.0
+    prelude: str = ""
+    python_path: tuple[str, ...] = ()
+    _generation: int = 0
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def variables(self) -> dict[str, str]:
+        return {
+            environment.JOB_FILE: str(self.folder / "job.json"),
+            environment.ALLOCATION_FILE: str(self.folder / "allocation.json"),
+            environment.REPORT_FILE: str(self.folder / "report.json"),
+            environment.EVENTS_FILE: str(self.folder / "events.jsonl"),
+            environment.CHECKPOINT_DIR: str(self.checkpoints),
+            environment.AGENT_URL: self.agent_url,
+            environment.TIME_SCALE: str(self.time_scale),
+        }
+
+    def allocate(self, replicas: int, *, generation: int | None = None, stop: bool = False, reason: str = "") -> None:
+        """Write the allocation file, as a scheduler does."""
+        self._generation = self._generation + 1 if generation is None else generation
+        allocation = Allocation(generation=self._generation, replicas=replicas, gpus=replicas, reason=reason)
+        budget = TimeBudget(budget_seconds=self.job.spec.time_budget_seconds)
+        document = AllocationDocument(job=self.job.key, allocation=allocation, time_budget=budget, stop=stop)
+        write_document(self.folder / "allocation.json", document)
+
+    def start(self) -> Any:
+        """Start a trainer process (forked from a server that has torch imported already)."""
+        job = self.job.model_dump(mode="json", by_alias=True, exclude_none=True)
+        (self.folder / "job.json").write_text(json.dumps(job))
+        context = multiprocessing.get_context("forkserver")
+        code = _CHILD.format(
+            log=str(self.folder / "log"), variables=self.variables(), path=list(self.python_path), prelude=self.prelude
+        )
+        process = context.Process(target=exec, args=(code, {}))
+        process.start()
+        return process
+
+    def report(self) -> Report:
+        return read_document(self.folder / "report.json", Report)
+
+    def events(self) -> list[AnyEvent]:
+        path = self.folder / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [EVENT.validate_json(line) for line in lines if line.endswith("}")]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
+    """Make folders for trainer processes; what still runs at the end is killed."""
+    started: list[Any] = []
+
+    def make(job: AdaptiveTrainingJob, **options: Any) -> Workplace:
+        place = Workplace(tmp_path, job, **options)
+        begin = place.start
+
+        def start() -> Any:
+            started.append(begin())
+            return started[-1]
+
+        place.start = start  # type: ignore[method-assign]
+        return place
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["torch", "torch._dynamo", "espalier_trainer.main", "espalier_trainer.net2net"]
+    )
+    yield make
+    for process in started:
+        if process.is_alive():
+            process.kill()
+        process.join()

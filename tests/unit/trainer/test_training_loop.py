@@ -1,0 +1,269 @@
+"""Algorithm 1 under virtual time: budget, consultations, growth, schedules, failure."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from espalier_api.advice import Action
+from espalier_api.events import AdaptationFinished, EpochFinished, TrainerFinished, TrainerStarted, Warned
+from espalier_api.reasons import Reason
+from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_trainer import loop
+from espalier_trainer.advisor import NoAgent, Scripted, WithFallback
+from espalier_trainer.data import Data, TensorSource
+from espalier_trainer.fallback import Heuristic
+from espalier_trainer.scheduler import Arrival
+
+BLOCK0 = Action.deepen("block0")
+STEPS_AN_EPOCH = 17
+
+
+def test_budget_ends_in_the_middle_of_an_epoch_and_is_kept_to_one_step(run, make_job):
+    done = run(make_job(timeBudgetSeconds=0.4))
+    assert done.result.steps == 200
+    assert done.result.epochs == 200 // STEPS_AN_EPOCH
+    assert 0.4 <= done.result.used_seconds < 0.4 + 0.002
+    assert (done.result.phase, done.result.reason) == (TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+
+
+def test_reports_begin_with_the_budget_and_end_with_the_test_accuracy(run):
+    done = run()
+    first, *middle, last = done.reporter.events
+    assert isinstance(first, TrainerStarted)
+    assert first.used_seconds == 0
+    assert not first.resumed
+    assert sum(isinstance(event, EpochFinished) for event in middle) == done.result.epochs
+    assert isinstance(last, TrainerFinished)
+    assert last.test_accuracy == done.result.test_accuracy
+    report = done.reporter.report
+    assert report.phase is TrainerPhase.COMPLETED
+    assert report.progress_percentage == 100
+    assert {metric.name for metric in report.metrics} >= {"train_loss", "validation_accuracy", "test_accuracy"}
+
+
+def test_it_learns(run, make_job):
+    done = run(make_job(timeBudgetSeconds=2))
+    assert done.result.test_accuracy > 0.6  # chance is .1; seeds 0 to 4 came to .68 to .79
+
+
+def test_extra_gpus_are_answered_by_growth_at_the_next_epoch(run, make_job):
+    advisor = Scripted((BLOCK0,))
+    done = run(make_job(), advisor=advisor, up_at=0.1)
+    grown, *rest = done.result.adaptations
+    # 0.1 s are 50 steps, in the third epoch; it ends at step 51.
+    assert grown.used_seconds == pytest.approx(0.102)
+    assert advisor.asked[0].progress.step == 51
+    assert advisor.asked[0].time_left_seconds == pytest.approx(0.298)
+    assert grown.result is AdaptationResult.GROWN
+    assert (grown.depth_before, grown.depth_after) == (4, 5)
+    assert grown.generation == 1
+    assert grown.accuracy_before is not None
+    assert grown.accuracy_after is not None
+    assert [adaptation.result for adaptation in rest] == [AdaptationResult.DECLINED] * 2
+    assert done.trainer.network.architecture.growth_history == {"block0": 1}
+    assert done.reporter.report.acknowledged_generation == 1
+
+
+def test_consultations_are_one_an_epoch_and_no_more_than_max_adaptations(run, make_job):
+    advisor = Scripted((BLOCK0, BLOCK0, Action.deepen("block2"), BLOCK0))
+    done = run(make_job(adaptation={"maxAdaptations": 3}), advisor=advisor, up_at=0.0)
+    assert [request.progress.epoch for request in advisor.asked] == [0, 1, 2]
+    assert done.trainer.network.architecture.growth_history == {"block0": 2, "block2": 1}
+
+
+def test_nobody_is_asked_after_the_extra_gpus_are_gone(run, make_job):
+    advisor = Scripted((BLOCK0, BLOCK0, BLOCK0))
+    arrivals = (Arrival(0.1, 2), Arrival(0.12, 1))
+    done = run(make_job(adaptation={"maxAdaptations": 9}), advisor=advisor, arrivals=arrivals)
+    assert len(advisor.asked) == 1
+    assert done.reporter.report.acknowledged_generation == 2
+
+
+@pytest.mark.parametrize("mode", ["Off", "DryRun"])
+def test_modes_that_change_nothing_train_the_same_weights(run, make_job, mode):
+    plain = run(make_job())
+    advisor = Scripted((BLOCK0, BLOCK0))
+    done = run(make_job(adaptation={"mode": mode}), advisor=advisor, up_at=0.1)
+    for name, tensor in plain.trainer.network.module.state_dict().items():
+        assert torch.equal(tensor, done.trainer.network.module.state_dict()[name]), name
+    assert [adaptation.result for adaptation in done.result.adaptations][:2] == (
+        [] if mode == "Off" else [AdaptationResult.DRY_RUN] * 2
+    )
+
+
+def test_growth_keeps_the_function(run, make_job, digits, monkeypatch):
+    losses: list[float] = []
+    real = loop._optimize
+
+    def recorded(*args):
+        losses.append(real(*args))
+        return losses[-1]
+
+    monkeypatch.setattr(loop, "_optimize", recorded)
+    run(make_job(timeBudgetSeconds=0.3, adaptation={"maxAdaptations": 1}), advisor=Scripted((BLOCK0,)), up_at=0.1)
+    grown = losses[:]
+    losses.clear()
+    run(make_job(timeBudgetSeconds=0.3))
+    # The loss of the first step after growth (step 51) is that of the network that did not grow.
+    assert grown[:51] == losses[:51]
+    assert grown[51] == pytest.approx(losses[51], abs=1e-6)
+    assert grown[60] != losses[60]
+
+
+def test_growth_restarts_the_schedule_and_ends_at_zero_again(run, make_job):
+    job = make_job(adaptation={"maxAdaptations": 1}, training={"evaluateEveryEpochs": 1})
+    done = run(job, advisor=Scripted((BLOCK0,)), up_at=0.1)
+    rates = {event.step: event.learning_rate for event in done.reporter.events if isinstance(event, EpochFinished)}
+    # Step 51 is the last of the third epoch: 0.01·(0.4 - 0.1)/0.4; after growth at 0.102 s a step costs 2.5 ms.
+    assert rates[51] == pytest.approx(0.01 * 0.3 / 0.4)
+    assert rates[68] == pytest.approx(0.01 * (0.4 - 0.102 - 16 * 0.0025) / 0.298)
+    assert {metric.name: metric.value for metric in done.reporter.report.metrics}["learning_rate"] < 2e-4
+
+
+def test_restart_only_is_a_control_that_moves_the_rate_and_nothing_else(run, make_job):
+    job = make_job(adaptation={"maxAdaptations": 1})
+    done = run(job, advisor=Scripted((BLOCK0,)), up_at=0.1, restart_only=True)
+    assert done.result.depth_after == 4
+    assert done.result.adaptations[0].result is AdaptationResult.DRY_RUN
+    rates = {event.step: event.learning_rate for event in done.reporter.events if isinstance(event, EpochFinished)}
+    assert rates[68] == pytest.approx(0.01 * (0.4 - 0.102 - 16 * 0.002) / 0.298)
+    declined = run(job, advisor=Scripted((Action.nothing(),)), up_at=0.1, restart_only=True)
+    rates = {event.step: event.learning_rate for event in declined.reporter.events if isinstance(event, EpochFinished)}
+    assert rates[68] == pytest.approx(0.01 * (0.4 - 0.102 - 16 * 0.002) / 0.4)
+
+
+def test_growth_that_fails_is_recorded_and_training_goes_on(run, make_job):
+    advisor = Scripted((Action.deepen("block9"),))
+    done = run(make_job(adaptation={"maxAdaptations": 1}), advisor=advisor, up_at=0.1)
+    (failed,) = done.result.adaptations
+    assert failed.result is AdaptationResult.FAILED
+    assert "block9" in failed.message
+    assert failed.depth_after == 4
+    assert done.result.phase is TrainerPhase.COMPLETED
+    assert done.result.steps == 200
+
+
+def test_growth_that_does_not_fit_into_memory_is_taken_back(run, make_job, monkeypatch, tmp_path):
+    real = loop._optimize
+
+    def small_device(network, inputs, labels):
+        if network.depth > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return real(network, inputs, labels)
+
+    monkeypatch.setattr(loop, "_optimize", small_device)
+    job = make_job(adaptation={"maxAdaptations": 1})
+    done = run(job, advisor=Scripted((BLOCK0,)), up_at=0.1, store=tmp_path)
+    (failed,) = done.result.adaptations
+    assert failed.result is AdaptationResult.FAILED
+    assert "out of memory" in failed.message
+    assert (done.result.depth_after, done.result.phase) == (4, TrainerPhase.COMPLETED)
+
+
+def test_away_agent_is_a_warning_with_its_reason(run, make_job):
+    advisor = WithFallback(NoAgent(), Heuristic())
+    done = run(make_job(adaptation={"maxAdaptations": 1}), advisor=advisor, up_at=0.1)
+    assert done.result.adaptations[0].policy == "Heuristic"
+    assert done.result.depth_after == 5
+    (warned,) = [event for event in done.reporter.events if isinstance(event, Warned)]
+    assert warned.reason == Reason.AGENT_UNAVAILABLE
+    assert any(isinstance(event, AdaptationFinished) for event in done.reporter.events)
+
+
+def test_outcome_is_reported_for_the_agents_decisions(run, make_job):
+    advisor = Scripted((BLOCK0,))
+    done = run(make_job(), advisor=advisor, up_at=0.1)
+    (outcome,) = advisor.outcomes
+    assert outcome.decision_ids == ("scripted-0", "scripted-1", "scripted-2")
+    assert outcome.final_accuracy == done.result.test_accuracy
+
+
+def _with_bad_value(digits: Data, index: int, value: float) -> Data:
+    inputs = digits.train.inputs.clone()
+    inputs[index, 0, 0, 0] = value
+    return Data("bad", TensorSource(inputs, digits.train.labels), digits.validation, digits.test, 10)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(run, make_job, digits, value, tmp_path):
+    good = run(make_job(checkpoint={"intervalSeconds": 0.02}), store=tmp_path, stop=_stop_after(40))
+    assert good.result.phase is TrainerPhase.STOPPED
+    before = sorted(path.name for path in tmp_path.iterdir())
+    bad = run(make_job(checkpoint={"intervalSeconds": 1}), store=tmp_path, data=_with_bad_value(digits, 5, value))
+    assert (bad.result.phase, bad.result.reason) == (TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE)
+    assert "learningRate" in bad.result.message
+    assert bad.result.test_accuracy is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_weights_that_are_not_finite_are_never_saved(run, make_job, tmp_path, monkeypatch):
+    real = loop._optimize
+
+    def poisoned(network, inputs, labels):
+        loss = real(network, inputs, labels)
+        with torch.no_grad():
+            next(network.module.parameters()).view(-1)[0] = math.nan
+        return loss
+
+    monkeypatch.setattr(loop, "_optimize", poisoned)
+    done = run(make_job(checkpoint={"intervalSeconds": 0.002}), store=tmp_path)
+    assert done.result.reason is Reason.LOSS_NOT_FINITE
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_is_a_warning_and_training_goes_on(run, make_job, tmp_path, monkeypatch):
+    from espalier_trainer import checkpoint
+
+    real, full = checkpoint._write, [False]
+
+    def writes(path: Path, content: bytes):
+        if full[0]:
+            path.write_bytes(content[: len(content) // 2])
+            raise OSError(28, "No space left on device", str(path))
+        return real(path, content)
+
+    monkeypatch.setattr(checkpoint, "_write", writes)
+    job = make_job(checkpoint={"intervalSeconds": 0.05})
+    run(job, store=tmp_path, stop=_stop_after(60))
+    kept = {path.name: (path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()}
+    full[0] = True
+    done = run(job, store=tmp_path)
+    assert done.result.phase is TrainerPhase.COMPLETED
+    warnings = [event for event in done.reporter.events if isinstance(event, Warned)]
+    assert {event.reason for event in warnings} == {"CheckpointFailed"}
+    assert "No space left" in warnings[0].message
+    assert {path.name: (path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()} == kept
+
+
+def test_evaluation_every_few_epochs(run, make_job):
+    done = run(make_job(training={"evaluateEveryEpochs": 4}))
+    assert [event.epoch for event in done.reporter.events if isinstance(event, EpochFinished)] == [4, 8]
+
+
+def test_model_that_cannot_be_described_is_trained_as_it_is(run, make_job, tmp_path, monkeypatch):
+    from espalier_api.architecture import GrowthError
+    from espalier_trainer import network
+
+    def opaque(*_args):
+        raise GrowthError("the model cannot be traced")
+
+    monkeypatch.setattr(network, "describe", opaque)
+    done = run(make_job(timeBudgetSeconds=0.1), advisor=Scripted((BLOCK0,)), up_at=0.0, store=tmp_path)
+    assert done.result.phase is TrainerPhase.COMPLETED
+    assert done.result.adaptations == ()
+    assert done.result.depth_after == 4
+    assert [event.reason for event in done.reporter.events if isinstance(event, Warned)] == ["NotGrowable"]
+
+
+def _stop_after(boundaries: int):
+    state = {"left": boundaries}
+
+    def stop() -> bool:
+        state["left"] -= 1
+        return state["left"] < 0
+
+    return stop

@@ -20,7 +20,7 @@ from espalier_agent.reinforce import BATCHED, PAPER, LearningError, Order, Progr
 from espalier_agent.reinforce import learn as learn_policy
 from espalier_agent.server import ServerError
 from espalier_agent.server import serve as serve_policy
-from espalier_agent.service import Settings
+from espalier_agent.service import Settings, create_app
 from espalier_agent.tree import TableError
 from espalier_api.documents import DocumentError
 from espalier_api.outcomes import OutcomeTable, read_table, read_tables
@@ -177,6 +177,12 @@ def evaluate(sources: tuple[str, ...], policy_path: Path | None, as_json: bool) 
         click.echo(json.dumps(evaluation.to_json(), indent=1))
     else:
         _print_evaluation(evaluation)
+
+
+@agent.command()
+def openapi() -> None:
+    """Print the service's OpenAPI description; `docs/openapi/agent.json` is this output."""
+    click.echo(json.dumps(create_app().openapi(), indent=1))
 
 
 class _ProgressLines:

@@ -8,7 +8,7 @@ no experience has shaped an output for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -54,6 +54,21 @@ class PolicyNetwork(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(config)
+
+    @classmethod
+    def with_weights(cls, config: NetworkConfig, weights: Mapping[str, Tensor]) -> PolicyNetwork:
+        """Return a network that holds copies of these tensors (a state dict); no random numbers are drawn."""
+        with torch.device("meta"):
+            network = cls(config)
+        network.load_state_dict({name: value.detach().cpu().clone() for name, value in weights.items()}, assign=True)
+        return network
+
+    @classmethod
+    def shapes(cls, config: NetworkConfig) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of such a network's state dict."""
+        with torch.device("meta"):
+            network = cls(config)
+        return {name: tuple(value.shape) for name, value in network.state_dict().items()}
 
     def encode(self, embedded: Sequence[Tensor]) -> Tensor:
         """Encode models, each given as its layers' embeddings (layers, 16): shape (models, 16)."""

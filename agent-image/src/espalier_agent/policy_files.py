@@ -51,8 +51,7 @@ class PolicyDocument(Record):
 
 def make_policy(name: str, network: PolicyNetwork, vocabulary: Vocabulary, lineage: Lineage) -> Policy:
     """Freeze a network into a policy and give it the version that its contents determine."""
-    frozen = PolicyNetwork(network.config)
-    frozen.load_state_dict({key: value.detach().cpu().clone() for key, value in network.state_dict().items()})
+    frozen = PolicyNetwork.with_weights(network.config, network.state_dict())
     frozen.eval().requires_grad_(False)
     digest = hashlib.sha256(_weights(frozen, vocabulary))
     described = {
@@ -112,13 +111,15 @@ def load_policy(folder: Path) -> Policy:
         tensors = load(content)
     except SafetensorError as error:
         raise PolicyError(f"{weights_path}: not a safetensors file ({error})") from error
-    network = PolicyNetwork(document.network)
-    _check_tensors(weights_path, tensors, _expected_shapes(network, len(document.vocabulary)))
+    shapes = PolicyNetwork.shapes(document.network)
+    expected = {NETWORK_PREFIX + key: shape for key, shape in shapes.items()}
+    _check_tensors(weights_path, tensors, {**expected, EMBEDDINGS: (len(document.vocabulary), EMBEDDING_SIZE)})
     try:
         vocabulary = Vocabulary(document.vocabulary, tensors[EMBEDDINGS], document.embedding_seed)
     except ValueError as error:
         raise PolicyError(f"{path}: {error}") from error
-    network.load_state_dict({key: tensors[NETWORK_PREFIX + key] for key in network.state_dict()})
+    weights = {key: tensors[NETWORK_PREFIX + key] for key in shapes}
+    network = PolicyNetwork.with_weights(document.network, weights)
     network.eval().requires_grad_(False)
     return Policy(document.name, document.policy_version, network, vocabulary, document.lineage)
 
@@ -132,11 +133,6 @@ def default_policy() -> Policy:
 def _weights(network: PolicyNetwork, vocabulary: Vocabulary) -> bytes:
     tensors = {NETWORK_PREFIX + key: value.contiguous() for key, value in network.state_dict().items()}
     return save({**tensors, EMBEDDINGS: vocabulary.embeddings.contiguous()})
-
-
-def _expected_shapes(network: PolicyNetwork, words: int) -> dict[str, tuple[int, ...]]:
-    shapes = {NETWORK_PREFIX + key: tuple(value.shape) for key, value in network.state_dict().items()}
-    return {**shapes, EMBEDDINGS: (words, EMBEDDING_SIZE)}
 
 
 def _check_tensors(path: Path, found: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]]) -> None:

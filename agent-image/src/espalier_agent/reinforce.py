@@ -159,9 +159,7 @@ def _starting_point(trees: list[DecisionTree], parent: Policy | None, seed: int)
             f"policy {parent.name!r} decides about {head} growth points, where the tables have {points}; "
             "learn from a fresh network, with all tables at once"
         )
-    network = PolicyNetwork(parent.network.config)
-    network.load_state_dict(parent.network.state_dict())
-    return network, parent.vocabulary
+    return PolicyNetwork.with_weights(parent.network.config, parent.network.state_dict()), parent.vocabulary
 
 
 def _stages(order: Order, games: list[Game]) -> list[list[Game]]:
@@ -193,10 +191,6 @@ def _learn_stage(
         total, mean_objective, mean_accuracy = _update_objective(
             taking_part, network, generator, config, temperature, entropy
         )
-        if not math.isfinite(total.item()):
-            raise LearningError(
-                f"the objective became {total.item()} after {played + stage_played} episodes; lower the learning rate"
-            )
         optimizer.zero_grad()
         torch.autograd.backward(total)
         optimizer.step()
@@ -230,6 +224,8 @@ def _update_objective(
         if config.time_jitter > 0:
             shift = config.time_jitter * (2.0 * torch.rand((), generator=generator).item() - 1.0)
         log_probabilities = game.log_probabilities(network, part, temperature, shift)
+        if not bool(torch.isfinite(log_probabilities).all()):
+            raise LearningError("the network's answers are not finite any more; lower the learning rate")
         recorded, ended = game.play(log_probabilities, config.episodes_per_update, generator)
         objectives.append(objective(recorded, game.returns[ended].float()))
         entropies.append(-(log_probabilities.exp() * log_probabilities).sum(dim=1).mean())

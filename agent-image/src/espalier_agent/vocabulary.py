@@ -35,7 +35,7 @@ CATEGORY_WEIGHT: Final = 0.5
 """Weight of a non-numeric attribute (text, truth value, none)."""
 IDENTITY_WEIGHT: Final = 0.1
 """Weight of the part that depends on the whole key: it keeps layers apart that the rest would put together."""
-LARGEST_LOG2: Final = 32.0
+LARGEST_LOG2: Final = 32
 """Numbers beyond 2**32 are embedded as 2**32: no attribute, however absurd, can drown the others."""
 
 Vector = npt.NDArray[np.float32]
@@ -55,7 +55,8 @@ def _direction(seed: int, text: str) -> Vector:
 
     They come from SHA-512 and not from a generator of torch or numpy, whose streams may change between releases.
     """
-    digest = hashlib.sha512(f"{seed}:{text}".encode()).digest()
+    # surrogatepass: JSON can carry text that is not valid Unicode.
+    digest = hashlib.sha512(f"{seed}:{text}".encode(errors="surrogatepass")).digest()
     normal = NormalDist()
     words = np.frombuffer(digest, dtype="<u4")
     return np.array([normal.inv_cdf((int(word) + 0.5) / 2**32) for word in words], dtype=np.float32)
@@ -64,7 +65,8 @@ def _direction(seed: int, text: str) -> Vector:
 def _log_magnitude(value: float) -> float:
     """Return sign(v)·log2(1 + |v|), bounded: channels and kernels matter by their ratio."""
     bounded = min(abs(value), 2**LARGEST_LOG2)
-    return math.copysign(math.log2(1.0 + bounded), value)
+    magnitude = math.log2(1.0 + bounded)
+    return magnitude if value >= 0 else -magnitude
 
 
 def _attribute_part(seed: int, name: str, value: AttributeValue) -> Vector:

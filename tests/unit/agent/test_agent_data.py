@@ -1,0 +1,88 @@
+"""What the agent carries is what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from espalier_agent.data import NAMED_MODELS, lamelas_tables, named_architecture
+from espalier_agent.evaluate import evaluate
+from espalier_agent.policy import Policy
+from espalier_agent.reinforce import BATCHED, learn
+from espalier_agent.tree import table_digest
+
+
+def test_the_papers_starting_models_have_the_papers_layers() -> None:
+    def weights(name: str) -> list[tuple[object, ...]]:
+        keys = ("in_channels", "out_channels", "kernel_size", "in_features", "out_features")
+        layers = [layer for layer in named_architecture(name).layers if layer.operator in ("Conv2d", "Linear")]
+        return [tuple(layer.attributes[key] for key in keys if key in layer.attributes) for layer in layers]
+
+    assert weights("cnn1") == [(3, 32, (3, 3)), (32, 32, (3, 3)), (32, 10)]
+    assert weights("cnn2") == [(3, 64, (3, 3)), (64, 32, (3, 3)), (32, 10)]
+
+
+@pytest.mark.parametrize("name", NAMED_MODELS)
+def test_growing_a_starting_model_adds_the_papers_layers(name: str) -> None:
+    """A convolution of the same kernel, padded by half of it, normalisation and activation; or linear, activation."""
+    start = named_architecture(name)
+    for point, added in (("block0", 3), ("block1", 3), ("block2", 2)):
+        grown = start.deepen(point)
+        assert len(grown.layers) == len(start.layers) + added
+        assert grown.depth == start.depth + 1
+    convolution = start.deepen("block0").layers[4]
+    assert convolution.attributes["padding"] == (1, 1)
+    assert convolution.attributes["in_channels"] == convolution.attributes["out_channels"]
+
+
+def test_an_unknown_name_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        named_architecture("cnn3")
+
+
+def test_the_papers_tables_are_there_with_their_published_figures() -> None:
+    found = {
+        table.name: (table.outcome((3, 3, 3)).accuracy, max(o.accuracy for o in table.sequences))
+        for table in lamelas_tables()
+    }
+    assert found == {
+        "cnn1-early": (0.6221, 0.7391),
+        "cnn1-middle": (0.6045, 0.7348),
+        "cnn1-late": (0.5912, 0.6827),
+        "cnn2-early": (0.3079, 0.4190),
+        "cnn2-middle": (0.3249, 0.4092),
+        "cnn2-late": (0.2950, 0.3707),
+    }
+
+
+def test_the_shipped_policy_was_learnt_from_tables_that_are_carried(policy: Policy) -> None:
+    carried = {table.name: table_digest(table) for table in lamelas_tables()}
+    lineage = {table.name: table.sha256 for table in policy.lineage.tables}
+    assert lineage.items() >= carried.items()
+    assert policy.lineage.learner == "reinforce"
+    assert policy.lineage.parent is None
+
+
+def test_the_shipped_policy_is_better_than_the_papers_agents(policy: Policy) -> None:
+    evaluation = evaluate(policy, lamelas_tables())
+    for result in evaluation.tables:
+        assert result.accuracy > result.random_mean_accuracy > result.none.accuracy
+    # The best curriculum agent of the paper has a mean regret of .0184 on the three tables of cnn1 that it learnt.
+    assert sum(result.regret for result in evaluation.tables if result.model == "cnn1") / 3 < 0.0184
+
+
+@pytest.mark.slow
+def test_the_shipped_policy_can_be_made_again(policy: Policy) -> None:
+    """By its documented command; decisions are compared, as the last bits depend on the processor."""
+    tables = {table_digest(table): table for table in lamelas_tables()}
+    if any(table.sha256 not in tables for table in policy.lineage.tables):
+        pytest.skip("the policy was learnt from more tables than those of the paper")
+    again = learn(
+        [tables[table.sha256] for table in policy.lineage.tables],
+        config=BATCHED,
+        seed=policy.lineage.seed,
+        name=policy.name,
+    )
+    assert again.lineage == policy.lineage
+    assert again.vocabulary.keys == policy.vocabulary.keys
+    made, shipped = (evaluate(one, lamelas_tables()) for one in (again, policy))
+    assert made.mean_regret == pytest.approx(shipped.mean_regret, abs=0.01)

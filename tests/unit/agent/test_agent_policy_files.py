@@ -1,0 +1,164 @@
+"""Policies survive the disk, and what is not one is refused with file and reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from espalier_agent.data import named_architecture
+from espalier_agent.evaluate import evaluate
+from espalier_agent.policy import Policy
+from espalier_agent.policy_files import PolicyError, load_policy, make_policy, save_policy
+from espalier_api.outcomes import OutcomeTable
+
+
+@pytest.fixture
+def saved(policy: Policy, tmp_path: Path) -> Path:
+    folder = tmp_path / "policy"
+    save_policy(policy, folder)
+    return folder
+
+
+def test_a_policy_comes_back_as_it_was(policy: Policy, saved: Path, tables: dict[str, OutcomeTable]) -> None:
+    back = load_policy(saved)
+    assert (back.name, back.version, back.lineage) == (policy.name, policy.version, policy.lineage)
+    assert back.vocabulary.keys == policy.vocabulary.keys
+    assert torch.equal(back.vocabulary.embeddings, policy.vocabulary.embeddings)
+    assert evaluate(back, [tables["cnn2-late"]]) == evaluate(policy, [tables["cnn2-late"]])
+    assert not any(parameter.requires_grad for parameter in back.network.parameters())
+
+
+def test_saving_twice_writes_the_same_bytes(policy: Policy, saved: Path) -> None:
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    save_policy(policy, saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+
+
+def test_replacing_a_policy_leaves_one(policy: Policy, saved: Path) -> None:
+    larger = policy.vocabulary.extended([named_architecture("cnn1").deepen("block0")])
+    network = policy.network
+    with torch.no_grad():
+        changed = make_policy("other", network, larger, policy.lineage)
+        next(changed.network.parameters()).add_(1.0)
+    save_policy(make_policy("other", changed.network, larger, policy.lineage), saved)
+    assert load_policy(saved).name == "other"
+    assert len(list(saved.iterdir())) == 2
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "policy.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change tensors and make the digest fit, so that only the tensors are wrong."""
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    edit(folder, lambda document: document.update(weightsSha256=hashlib.sha256(path.read_bytes()).hexdigest()))
+
+
+def overwrite_weights(folder: Path, content: bytes) -> None:
+    (path,) = folder.glob("*.safetensors")
+    path.write_bytes(content)
+    edit(folder, lambda document: document.update(weightsSha256=hashlib.sha256(content).hexdigest()))
+
+
+BIAS = "network.decider.4.bias"
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no document": (lambda f: (f / "policy.json").unlink(), r"policy\.json: cannot be read \(No such file"),
+    "a folder in its place": (
+        lambda f: ((f / "policy.json").unlink(), (f / "policy.json").mkdir()),
+        r"policy\.json: cannot be read \(Is a directory",
+    ),
+    "half a document": (
+        lambda f: (f / "policy.json").write_text((f / "policy.json").read_text()[:100]),
+        r"policy\.json: not complete JSON",
+    ),
+    "not text": (lambda f: (f / "policy.json").write_bytes(b"\xff\xfe\x00"), r"policy\.json: not UTF-8"),
+    "a list": (lambda f: (f / "policy.json").write_text("[]"), r"policy\.json: holds list"),
+    "a future version": (lambda f: edit(f, lambda d: d.update(version=99)), "version 99 comes from a newer Espalier"),
+    "an older version": (lambda f: edit(f, lambda d: d.update(version=0)), "version 0 is older"),
+    "another kind": (lambda f: edit(f, lambda d: d.update(kind="Report")), "is a 'Report'"),
+    "a missing field": (lambda f: edit(f, lambda d: d.pop("lineage")), r"policy\.json: lineage: Field required"),
+    "an unknown encoder": (
+        lambda f: edit(f, lambda d: d["network"].update(encoder="gnn")),
+        r"policy\.json: network\.encoder",
+    ),
+    "weights elsewhere": (
+        lambda f: edit(f, lambda d: d.update(weights="../weights.safetensors")),
+        r"policy\.json: weights: String should match",
+    ),
+    "weights gone": (
+        lambda f: next(f.glob("*.safetensors")).unlink(),
+        r"\.safetensors: cannot be read \(No such file.*policy\.json names it",
+    ),
+    "weights damaged": (
+        lambda f: next(f.glob("*.safetensors")).write_bytes(b"\0" * 100),
+        r"\.safetensors: is not the file that .*policy\.json was written with",
+    ),
+    "weights not safetensors": (
+        lambda f: overwrite_weights(f, b"not tensors at all"),
+        r"\.safetensors: not a safetensors file",
+    ),
+    "empty weights": (lambda f: overwrite_weights(f, b""), r"\.safetensors: not a safetensors file"),
+    "a tensor missing": (
+        lambda f: edit_weights(f, lambda t: t.pop(BIAS)),
+        r"tensor 'network\.decider\.4\.bias' is missing",
+    ),
+    "a tensor of another shape": (
+        lambda f: edit_weights(f, lambda t: t.update({BIAS: torch.zeros(7)})),
+        r"tensor 'network\.decider\.4\.bias' has shape \[7\], where \[4\] is expected",
+    ),
+    "a tensor of another type": (
+        lambda f: edit_weights(f, lambda t: t.update({BIAS: torch.zeros(4, dtype=torch.float64)})),
+        r"is torch\.float64, where torch\.float32 is expected",
+    ),
+    "not a number": (
+        lambda f: edit_weights(f, lambda t: t.update({BIAS: torch.full((4,), torch.nan)})),
+        "holds values that are not finite",
+    ),
+    "a tensor too many": (
+        lambda f: edit_weights(f, lambda t: t.update(extra=torch.zeros(1))),
+        "tensor 'extra' does not belong to this network",
+    ),
+    "a head of another size": (
+        lambda f: edit(f, lambda d: d["network"].update(growthPoints=5)),
+        r"tensor 'network\.decider\.4\.weight' has shape \[4, 128\], where \[6, 128\] is expected",
+    ),
+    "a word twice": (
+        lambda f: edit(f, lambda d: d["vocabulary"].__setitem__(1, d["vocabulary"][0])),
+        r"policy\.json: the vocabulary names a layer twice",
+    ),
+    "a word missing": (
+        lambda f: edit(f, lambda d: d["vocabulary"].pop()),
+        r"tensor 'vocabulary\.embeddings' has shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_policy_is_refused(saved: Path, case: str) -> None:
+    damage, expected = BROKEN[case]
+    damage(saved)
+    with pytest.raises(PolicyError, match=expected) as caught:
+        load_policy(saved)
+    assert str(saved) in str(caught.value)
+
+
+def test_version_follows_contents(policy: Policy) -> None:
+    same = make_policy("renamed", policy.network, policy.vocabulary, policy.lineage)
+    assert same.version == policy.version
+    with_more = policy.vocabulary.extended([named_architecture("cnn1").deepen("block2").deepen("block0")])
+    changed = make_policy(policy.name, policy.network, with_more, policy.lineage)
+    assert (changed.version != policy.version) == (len(with_more) != len(policy.vocabulary))

@@ -1,0 +1,63 @@
+"""A table unfolds into the states that Algorithm 4 passes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from espalier_agent.data import named_architecture
+from espalier_agent.tree import TableError, decision_tree, table_digest
+from espalier_api.outcomes import OutcomeTable
+
+Tables = dict[str, OutcomeTable]
+
+
+def test_every_sequence_is_walked_through_the_states_it_grew(tables: Tables) -> None:
+    table = tables["cnn1-early"]
+    tree = decision_tree(table)
+    assert len(tree.states) == 1 + 4 + 16
+    for outcome in table.sequences:
+        at = 0
+        model = named_architecture("cnn1")
+        for place, action in enumerate(outcome.actions):
+            state = tree.states[at]
+            assert state.architecture == model
+            assert state.time_left_s == pytest.approx(outcome.time_left_s[place], abs=5.0)
+            if action < 3:
+                model = model.deepen(f"block{action}")
+            at = tree.following[at][action]
+        assert tree.sequences[at] == outcome.actions
+        assert tree.accuracies[at] == outcome.accuracy
+
+
+def test_time_left_is_the_mean_over_the_runs_that_share_the_decisions(
+    make_table: Callable[..., OutcomeTable],
+) -> None:
+    base = make_table(lambda _: 0.5, points=1, decisions=2)
+    lefts = {(0, 0): (60.0, 50.0), (0, 1): (62.0, 54.0), (1, 0): (58.0, 40.0), (1, 1): (60.0, 44.0)}
+    sequences = tuple(outcome.model_copy(update={"time_left_s": lefts[outcome.actions]}) for outcome in base.sequences)
+    tree = decision_tree(base.model_copy(update={"sequences": sequences}))
+    assert [state.time_left_s for state in tree.states] == [60.0, 52.0, 42.0]
+
+
+def test_order_of_sequences_in_the_file_does_not_matter(tables: Tables) -> None:
+    table = tables["cnn2-late"]
+    backwards = table.model_copy(update={"sequences": table.sequences[::-1]})
+    assert decision_tree(backwards) == decision_tree(table)
+
+
+def test_a_model_that_is_not_known_by_name_is_refused(make_table: Callable[..., OutcomeTable]) -> None:
+    table = make_table(lambda _: 0.5).model_copy(update={"architecture": None})
+    with pytest.raises(TableError, match=r"table chain-middle: has no architecture, and 'chain' is not a model known"):
+        decision_tree(table)
+
+
+def test_a_named_model_with_another_number_of_actions_is_refused(make_table: Callable[..., OutcomeTable]) -> None:
+    table = make_table(lambda _: 0.5).model_copy(update={"architecture": None, "model": "cnn1"})
+    with pytest.raises(TableError, match="has 2 actions, where 'cnn1' with its 3 growth points needs 4"):
+        decision_tree(table)
+
+
+def test_digest_tells_tables_apart(tables: Tables) -> None:
+    assert len({table_digest(table) for table in tables.values()}) == 6

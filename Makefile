@@ -66,7 +66,7 @@ bench-plan: .venv/.ready  ## milliseconds of one plan()
 	.venv/bin/python benchmarks/plan.py
 
 bench-digits: .venv/.ready  ## does growing pay on the example? ten seeds beside two controls (about 15 minutes)
-	.venv/bin/python benchmarks/digits.py
+	.venv/bin/python benchmarks/pays.py examples/digits.yaml
 
 .PHONY: clean
 clean:  ## remove what the targets made, environments included

@@ -82,7 +82,6 @@ def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
 
 def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, console: Console) -> Finished:
     """Run the jobs to their ends, or until SIGINT or SIGTERM; write each job's `result.json` and `training.png`."""
-    keys = {job.metadata.name: job.key for job in jobs}
     views = [JobView(job.metadata.name, job.spec.time_budget_seconds) for job in jobs]
     stopped = False
 
@@ -112,15 +111,14 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
     results = {}
     for job in jobs:
         name = job.metadata.name
-        results[name] = write_results(folder_of(settings.directory, name, jobs), job, outcomes[name])
-    unfinished = any(outcomes[name].phase not in (JobPhase.COMPLETE, JobPhase.FAILED) for name in keys)
-    return Finished(results, interrupted=stopped and unfinished)
+        # Who interrupts a run wants it to end: the picture is drawn when it is complete.
+        folder = folder_of(settings.directory, name, jobs)
+        results[name] = write_results(folder, job, outcomes[name], draw=not stopped)
+    return Finished(results, interrupted=stopped and any(result.phase == "Stopped" for result in results.values()))
 
 
-def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome) -> RunResult:
-    """Write `result.json`, and `training.png` when there is something to draw; return the result."""
-    from espalier_cli.picture import Curve, draw_training
-
+def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome, *, draw: bool) -> RunResult:
+    """Write `result.json`, and with `draw` and something to draw `training.png`; return the result."""
     history = folder / "history.jsonl"
     events = read_history(history) if history.exists() else ()
     over = outcome.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
@@ -136,7 +134,9 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome)
     )
     text = json.dumps(result.to_json(), indent=1)
     (folder / "result.json").write_text(text + "\n", encoding="utf-8")
-    if events:
+    if draw and events:
+        from espalier_cli.picture import Curve, draw_training  # matplotlib takes a second to import
+
         draw_training(Curve(job.metadata.name, result, events), folder / "training.png")
     return result
 

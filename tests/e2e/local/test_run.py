@@ -1,0 +1,169 @@
+"""The main job on one machine, end to end: real trainer, real agent, real files."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Start = Callable[..., Any]
+
+
+def test_a_model_grows_into_a_gpu_that_appears(
+    espalier: Start, job_file: Callable[..., Path], tmp_path: Path, alive: Callable[[Path], list[int]]
+) -> None:
+    out = tmp_path / "out"
+    code, stdout, stderr = espalier(
+        "run", job_file(), "--gpus", "1", "--arrive", "25%:1", "--output", out, "--json", "--simulate"
+    ).finish()
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    assert result == json.loads((out / "result.json").read_text())
+    assert (result["phase"], result["reason"]) == ("Complete", "BudgetExhausted")
+    # Within one step, plus the announced evaluation of 500 images; a loaded machine may stretch both.
+    assert 4 <= result["usedSeconds"] < 5
+    assert result["testAccuracy"] > 0.3
+    assert [record["allocation"]["gpus"] for record in result["allocations"]] == [1, 2]
+    assert 1 <= result["allocations"][1]["usedSeconds"] < 2
+    assert len(result["adaptations"]) == 2
+    assert all(adaptation["source"] == "agent" for adaptation in result["adaptations"])
+    grown = sum(adaptation["result"] == "Grown" for adaptation in result["adaptations"])
+    assert result["depthAfter"] == result["depthBefore"] + grown
+    assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert alive(out) == []
+
+
+def test_interrupted_ends_within_5_s_says_how_to_go_on_and_goes_on(
+    espalier: Start,
+    job_file: Callable[..., Path],
+    tmp_path: Path,
+    eventually: Callable[..., Any],
+    events_of: Callable[..., list[dict[str, Any]]],
+    alive: Callable[[Path], list[int]],
+) -> None:
+    out = tmp_path / "out"
+    command = ("run", job_file(budget=6), "--gpus", "2", "--output", out, "--simulate")
+    first = espalier(*command)
+    eventually(lambda: events_of(out, "AdaptationFinished"), what="an adaptation")
+    interrupted = time.monotonic()
+    first.process.send_signal(signal.SIGINT)
+    code, _, stderr = first.finish(timeout=10)
+    assert time.monotonic() - interrupted < 5
+    assert code == 130
+    assert f"--output {out}" in stderr.splitlines()[-1]
+    assert stderr.splitlines()[-1].startswith("interrupted; to go on: espalier run")
+    assert alive(out) == []
+    stopped = json.loads((out / "result.json").read_text())
+    assert stopped["phase"] == "Stopped"
+    assert stopped["usedSeconds"] < 6
+
+    code, _, stderr = espalier(*command).finish()
+    assert code == 0, stderr
+    result = json.loads((out / "result.json").read_text())
+    assert result["phase"] == "Complete"
+    assert 6 <= result["usedSeconds"] < 7.5
+    started = events_of(out, "TrainerStarted")
+    assert [event["resumed"] for event in started] == [False, True]
+    assert started[1]["depth"] >= stopped["depthAfter"]
+    assert started[1]["usedSeconds"] >= stopped["usedSeconds"] - 0.1
+
+
+def test_killed_without_warning_it_goes_on_with_the_same_total_budget(
+    espalier: Start,
+    job_file: Callable[..., Path],
+    tmp_path: Path,
+    eventually: Callable[..., Any],
+    events_of: Callable[..., list[dict[str, Any]]],
+    alive: Callable[[Path], list[int]],
+) -> None:
+    out = tmp_path / "out"
+    command = ("run", job_file(budget=6), "--gpus", "2", "--output", out, "--simulate")
+    first = espalier(*command)
+    eventually(lambda: len(events_of(out, "CheckpointSaved")) >= 3, what="three checkpoints")
+    first.kill()
+    eventually(lambda: alive(out) == [], seconds=10, what="the end of all that the killed command had started")
+    used = max(event["usedSeconds"] for event in events_of(out))
+
+    code, _, stderr = espalier(*command).finish()
+    assert code == 0, stderr
+    result = json.loads((out / "result.json").read_text())
+    resumed = events_of(out, "TrainerStarted")[-1]
+    assert resumed["resumed"]
+    # The budget is persisted every second, so at most that is given back to the job.
+    assert resumed["usedSeconds"] >= used - 1.1
+    assert 6 <= result["usedSeconds"] < 7.5
+
+
+def test_a_second_job_gets_the_lent_gpu_after_notice(
+    espalier: Start,
+    job_file: Callable[..., Path],
+    tmp_path: Path,
+    events_of: Callable[..., list[dict[str, Any]]],
+) -> None:
+    out = tmp_path / "out"
+    files = (job_file("first", budget=6), job_file("second", budget=2, most=1))
+    code, stdout, stderr = espalier(
+        "run", *files, "--gpus", "2", "--submit", "second:3s", "--output", out, "--json", "--simulate"
+    ).finish()
+    assert code == 0, stderr
+    first, second = json.loads(stdout)
+    assert (first["phase"], second["phase"]) == ("Complete", "Complete")
+    directions = [(r["allocation"]["direction"], r["allocation"]["gpus"]) for r in first["allocations"]]
+    assert ("up", 2) in directions
+    assert ("down", 1) in directions
+    down = next(r for r in first["allocations"] if r["allocation"]["direction"] == "down")
+    assert down["allocation"]["reason"] == "NeededByOtherJob"
+    assert down["acknowledgedAfterSeconds"] < 1
+    assert events_of(out / "second", "TrainerStarted")
+
+
+def test_without_an_agent_the_fallback_decides_and_training_goes_on(
+    espalier: Start, job_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, stdout, stderr = espalier(
+        "run", job_file(fallback="Heuristic"), "--gpus", "2", "--no-agent", "--output", out, "--json", "--simulate"
+    ).finish()
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    assert result["phase"] == "Complete"
+    assert {adaptation["source"] for adaptation in result["adaptations"]} == {"fallback"}
+    assert result["adaptations"][0]["action"] == "Deepen(block0)"
+    assert "AgentUnavailable" in stderr
+
+
+def test_a_gpu_that_goes_is_given_back_before(espalier: Start, job_file: Callable[..., Path], tmp_path: Path) -> None:
+    code, stdout, stderr = espalier(
+        "run", job_file(budget=5), "--gpus", "2", "--depart", "3s:1", "--output", tmp_path / "o", "--json", "--simulate"
+    ).finish()
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    down = [r for r in result["allocations"] if r["allocation"]["direction"] == "down"]
+    assert len(down) == 1
+    assert down[0]["allocation"]["gpus"] == 1
+    assert down[0]["usedSeconds"] < 3
+    assert result["gpuSecondsUsed"] < 5 + 3.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--arrive", "soon:1"), "'soon' is no moment; write 20s"),
+        (("--gpus", "1", "--depart", "1s:2"), "2 GPUs go at 1 s where fewer are left"),
+        (("--time-budget", "-1"), "spec.timeBudgetSeconds: is -1"),
+        (("--submit", "other:1s"), "where JOB is one of: job"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_starts(
+    espalier: Start, job_file: Callable[..., Path], tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    out = tmp_path / "out"
+    code, _, stderr = espalier("run", job_file(), "--output", out, "--simulate", *arguments).finish()
+    assert code == 2
+    assert message in stderr
+    assert not out.exists()

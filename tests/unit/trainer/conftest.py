@@ -43,7 +43,12 @@ def job_of(**spec: Any) -> AdaptiveTrainingJob:
     """Return the digits job with `spec` (camelCase) over small defaults."""
     merged = {"timeBudgetSeconds": 0.4, "maxReplicas": 2, **spec}
     return AdaptiveTrainingJob.model_validate(
-        {"apiVersion": "espalier.dev/v1alpha1", "kind": "AdaptiveTrainingJob", "metadata": {"name": "t"}, "spec": merged}
+        {
+            "apiVersion": "espalier.dev/v1alpha1",
+            "kind": "AdaptiveTrainingJob",
+            "metadata": {"name": "t"},
+            "spec": merged,
+        }
     )
 
 
@@ -252,6 +257,9 @@ class Workplace:
     def report(self) -> Report:
         return read_document(self.folder / "report.json", Report)
 
+    def has_report(self) -> bool:
+        return (self.folder / "report.json").exists()
+
     def events(self) -> list[AnyEvent]:
         path = self.folder / "events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
@@ -275,7 +283,7 @@ def workplace(tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
         return place
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["torch", "torch._dynamo", "espalier_trainer.main", "espalier_trainer.net2net"]
+        ["torch", "torch._dynamo", "espalier_trainer.main", "espalier_trainer.session"]
     )
     yield make
     for process in started:

@@ -189,7 +189,9 @@ def _with_bad_value(digits: Data, index: int, value: float) -> Data:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(run, make_job, digits, value, tmp_path):
+def test_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
+    run, make_job, digits, value, tmp_path
+):
     good = run(make_job(checkpoint={"intervalSeconds": 0.02}), store=tmp_path, stop=_stop_after(40))
     assert good.result.phase is TrainerPhase.STOPPED
     before = sorted(path.name for path in tmp_path.iterdir())

@@ -56,7 +56,7 @@ class CheckpointState(Record):
     """All of a training run that is not a tensor."""
 
     identity: CheckpointIdentity
-    architecture: Architecture | None
+    architecture: Architecture | None = None
     """None where the model cannot be described; it has then never grown."""
     epoch: int = Field(ge=0)
     """Epochs begun before the current one."""

@@ -5,6 +5,8 @@ A full disk or a vanished folder is warned about on stderr, once until it works 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import time
@@ -111,7 +113,8 @@ def previous_used_seconds(path: Path | None, job: str) -> float:
 
 def _append_line(path: Path, line: bytes) -> None:
     """Append a whole line or nothing; a torn last line (a kill, a full disk) is cut off first."""
-    with path.open("a+b") as file:
+    # Unbuffered: a buffer that could not be written would be tried again on closing.
+    with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         if end:
             file.seek(end - 1)
@@ -121,8 +124,10 @@ def _append_line(path: Path, line: bytes) -> None:
                 end -= len(tail) - (tail.rfind(b"\n") + 1)
                 file.truncate(end)
         try:
-            file.write(line)
-            file.flush()
+            written = file.write(line)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
-            os.ftruncate(file.fileno(), end)
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                file.truncate(end)
             raise

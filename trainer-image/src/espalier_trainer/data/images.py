@@ -175,7 +175,8 @@ def _fingerprint(path: Path) -> str:
 
 def _read_cache(path: Path) -> ImageArrays | None:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: numpy leaves a damaged file open.
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             splits = {
                 split: Split(file[f"{split}.images"], file[f"{split}.labels"]) for split in file["splits"].tolist()
             }

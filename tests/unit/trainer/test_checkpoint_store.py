@@ -1,0 +1,146 @@
+"""A folder of checkpoints: whole or absent, two kept, damage found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from espalier_trainer import checkpoint as module
+from espalier_trainer.checkpoint import (
+    Checkpoint,
+    CheckpointIdentity,
+    CheckpointState,
+    CheckpointStore,
+    DamagedCheckpointError,
+    read_checkpoint,
+)
+
+
+def _checkpoint(step: int = 0) -> Checkpoint:
+    state = CheckpointState(
+        identity=CheckpointIdentity(job="default/t", model="m", dataset="d", optimizer="Adam", batch_size=1, seed=0),
+        architecture=None,
+        epoch=0,
+        step=step,
+        cursor=0,
+        epoch_loss_sum=0.1 + 0.2,
+        used_seconds=1 / 3,
+        consultations=0,
+        adaptations=(),
+        metrics=(),
+        depth_before=1,
+        parameters_before=1,
+        max_step_gap_seconds=0.0,
+        schedule={},
+        optimizer_groups=({"lr": 0.1, "params": ["w"]},),
+        optimizer_values={},
+        random={},
+    )
+    weights = torch.arange(6, dtype=torch.float32).view(2, 3)
+    return Checkpoint(
+        state, {"w": weights, "tied": weights, "row": weights[1:]}, {"optimizer.w|step": torch.tensor(3.0)}
+    )
+
+
+def test_what_is_read_is_what_was_saved(tmp_path):
+    store = CheckpointStore(tmp_path / "made" / "here")
+    saved = _checkpoint(7)
+    path = store.save(saved)
+    read = store.load_latest()
+    assert read.state == saved.state
+    assert read.state.used_seconds == 1 / 3
+    for name, tensor in saved.model.items():
+        assert torch.equal(read.model[name], tensor)
+    assert torch.equal(read.training["optimizer.w|step"], torch.tensor(3.0))
+    assert path.name == "checkpoint-00000001"
+
+
+def test_last_two_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path)
+    for step in range(5):
+        store.save(_checkpoint(step))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000004", "checkpoint-00000005"]
+    assert store.load_latest().state.step == 4
+
+
+def test_nothing_there_is_no_checkpoint(tmp_path):
+    assert CheckpointStore(tmp_path / "never").load_latest() is None
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "training.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", [_cut, _flip, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_every_kind_of_damage_is_found_and_the_one_before_is_used(tmp_path, file, damage):
+    store = CheckpointStore(tmp_path)
+    store.save(_checkpoint(1))
+    newest = store.save(_checkpoint(2))
+    if file == "manifest.json" and damage is _cut:
+        (newest / file).write_text((newest / file).read_text().rstrip())  # its last byte is a line end
+    damage(newest / file)
+    with pytest.raises(DamagedCheckpointError):
+        read_checkpoint(newest)
+    assert store.load_latest().state.step == 1
+    assert len(store.warnings) == 1
+    assert str(newest) in store.warnings[0]
+    # It is set aside, and does not count as one of the two that are kept.
+    store.save(_checkpoint(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-00000001",
+        "checkpoint-00000002",
+        "damaged-00000002",
+    ]
+
+
+def test_both_damaged_is_a_fresh_start_with_two_warnings(tmp_path):
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        _cut(store.save(_checkpoint(step)) / "model.safetensors")
+    assert store.load_latest() is None
+    assert len(store.warnings) == 2
+
+
+def test_state_of_a_future_version_is_not_guessed_at(tmp_path):
+    store = CheckpointStore(tmp_path)
+    path = store.save(_checkpoint(1))
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+    assert store.load_latest() is None
+    assert "newer Espalier" in store.warnings[0]
+
+
+@pytest.mark.parametrize("failing", ["model.safetensors", "training.safetensors", "state.json", "manifest.json"])
+def test_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, failing):
+    store = CheckpointStore(tmp_path)
+    store.save(_checkpoint(1))
+    real = module._write
+
+    def full(path, content):
+        if path.name == failing:
+            path.write_bytes(content[:5])
+            raise OSError(28, "No space left on device")
+        return real(path, content)
+
+    monkeypatch.setattr(module, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(_checkpoint(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
+    assert store.load_latest().state.step == 1
+
+
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
+    leftover = tmp_path / "writing-00000001-999"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    store = CheckpointStore(tmp_path)
+    assert store.load_latest() is None
+    store.save(_checkpoint(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]

@@ -1,0 +1,295 @@
+"""Data sets: the splits, what is missing, and the order of the examples."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from espalier_api.job import DatasetSpec
+from espalier_trainer.data import load_data
+from espalier_trainer.data.batches import epoch_order
+from espalier_trainer.data.source import TensorSource, channel_statistics, flip_batch
+from espalier_trainer.errors import DatasetError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def _png(colour: int, size: int = 32, mode: str = "RGB") -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.full((size, size, 3), colour, dtype=np.uint8)
+    pixels[0, 0] = 255
+    Image.fromarray(pixels).convert(mode).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _folder(root, splits=("train", "test"), classes=("cat", "dog"), count=10, size=32, mode="RGB"):
+    for split in splits:
+        for number, name in enumerate(classes):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                (folder / f"{index:03d}.png").write_bytes(_png(20 * number + index, size, mode))
+    return root
+
+
+def test_digits_split_is_that_of_the_reference_workload(digits):
+    from sklearn.datasets import load_digits
+
+    known = load_digits()
+    order = np.random.RandomState(0).permutation(1797)
+    inputs = torch.tensor(known.images[order] / 16, dtype=torch.float32).unsqueeze(1)
+    mean, std = inputs[:1297].mean(), inputs[:1297].std()
+    splits = [digits.train, digits.validation, digits.test]
+    assert [len(split) for split in splits] == [1097, 200, 500]
+    torch.testing.assert_close(torch.cat([split.inputs for split in splits]), (inputs - mean) / std)
+    assert torch.equal(torch.cat([split.labels for split in splits]), torch.tensor(known.target[order]))
+    assert digits.classes == 10
+
+
+def test_order_is_a_permutation_of_its_own_for_each_seed_and_epoch():
+    orders = [epoch_order(100, 32, seed, epoch, CPU).indices.tolist() for seed in (0, 1) for epoch in (0, 1)]
+    assert all(sorted(order) == list(range(100)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert orders[0] == epoch_order(100, 32, 0, 0, CPU).indices.tolist()
+
+
+@pytest.mark.parametrize(("examples", "batches"), [(100, 3), (96, 3), (32, 1), (10, 1)])
+def test_incomplete_last_batch_is_left_out(examples, batches):
+    order = epoch_order(examples, 32, 0, 0, CPU)
+    source = TensorSource(torch.arange(examples).float().view(-1, 1), torch.zeros(examples, dtype=torch.int64))
+    assert len(order) == batches
+    seen = torch.cat([order.batch(source, cursor)[0] for cursor in range(batches)])
+    assert len(seen.unique()) == min(examples, 32 * batches)
+
+
+def test_batch_is_the_same_whenever_it_is_asked_for():
+    images = torch.rand(64, 1, 2, 2)
+    source = TensorSource(images, torch.zeros(64, dtype=torch.int64), augmentation=flip_batch)
+    forwards = [epoch_order(64, 8, 0, 3, CPU).batch(source, cursor)[0] for cursor in range(8)]
+    backwards = [epoch_order(64, 8, 0, 3, CPU).batch(source, cursor)[0] for cursor in reversed(range(8))]
+    for one, other in zip(forwards, reversed(backwards), strict=True):
+        assert torch.equal(one, other)
+    plain = TensorSource(images, source.labels)
+    flipped = [
+        not torch.equal(batch, epoch_order(64, 8, 0, 3, CPU).batch(plain, cursor)[0])
+        for cursor, batch in enumerate(forwards)
+    ]
+    assert True in flipped
+    assert False in flipped
+
+
+def test_channel_statistics_match_numpy():
+    images = torch.randint(0, 256, (50, 3, 5, 4), dtype=torch.uint8)
+    mean, std = channel_statistics(images, chunk=7)
+    pixels = images.numpy().astype(np.float64) / 255
+    np.testing.assert_allclose(mean.flatten(), pixels.mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(std.flatten(), pixels.std((0, 2, 3)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_cifar8_pools_an_image_folder_or_an_archive_of_one(tmp_path, archived):
+    path = _folder(tmp_path / "images", classes=tuple("abcdefghij"), count=4)
+    if archived:
+        with tarfile.open(tmp_path / "images.tar.gz", "w:gz") as archive:
+            archive.add(path / "test", "test")
+            archive.add(path / "train", "train")
+        path = tmp_path / "images.tar.gz"
+    data = load_data(DatasetSpec(name="cifar8", path=str(path)))
+    assert (len(data.train), len(data.validation), len(data.test)) == (36, 4, 40)
+    assert data.example_input().shape == (2, 3, 8, 8)
+    # Images are colour everywhere, but for the first pixel: its block's mean is (15·c + 255)/16.
+    raw = data.test.inputs[0]
+    assert raw[0, 1, 1] == 0
+    assert raw[0, 0, 0] == pytest.approx(255 / 16 / 255)
+    again = load_data(DatasetSpec(name="cifar8", path=str(path)))
+    assert torch.equal(again.train.inputs, data.train.inputs)
+    assert len(list((tmp_path / "cache" / "espalier").glob("*.npz"))) == 1
+
+
+def test_kept_copy_that_is_damaged_is_decoded_again(tmp_path, caplog):
+    path = _folder(tmp_path / "images")
+    spec = DatasetSpec(name="imagefolder", path=str(path))
+    first = load_data(spec)
+    (kept,) = (tmp_path / "cache" / "espalier").glob("*.npz")
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert torch.equal(load_data(spec).train.inputs, first.train.inputs)
+    assert "damaged" in caplog.text
+
+
+def test_changed_folder_is_decoded_again(tmp_path):
+    path = _folder(tmp_path / "images")
+    spec = DatasetSpec(name="imagefolder", path=str(path))
+    before = load_data(spec)
+    (path / "test" / "cat" / "extra.png").write_bytes(_png(99))
+    assert len(load_data(spec).test) == len(before.test) + 1
+
+
+def test_image_folder_without_splits_is_divided(tmp_path):
+    path = _folder(tmp_path, splits=("",), classes=("a", "b", "c"), count=20, size=9, mode="L")
+    data = load_data(DatasetSpec(name="imagefolder", path=str(path), options={"channels": 1, "imageSize": 8}))
+    assert (len(data.train), len(data.validation), len(data.test)) == (48, 6, 6)
+    assert data.classes == 3
+    assert data.example_input().shape == (2, 1, 8, 8)
+
+
+def test_image_folder_with_its_own_validation_split(tmp_path):
+    path = _folder(tmp_path, splits=("train", "val", "test"), count=5)
+    data = load_data(DatasetSpec(name="imagefolder", path=str(path)))
+    assert (len(data.train), len(data.validation), len(data.test)) == (10, 10, 10)
+
+
+def test_mnist_from_an_image_folder_is_grey(tmp_path):
+    path = _folder(tmp_path / "m", classes=tuple("0123456789"), count=2, size=28, mode="L")
+    data = load_data(DatasetSpec(name="mnist", path=str(path)))
+    assert data.example_input().shape == (2, 1, 28, 28)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar8", "mnist"])
+def test_missing_data_say_where_was_looked_and_how_to_get_them(tmp_path, name):
+    place = tmp_path / "nothing"
+    with pytest.raises(DatasetError) as error:
+        load_data(DatasetSpec(name=name, path=str(place), options={"download": False}))
+    message = str(error.value)
+    assert str(place) in message
+    assert "training.dataset.path" in message
+    assert "download=True" in message
+    assert "options.download is false" in message
+
+
+def test_download_that_fails_says_so(tmp_path, monkeypatch):
+    import urllib.error
+
+    from torchvision.datasets import cifar
+
+    def offline(*args, **options):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(cifar, "download_and_extract_archive", offline)
+    with pytest.raises(DatasetError, match=r"downloading it failed \(<urlopen error no network>\)"):
+        load_data(DatasetSpec(name="cifar10", path=str(tmp_path)))
+
+
+def test_torchvisions_own_copy_is_read(tmp_path, monkeypatch):
+    import torchvision.datasets
+
+    class Copy:
+        def __init__(self, root, train, download):
+            self.data = np.zeros((40 if train else 10, 32, 32, 3), dtype=np.uint8)
+            self.targets = [0] * len(self.data)
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Copy)
+    data = load_data(DatasetSpec(name="cifar10", path=str(tmp_path)))
+    assert (len(data.train), len(data.validation), len(data.test)) == (36, 4, 10)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "said"),
+    [
+        (lambda root: None, {}, "there is no such folder"),
+        (lambda root: root.mkdir(), {}, "holds no images"),
+        (lambda root: root.write_bytes(b"no archive"), {}, "cannot be read"),
+        (lambda root: _folder(root, splits=("train",)), {}, "neither validation nor test"),
+        (lambda root: _folder(root, splits=("test",)), {}, "no train folder"),
+        (
+            lambda root: (_folder(root), (root / "train/cat/x.png").write_bytes(b"no")),
+            {},
+            "train/cat/x.png: not an image",
+        ),
+        (lambda root: (_folder(root), (root / "test/cat/x.png").write_bytes(_png(0, 9))), {}, "options.imageSize"),
+        (_folder, {"memoryLimitGiB": 1e-5}, "options.memoryLimitGiB"),
+        (_folder, {"imageSize": -1}, "imageSize: -1"),
+        (_folder, {"imageSize": True}, "imageSize: True"),
+        (_folder, {"channels": 2}, "channels: 2"),
+        (_folder, {"memoryLimitGiB": 0}, "memoryLimitGiB: 0"),
+        (_folder, {"size": 3}, "'size' is unknown; allowed: imageSize"),
+    ],
+)
+def test_unusable_image_folders_say_what_to_do(tmp_path, build, options, said):
+    root = tmp_path / "images"
+    build(root)
+    with pytest.raises(DatasetError) as error:
+        load_data(DatasetSpec(name="imagefolder", path=str(root), options=options))
+    assert said in str(error.value)
+
+
+MODULE = """
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+def _pair(n):
+    return torch.rand(n, 1, 8, 8), torch.arange(n) % 3
+
+def tensors(path="none", count=30):
+    return _pair(count), TensorDataset(*_pair(6)), [part.numpy() for part in _pair(9)]
+
+class Squares(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return torch.full((1, 8, 8), float(index)), index % 2
+
+def mapped(): return Squares(), Squares(), Squares()
+mapped.classes = 2
+def unlabelled(): return Squares(), Squares(), Squares()
+def two(): return _pair(3), _pair(3)
+def floats(): return [(torch.rand(3, 1), torch.rand(3))] * 3
+def uneven(): return [(torch.rand(3, 1), torch.arange(2))] * 3
+def empty(): return _pair(3), _pair(0), _pair(3)
+class Stream(IterableDataset):
+    def __iter__(self): return iter([])
+def stream(): return Stream(), Stream(), Stream()
+def failing(): raise ValueError("no such city")
+"""
+
+
+@pytest.fixture
+def _user_module(tmp_path, monkeypatch):
+    (tmp_path / "user_data.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "user_data", raising=False)
+
+
+@pytest.mark.usefixtures("_user_module")
+def test_users_function_gives_the_splits():
+    data = load_data(DatasetSpec(entrypoint="user_data:tensors", path="/data", options={"count": 12}))
+    assert (len(data.train), len(data.validation), len(data.test), data.classes) == (12, 6, 9, 3)
+    mapped = load_data(DatasetSpec(entrypoint="user_data:mapped"))
+    inputs, labels = mapped.train.batch(torch.tensor([3, 1]), None)
+    assert (inputs[:, 0, 0, 0].tolist(), labels.tolist(), mapped.classes) == ([3.0, 1.0], [1, 1], 2)
+
+
+@pytest.mark.usefixtures("_user_module")
+@pytest.mark.parametrize(
+    ("entrypoint", "options", "said"),
+    [
+        ("user_dat:tensors", {}, "cannot import 'user_dat'"),
+        ("user_data:tensor", {}, "has no function 'tensor'"),
+        ("user_data:tensors", {"rows": 1}, "unexpected keyword argument 'rows'"),
+        ("user_data:failing", {}, "no such city"),
+        ("user_data:two", {}, "must return (train, validation, test)"),
+        ("user_data:floats", {}, "labels are torch.float32"),
+        ("user_data:uneven", {}, "3 inputs, but 2 labels"),
+        ("user_data:empty", {}, "validation split is empty"),
+        ("user_data:stream", {}, "map-style"),
+        ("user_data:unlabelled", {}, "unlabelled.classes = 10"),
+    ],
+)
+def test_unusable_functions_say_what_they_must_do(entrypoint, options, said):
+    with pytest.raises(DatasetError) as error:
+        load_data(DatasetSpec(entrypoint=entrypoint, options=options))
+    assert said in str(error.value)
+
+
+def test_loading_warns_about_nothing(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_data(DatasetSpec(name="imagefolder", path=str(_folder(tmp_path / "i", mode="P"))))

@@ -1,0 +1,97 @@
+"""The starting models, and what is said about those that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from espalier_api.job import ModelSpec
+from espalier_trainer.architecture import describe
+from espalier_trainer.errors import ModelError
+from espalier_trainer.models import build_model
+
+SHAPES = {"digits": (2, 1, 8, 8), "cifar8": (2, 3, 8, 8), "cnn1": (2, 3, 32, 32), "cnn2": (2, 3, 32, 32)}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_zoo_grows_at_its_three_blocks(name):
+    example = torch.zeros(SHAPES[name])
+    architecture = describe(build_model(ModelSpec(name=name), 10, example), example)
+    assert [point.id for point in architecture.growth_points] == ["block0", "block1", "block2"]
+
+
+def test_digits_net_is_that_of_the_reference_workload():
+    model = build_model(ModelSpec(name="digits"), 10, torch.zeros(2, 1, 8, 8))
+    kinds = [module for module in model.modules() if not list(module.children())]
+    assert [str(module) for module in kinds] == [
+        "Conv2d(1, 6, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))",
+        str(nn.BatchNorm2d(6)),
+        "ReLU()",
+        "Conv2d(6, 8, kernel_size=(1, 1), stride=(1, 1))",
+        str(nn.BatchNorm2d(8)),
+        "ReLU()",
+        "AdaptiveAvgPool2d(output_size=1)",
+        "Linear(in_features=8, out_features=8, bias=True)",
+        "ReLU()",
+        "Linear(in_features=8, out_features=10, bias=True)",
+    ]
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("cnn1", 10_602), ("cnn2", 20_778)])
+def test_papers_nets_have_the_papers_layers(name, parameters):
+    example = torch.zeros(SHAPES[name])
+    model = build_model(ModelSpec(name=name), 10, example)
+    # Counted by hand from figure 6: convolutions with bias, two numbers a batch-normed channel, the linear layer.
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert (model(torch.randn(4, 3, 32, 32)) >= 0).all()  # the last block ends in a ReLU
+
+
+def test_torchvision_model_gets_the_data_sets_classes():
+    model = build_model(ModelSpec(name="torchvision:shufflenet_v2_x0_5"), 7, torch.zeros(2, 3, 32, 32))
+    assert model.fc.out_features == 7
+    assert model.training
+
+
+MODULE = """
+import torch
+class Bare(torch.nn.Module):
+    def forward(self, images): return images.flatten(1).sum(1)
+def linear(width=10): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width))
+def bare(): return Bare()
+def nothing(): return None
+"""
+
+
+@pytest.fixture
+def _user_module(tmp_path, monkeypatch):
+    (tmp_path / "user_models.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "user_models", raising=False)
+
+
+@pytest.mark.usefixtures("_user_module")
+def test_users_function_gives_the_model():
+    model = build_model(ModelSpec(entrypoint="user_models:linear", options={"width": 12}), 10, torch.zeros(2, 1, 8, 8))
+    assert model[1].out_features == 12
+
+
+@pytest.mark.usefixtures("_user_module")
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"name": "torchvision:resnet81"}, "did you mean resnet18"),
+        ({"name": "torchvision:resnet18", "options": {"depth": 3}}, "training.model.options"),
+        ({"name": "digits", "options": {"width": 3}}, "unexpected keyword argument 'width'"),
+        ({"name": "cifar8"}, "does not take this data set's inputs of shape (2, 1, 8, 8)"),
+        ({"name": "digits", "options": {"classes": 3}}, "has 3 outputs, but the data set has 10 classes"),
+        ({"entrypoint": "user_models:nothing"}, "returned NoneType, not a torch.nn.Module"),
+        ({"entrypoint": "user_models:bare"}, "must return logits [N, classes]"),
+        ({"entrypoint": "user_models:missing"}, "has no function 'missing'; it has Bare, bare, linear, nothing"),
+        ({"entrypoint": "no_such_package:net"}, "cannot import 'no_such_package'"),
+    ],
+)
+def test_unusable_models_say_what_is_allowed(spec, said):
+    with pytest.raises(ModelError) as error:
+        build_model(ModelSpec.model_validate(spec), 10, torch.zeros(2, 1, 8, 8))
+    assert said in str(error.value)

@@ -1,0 +1,265 @@
+"""Real trainer processes and their file contracts: budget, growth, signals, resumption, exit codes."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from espalier_api.events import AdaptationFinished, CheckpointSaved, TrainerFinished, TrainerStarted, Warned
+from espalier_api.reasons import Reason
+from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_trainer.checkpoint import CheckpointStore
+
+PATIENCE = 60.0
+"""Wall seconds after which a process that should have ended has failed the test."""
+
+
+def _wait(condition, what: str, seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds} s: {what}")
+        time.sleep(0.01)
+
+
+def _join(process) -> int:
+    process.join(PATIENCE)
+    assert not process.is_alive(), "the trainer did not end"
+    return process.exitcode
+
+
+def _training(place) -> bool:
+    return any(isinstance(event, TrainerStarted) for event in place.events()) and place.has_report()
+
+
+def _last(place, kind):
+    return [event for event in place.events() if isinstance(event, kind)][-1]
+
+
+def test_gpu_that_comes_makes_the_network_grow(workplace, make_job, agent_server, advice_body):
+    decisions = iter(["block0", "block1", None])
+    agent = agent_server(lambda body: (200, advice_body(next(decisions), f"d-{len(agent.requests)}")))
+    place = workplace(make_job(timeBudgetSeconds=2.5), agent_url=agent.url)
+    place.allocate(1)
+    process = place.start()
+    _wait(lambda: _training(place), "training")
+    place.allocate(2, reason=Reason.EXTRA_GPUS_GRANTED)
+    written = time.monotonic()
+    _wait(lambda: place.report().acknowledged_generation == 2, "acknowledgement of generation 2")
+    acknowledged = time.monotonic() - written
+    assert _join(process) == 0, place.log
+    report = place.report()
+    assert (report.phase, report.reason) == (TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+    assert [entry.result for entry in report.adaptations] == [
+        AdaptationResult.GROWN,
+        AdaptationResult.GROWN,
+        AdaptationResult.DECLINED,
+    ]
+    assert [entry.decision_id for entry in report.adaptations] == ["d-1", "d-2", "d-3"]
+    assert report.adaptations[0].trigger == Reason.EXTRA_GPUS_GRANTED
+    assert report.depth == 6
+    assert acknowledged < 1.0  # a poll and a step, some 60 ms, on a machine that others use too
+    finished = _last(place, TrainerFinished)
+    assert finished.test_accuracy is not None
+    # One step and the evaluation past the budget, on a machine that others use too.
+    assert 2.5 <= finished.used_seconds < 3.0
+    path, outcome = agent.requests[-1]
+    assert path == "/v1/outcomes"
+    assert outcome["decisionIds"] == ["d-1", "d-2", "d-3"]
+    assert outcome["finalAccuracy"] == finished.test_accuracy
+
+
+def test_sigterm_and_sigkill_at_random_moments_keep_budget_and_growth(workplace, make_job, agent_server, advice_body):
+    chance = random.Random(7)
+    agent = agent_server(lambda body: (200, advice_body("block0")))
+    job = make_job(timeBudgetSeconds=3, adaptation={"maxAdaptations": 2}, checkpoint={"intervalSeconds": 0.2})
+    place = workplace(job, agent_url=agent.url)
+    place.allocate(2)
+    codes = []
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        starts = sum(isinstance(event, TrainerStarted) for event in place.events())
+        process = place.start()
+        _wait(
+            lambda: sum(isinstance(event, TrainerStarted) for event in place.events()) > starts,  # noqa: B023
+            "training",
+        )
+        time.sleep(chance.uniform(0.05, 0.5))
+        (process.terminate if number == signal.SIGTERM else process.kill)()
+        codes.append(_join(process))
+    assert codes == [143, -signal.SIGKILL, 143, -signal.SIGKILL], place.log
+    assert _join(place.start()) == 0, place.log
+    report = place.report()
+    assert report.phase is TrainerPhase.COMPLETED
+    assert [entry.result for entry in report.adaptations] == [AdaptationResult.GROWN] * 2
+    assert report.depth == 6
+    assert 3.0 <= report.used_seconds < 3.5
+    # No incarnation began with less used than the one before had reported, and the whole was one budget long.
+    used = [event.used_seconds for event in place.events() if isinstance(event, TrainerStarted)]
+    assert used == sorted(used)
+    trained = [event for event in place.events() if isinstance(event, TrainerStarted)]
+    assert [event.resumed for event in trained] == [False, True, True, True, True]
+    assert CheckpointStore(place.checkpoints).load_latest().state.architecture.growth_history == {"block0": 2}
+
+
+def test_sigterm_while_the_agent_is_silent_ends_at_once_with_a_checkpoint(workplace, make_job, agent_server):
+    release = threading.Event()
+    agent = agent_server(lambda body: (release.wait(30), (500, b""))[1])
+    place = workplace(make_job(timeBudgetSeconds=20, adaptation={"decisionTimeoutSeconds": 20}), agent_url=agent.url)
+    place.allocate(2)
+    process = place.start()
+    _wait(lambda: agent.requests, "the question to the agent")
+    asked = time.monotonic()
+    process.terminate()
+    assert _join(process) == 143, place.log
+    assert time.monotonic() - asked < 3
+    release.set()
+    report = place.report()
+    assert (report.phase, report.reason) == (TrainerPhase.STOPPED, Reason.INTERRUPTED)
+    assert list(place.checkpoints.glob("checkpoint-*"))
+
+
+def test_scheduler_that_says_stop_gets_a_checkpoint(workplace, make_job):
+    place = workplace(make_job(timeBudgetSeconds=20, adaptation={"mode": "Off"}))
+    place.allocate(1)
+    process = place.start()
+    _wait(lambda: _training(place), "training")
+    place.allocate(1, stop=True)
+    assert _join(process) == 143, place.log
+    assert (place.report().phase, place.report().reason) == (TrainerPhase.STOPPED, Reason.SUSPENDED)
+
+
+def test_gpu_budget_used_up_is_a_normal_end_with_an_accuracy(workplace, make_job):
+    place = workplace(make_job(timeBudgetSeconds=20, adaptation={"mode": "Off"}))
+    place.allocate(1)
+    process = place.start()
+    _wait(lambda: _training(place), "training")
+    place.allocate(1, stop=True, reason=Reason.GPU_BUDGET_EXHAUSTED)
+    assert _join(process) == 0, place.log
+    assert place.report().reason is Reason.GPU_BUDGET_EXHAUSTED
+    assert _last(place, TrainerFinished).test_accuracy is not None
+
+
+def test_time_scale_makes_the_budget_pass_faster(workplace, make_job):
+    place = workplace(make_job(timeBudgetSeconds=40, adaptation={"mode": "Off"}), time_scale=40.0)
+    place.allocate(1)
+    process = place.start()
+    _wait(lambda: _training(place), "training")
+    started = time.monotonic()
+    assert _join(process) == 0, place.log
+    assert time.monotonic() - started < 5
+    assert place.report().used_seconds >= 40
+
+
+def test_agent_that_is_late_takes_no_more_than_its_patience(workplace, make_job, agent_server):
+    release = threading.Event()
+    agent = agent_server(lambda body: (release.wait(30), (500, b""))[1])
+    adaptation = {"decisionTimeoutSeconds": 0.3, "maxAdaptations": 2, "fallback": "Heuristic"}
+    place = workplace(make_job(timeBudgetSeconds=2, adaptation=adaptation), agent_url=agent.url)
+    place.allocate(2)
+    assert _join(place.start()) == 0, place.log
+    release.set()
+    report = place.report()
+    assert [entry.source for entry in report.adaptations] == ["fallback", "fallback"]
+    assert all(0.3 <= entry.seconds < 1.0 for entry in report.adaptations)
+    assert report.depth == 6
+    assert _last(place, TrainerFinished).used_seconds < 2.5
+    assert _last(place, Warned).reason == Reason.AGENT_UNAVAILABLE
+
+
+def test_disk_that_fills_up_is_a_warning(workplace, make_job):
+    # A limit on the size of files makes the kernel refuse the checkpoint's tensors as a full disk would, in the
+    # middle of writing them; reports and events are smaller.
+    job = make_job(
+        timeBudgetSeconds=1.5,
+        adaptation={"mode": "Off"},
+        checkpoint={"intervalSeconds": 0.3},
+        training={"evaluateEveryEpochs": 1000},
+    )
+    place = workplace(job, prelude="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))")
+    place.allocate(1)
+    assert _join(place.start()) == 0, place.log
+    warnings = [event for event in place.events() if isinstance(event, Warned)]
+    assert {event.reason for event in warnings} == {"CheckpointFailed"}
+    assert len(warnings) >= 3
+    assert list(place.checkpoints.iterdir()) == []
+    assert place.report().phase is TrainerPhase.COMPLETED
+
+
+BAD_DATA = """
+import torch
+def data():
+    inputs = torch.rand(256, 1, 8, 8)
+    inputs[200] = float("nan")
+    split = (inputs, torch.arange(256) % 10)
+    return split, split, split
+"""
+
+
+def test_loss_that_is_not_finite_is_exit_code_3(workplace, make_job, tmp_path):
+    (tmp_path / "bad_data.py").write_text(BAD_DATA)
+    job = make_job(training={"dataset": {"entrypoint": "bad_data:data"}})
+    place = workplace(job, python_path=(str(tmp_path),))
+    place.allocate(1)
+    assert _join(place.start()) == 3
+    assert (place.report().phase, place.report().reason) == (TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE)
+    assert "learningRate" in place.report().message
+    assert "learningRate" in place.log
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        ({"model": {"name": "torchvision:resnet19"}}, "torchvision has no classification model 'resnet19'"),
+        ({"model": {"name": "cifar8"}}, "does not take this data set's inputs"),
+        ({"dataset": {"name": "imagefolder", "path": "/no/such/folder"}}, "/no/such/folder: there is no such folder"),
+        ({"schedule": {"name": "torch:NoLR"}}, "torch has no scheduler 'NoLR'"),
+    ],
+)
+def test_what_the_person_can_mend_is_exit_code_2_with_a_sentence(workplace, make_job, training, said):
+    place = workplace(make_job(training=training))
+    place.allocate(1)
+    assert _join(place.start()) == 2
+    assert said in place.log
+    assert "Traceback" not in place.log
+
+
+def test_checkpoint_of_another_run_is_exit_code_2(workplace, make_job):
+    place = workplace(make_job(timeBudgetSeconds=0.2, adaptation={"mode": "Off"}))
+    place.allocate(1)
+    assert _join(place.start()) == 0, place.log
+    assert _last(place, CheckpointSaved).step > 0
+    place.job = make_job(timeBudgetSeconds=0.2, adaptation={"mode": "Off"}, training={"seed": 5})
+    assert _join(place.start()) == 2
+    assert "seed: 0 there, 5 here" in place.log
+
+
+def test_module_runs_as_a_program(tmp_path):
+    (tmp_path / "job.yaml").write_text("kind: AdaptiveTrainingJob\nspec: {timeBudgetSeconds: -1}\n")
+    command = [sys.executable, "-m", "espalier_trainer"]
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    job = {"ESPALIER_JOB_FILE": str(tmp_path / "job.yaml")}
+    for variables, said in (
+        ({}, "ESPALIER_JOB_FILE is not set"),
+        ({**job, "ESPALIER_TIME_SCALE": "fast"}, "ESPALIER_TIME_SCALE is 'fast'"),
+        (job, "spec.timeBudgetSeconds"),
+    ):
+        done = subprocess.run(command, env={**bare, **variables}, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert done.stdout == ""
+
+
+def test_adaptation_events_name_their_decisions(workplace, make_job, agent_server, advice_body):
+    agent = agent_server(lambda body: (200, advice_body("block9", "d-bad")))
+    place = workplace(make_job(timeBudgetSeconds=0.5, adaptation={"maxAdaptations": 1}), agent_url=agent.url)
+    place.allocate(2)
+    assert _join(place.start()) == 0, place.log
+    event = _last(place, AdaptationFinished)
+    assert event.adaptation.action == "Nothing"
+    assert _last(place, Warned).reason == Reason.ILLEGAL_ADVICE

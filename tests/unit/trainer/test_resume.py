@@ -1,0 +1,172 @@
+"""A run that is stopped and resumed ends in the same weights, bit for bit, as one that was not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from espalier_api.advice import Action
+from espalier_api.events import TrainerStarted, Warned
+from espalier_api.report import TrainerPhase
+from espalier_trainer.advisor import Scripted
+from espalier_trainer.errors import CheckpointMismatchError
+
+SCRIPT = (Action.deepen("block0"), Action.deepen("block2"), Action.deepen("block0"))
+
+
+class StopAt:
+    """Asks training to stop once its step count is reached."""
+
+    def __init__(self, boundaries: int) -> None:
+        self.left = boundaries
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def _spec(**training):
+    return {"timeBudgetSeconds": 0.3, "training": {"evaluateEveryEpochs": 10**6, **training}}
+
+
+# Boundaries passed before the stop: in the first epoch, at an epoch's end, at the growths (0.1 s is in the third
+# epoch), in the middle of a later epoch.
+@pytest.mark.parametrize("cut", [5, 17, 52, 54, 90])
+def test_resumed_run_equals_uninterrupted_run(run, make_job, tmp_path, cut):
+    job = make_job(**_spec())
+    whole = run(job, advisor=Scripted(SCRIPT), up_at=0.1)
+    first = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path, stop=StopAt(cut))
+    assert first.result.phase is TrainerPhase.STOPPED
+    assert first.result.steps < whole.result.steps
+    second = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path)
+    assert second.result.steps == whole.result.steps
+    assert second.result.used_seconds == whole.result.used_seconds
+    assert second.result.test_loss == whole.result.test_loss
+    assert second.trainer.network.architecture == whole.trainer.network.architecture
+    assert second.trainer.network.depth == 7
+    _assert_equal_weights(whole, second)
+    started = second.reporter.events[0]
+    assert isinstance(started, TrainerStarted)
+    assert started.resumed
+    assert [a.decision_id for a in second.result.adaptations] == ["scripted-0", "scripted-1", "scripted-2"]
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"optimizer": {"name": "AdamW", "weightDecay": 0.01}},
+        {"optimizer": {"name": "SGD", "momentum": 0.9}},
+        {"optimizer": {"name": "RMSprop", "momentum": 0.5, "learningRate": 0.001}},
+        {"schedule": {"name": "Exponential", "decay": 0.5}},
+        {"schedule": {"name": "Constant"}},
+        {"schedule": {"name": "torch:CosineAnnealingLR", "options": {"T_max": 5}}},
+        {"schedule": {"name": "torch:ReduceLROnPlateau", "options": {"patience": 0}}, "evaluateEveryEpochs": 1},
+    ],
+    ids=lambda training: "-".join(str(part["name"]) for part in training.values() if isinstance(part, dict)),
+)
+def test_every_optimizer_and_schedule_resumes_exactly(run, make_job, tmp_path, training):
+    job = make_job(**_spec(**training))
+    whole = run(job, advisor=Scripted(SCRIPT), up_at=0.05)
+    run(job, advisor=Scripted(SCRIPT), up_at=0.05, store=tmp_path, stop=StopAt(75))
+    second = run(job, advisor=Scripted(SCRIPT), up_at=0.05, store=tmp_path)
+    _assert_equal_weights(whole, second)
+
+
+def test_models_that_draw_chance_resume_exactly(run, make_job, tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "dropout_net.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(),\n"
+        "                               torch.nn.Dropout(0.5), torch.nn.Linear(32, 10))\n"
+    )
+    monkeypatch.syspath_prepend(str(package))
+    job = make_job(**_spec(model={"entrypoint": "dropout_net:net"}))
+    whole = run(job)
+    run(job, store=tmp_path / "store", stop=StopAt(60))
+    _assert_equal_weights(whole, run(job, store=tmp_path / "store"))
+
+
+def test_finished_run_started_again_only_evaluates(run, make_job, tmp_path):
+    first = run(make_job(), store=tmp_path)
+    again = run(make_job(), store=tmp_path)
+    assert again.result.phase is TrainerPhase.COMPLETED
+    assert again.result.steps == first.result.steps
+    assert again.result.test_accuracy == first.result.test_accuracy
+
+
+def test_damaged_newest_checkpoint_is_passed_over_with_a_warning(run, make_job, tmp_path):
+    job = make_job(**_spec(), checkpoint={"intervalSeconds": 0.05})
+    run(job, store=tmp_path, stop=StopAt(90))
+    newest = max(tmp_path.glob("checkpoint-*"))
+    content = bytearray((newest / "model.safetensors").read_bytes())
+    content[-3] ^= 1
+    (newest / "model.safetensors").write_bytes(content)
+    whole = run(make_job(**_spec()))
+    second = run(job, store=tmp_path)
+    (warned,) = [event for event in second.reporter.events if isinstance(event, Warned)]
+    assert warned.reason == "CheckpointDamaged"
+    assert newest.name in warned.message
+    started = second.reporter.events[0]
+    assert started.step < 90
+    assert started.step > 0
+    _assert_equal_weights(whole, second)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"training": {"seed": 1}}, "seed: 0 there, 1 here"),
+        ({"training": {"batchSize": 32}}, "batch_size: 64 there, 32 here"),
+        ({"training": {"model": {"name": "digits", "options": {"classes": 12}}}}, "model: "),
+        ({"training": {"optimizer": {"name": "SGD"}}}, "optimizer: 'Adam' there, 'SGD' here"),
+        ({"training": {"schedule": {"name": "Exponential"}}}, "training.schedule"),
+    ],
+)
+def test_checkpoint_of_another_run_is_refused_by_name(run, make_job, tmp_path, change, said):
+    run(make_job(), store=tmp_path, stop=StopAt(20))
+    with pytest.raises(CheckpointMismatchError, match=r".*remove") as refused:
+        run(make_job(**change), store=tmp_path)
+    assert said in str(refused.value)
+
+
+def test_checkpoint_of_another_job_is_refused(run, make_job, tmp_path):
+    run(make_job(), store=tmp_path, stop=StopAt(20))
+    other = make_job()
+    other = other.model_copy(update={"metadata": other.metadata.model_copy(update={"name": "other"})})
+    with pytest.raises(CheckpointMismatchError, match="job: 'default/t' there, 'default/other' here"):
+        run(other, store=tmp_path)
+
+
+def test_checkpoint_whose_model_code_changed_is_refused(run, make_job, tmp_path, monkeypatch):
+    run(make_job(), store=tmp_path, stop=StopAt(20))
+    from espalier_trainer import models
+
+    monkeypatch.setitem(models._ZOO, "digits", lambda classes: models.SmallNet(1, 7, 8, classes))
+    with pytest.raises(CheckpointMismatchError, match="does not fit the job's model"):
+        run(make_job(), store=tmp_path)
+
+
+def test_checkpoint_holds_no_pickle(run, make_job, tmp_path):
+    run(make_job(), store=tmp_path, stop=StopAt(20))
+    (folder,) = tmp_path.iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "manifest.json",
+        "model.safetensors",
+        "state.json",
+        "training.safetensors",
+    ]
+    for name in ("manifest.json", "state.json"):
+        assert json.loads((folder / name).read_text())["version"] == 1
+    shutil.rmtree(folder)
+
+
+def _assert_equal_weights(expected, got) -> None:
+    ours, theirs = got.trainer.network.module.state_dict(), expected.trainer.network.module.state_dict()
+    assert list(ours) == list(theirs)
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name

@@ -1,0 +1,96 @@
+"""What a backend tells a trainer process: environment variables and signals. Needs no torch, so that it is fast."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from espalier_api import environment
+from espalier_trainer.errors import ExitCode, TrainerError
+
+
+class SettingsError(TrainerError):
+    """An environment variable is missing or has a value that cannot be used."""
+
+
+@dataclass
+class StopSignal:
+    """SIGTERM and SIGINT: before training they end the process at once, in training at the next step boundary."""
+
+    number: int = 0
+    training: bool = field(default=False)
+
+    def install(self) -> None:
+        """Take both signals."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def __call__(self) -> bool:
+        """Tell whether one has come."""
+        return self.number != 0
+
+    def exit_code(self) -> ExitCode:
+        """Return 130 after SIGINT, 143 otherwise."""
+        return ExitCode.INTERRUPTED if self.number == signal.SIGINT else ExitCode.STOPPED
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.training:
+            raise SystemExit(128 + number)
+        self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says."""
+
+    job_file: Path
+    allocation_file: Path | None
+    report_file: Path | None
+    events_file: Path | None
+    checkpoint_folder: Path | None
+    agent_url: str | None
+    time_scale: float
+    seed: int | None
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str]) -> Settings:
+        """Read the variables; `SettingsError` names the one that cannot be used."""
+
+        def path(name: str) -> Path | None:
+            return Path(variables[name]) if variables.get(name) else None
+
+        job_file = path(environment.JOB_FILE)
+        if job_file is None:
+            raise SettingsError(f"{environment.JOB_FILE} is not set; it names the job file (YAML or JSON)")
+        return cls(
+            job_file=job_file,
+            allocation_file=path(environment.ALLOCATION_FILE),
+            report_file=path(environment.REPORT_FILE),
+            events_file=path(environment.EVENTS_FILE),
+            checkpoint_folder=path(environment.CHECKPOINT_DIR),
+            agent_url=variables.get(environment.AGENT_URL) or None,
+            time_scale=_time_scale(variables.get(environment.TIME_SCALE) or "1"),
+            seed=_seed(variables.get(environment.SEED)),
+        )
+
+
+def _time_scale(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise SettingsError(f"{environment.TIME_SCALE} is {text!r}; it must be a number above 0")
+    return value
+
+
+def _seed(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise SettingsError(f"{environment.SEED} is {text!r}; it must be a whole number from 0 to 2^32 - 1")
+    return int(text)

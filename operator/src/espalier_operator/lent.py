@@ -10,7 +10,7 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
 from espalier_operator.facts import JobFacts, Worker
 from espalier_operator.policies import Policy
-from espalier_operator.room import Room
+from espalier_operator.room import Room, Supply
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,10 @@ class Lent:
         gpus: int,
         may_take: Callable[[JobFacts], bool] = lambda holder: True,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
-    ) -> bool:
-        """Ask for as little as makes `gpus` on one node free, and set them aside there; False and nothing if none.
+    ) -> Supply:
+        """Ask for as little as makes `gpus` on one node free, and keep them there; nothing where that is too few.
 
+        What is asked for may serve somebody who was promised what is free now: then `gpus` are handed out at once.
         `may_take` ends the search at the first holder that may not be asked, `spared` skips one.
         """
         loans, mark = self._loans[gpu_type], room.mark()
@@ -86,14 +87,15 @@ class Lent:
                 continue
             room.expect(loan.worker.node, gpus=loan.worker.gpus)
             tried.append(loan)
-            node = room.set_aside(gpu_type, gpus)
+            taken = room.take(gpu_type, gpus)
+            node = taken or room.set_aside(gpu_type, gpus)
             if node is not None:
                 self._keep_only(room, tried, node)
                 while self._first[gpu_type] < len(loans) and self._is_out(loans[self._first[gpu_type]]):
                     self._first[gpu_type] += 1
-                return True
+                return Supply.LATER if taken is None else Supply.NOW
         room.undo(mark)
-        return False
+        return Supply.NEVER
 
     def leave_node(self, room: Room, node: str, gpus: int, by: float | None) -> None:
         """Ask for lent workers on `node` until `gpus` of it are given back: its GPUs go at `by`."""
@@ -141,7 +143,7 @@ class Lent:
     def _ask(self, loan: _Loan, reason: Reason, by: float | None) -> None:
         deadline = self._now + loan.job.terms.notice_seconds
         if by is not None:
-            deadline = min(deadline, by)
+            deadline = min(deadline, max(by, self._now))
         taken = self._taken.setdefault(loan.job.key, _Taken(loan.job, loan.job.extra, deadline, reason))
         taken.extra = min(taken.extra, loan.worker.index)
         taken.deadline = min(taken.deadline, deadline)

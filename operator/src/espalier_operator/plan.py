@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Sequence
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Action, Admit, GrantExtra, Plan, Refusal, ReleaseExtra, Requeue, Stop
@@ -34,7 +34,7 @@ from espalier_operator.lent import Lent
 from espalier_operator.lifecycle import ending, lendable, turning_points
 from espalier_operator.policies import Policy, Rank
 from espalier_operator.pool import Pool
-from espalier_operator.room import Room
+from espalier_operator.room import Room, Supply
 
 
 def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
@@ -118,20 +118,20 @@ class _Tick:
                 self._act(Admit(job=job.key, gpu_type=None))
             elif not types:
                 self._refuse(job, Reason.TOO_LARGE)
-            elif chosen := next((name for name in free if self._pool.take_gang(name, gpus, workers)), None):
+            elif chosen := self._choose_type(free, gpus, workers):
                 self._act(Admit(job=job.key, gpu_type=chosen))
             else:
                 self._refuse(job, Reason.NO_FREE_GPU)
-                any(self._pool.await_gang(name, gpus, workers) for name in free)
                 blocked.update(types)
 
     def lend(self) -> None:
         """Lend what is left, one worker at a time to the first in the policy's order."""
         wishes: list[tuple[Rank, int, int]] = []
         for place, job in enumerate(self._running):
-            if job.key in self._touched or self._lent.is_asked(job.key):
+            if job.key in self._touched:
                 continue
-            most = lendable(job, self._now, self._rules)
+            asked = self._lent.is_asked(job.key)
+            most = Reason.RECLAIM_PENDING if asked else lendable(job, self._now, self._rules)
             if isinstance(most, Reason):
                 self._refuse(job, most)
                 if most is Reason.COOLDOWN and job.changed_at is not None:
@@ -145,8 +145,7 @@ class _Tick:
             job = self._running[place]
             if self._lent.is_asked(job.key):
                 continue
-            if not self._pool.take(_type_of(job), job.terms.gpus_per_worker):
-                self._await_extra(job, granted)
+            if self._supply_extra(job, granted) is not Supply.NOW:
                 if job.key not in granted:
                     self._refuse(job, Reason.NO_FREE_GPU)
                 continue
@@ -214,15 +213,26 @@ class _Tick:
     def _bound(self, job: JobFacts, role: Role) -> list[Worker]:
         return [worker for worker in self._live(job, role) if worker.node is not None]
 
-    def _await_extra(self, job: JobFacts, granted: Iterable[str]) -> None:
-        """Let `job` wait for GPUs that come free, or have them reclaimed from where the policy allows it."""
+    def _choose_type(self, gpu_types: Sequence[str], gpus: int, workers: int) -> str | None:
+        """Return the type on which all `workers` start at once; otherwise let them wait for one, and return None."""
+        for name in gpu_types:
+            if self._pool.take_gang(name, gpus, workers):
+                return name
+        for name in gpu_types:
+            supply = self._pool.await_gang(name, gpus, workers)
+            if supply is not Supply.NEVER:
+                return name if supply is Supply.NOW else None
+        return None
+
+    def _supply_extra(self, job: JobFacts, granted: Container[str]) -> Supply:
+        """Get GPUs for one more extra worker: free ones, or reclaimed ones where the policy allows it."""
 
         def spared(holder: JobFacts) -> bool:
-            young = (holder.granted_at or 0.0) + holder.terms.min_runtime_seconds
-            self._wake(young)
-            return self._now < young or holder.key in granted
+            old_enough_at = (holder.granted_at or 0.0) + holder.terms.min_runtime_seconds
+            self._wake(old_enough_at)
+            return self._now < old_enough_at or holder.key in granted or holder.key == job.key
 
-        self._pool.await_one(
+        return self._pool.await_one(
             _type_of(job),
             job.terms.gpus_per_worker,
             may_take=lambda holder: self._policy.may_take(job, holder, self._now),

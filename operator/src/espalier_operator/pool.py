@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from espalier_operator.facts import JobFacts
 from espalier_operator.lent import Lent
-from espalier_operator.room import Room
+from espalier_operator.room import Room, Supply
 
 
 class Pool:
@@ -35,18 +35,23 @@ class Pool:
     def obtain(self, gpu_types: Sequence[str], gpus: int) -> bool:
         """Keep `gpus` of one node of the first possible type; where none are to come, ask for lent ones."""
         return any(self.hold(name, gpus) for name in gpu_types) or any(
-            self._lent.cover(self._room, name, gpus) for name in gpu_types
+            self._lent.cover(self._room, name, gpus) is not Supply.NEVER for name in gpu_types
         )
 
-    def await_gang(self, gpu_type: str, gpus: int, workers: int) -> bool:
-        """Set `gpus` aside for each of `workers`, asking for lent ones; or nothing at all where that is too few."""
+    def await_gang(self, gpu_type: str, gpus: int, workers: int) -> Supply:
+        """Keep `gpus` for each of `workers`, asking for lent ones; or nothing at all where that is too few.
+
+        The answer is that of the worker who is served last.
+        """
         room_mark, lent_mark = self._room.mark(), self._lent.mark()
+        supply = Supply.NOW
         for _ in range(workers):
-            if not self.await_one(gpu_type, gpus):
+            supply = min(supply, self.await_one(gpu_type, gpus))
+            if supply is Supply.NEVER:
                 self._room.undo(room_mark)
                 self._lent.undo(lent_mark)
-                return False
-        return True
+                break
+        return supply
 
     def await_one(
         self,
@@ -54,8 +59,10 @@ class Pool:
         gpus: int,
         may_take: Callable[[JobFacts], bool] = lambda holder: True,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
-    ) -> bool:
-        """Set aside `gpus` of one node that are being given back, or ask for lent ones within `Lent.cover`'s limits."""
+    ) -> Supply:
+        """Keep `gpus` of one node that are free or given back, or ask for lent ones within `Lent.cover`'s limits."""
+        if self.take(gpu_type, gpus):
+            return Supply.NOW
         if self._room.set_aside(gpu_type, gpus) is not None:
-            return True
+            return Supply.LATER
         return self._lent.cover(self._room, gpu_type, gpus, may_take, spared)

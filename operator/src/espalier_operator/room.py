@@ -10,8 +10,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from enum import IntEnum
 
 from espalier_operator.facts import Node, Worker
+
+
+class Supply(IntEnum):
+    """When what was asked for is there."""
+
+    NEVER = 0
+    """As things stand. Nothing is kept for the asker."""
+    LATER = 1
+    """It is set aside and comes with what is being given back."""
+    NOW = 2
+    """It is handed out."""
+
 
 _Buckets = dict[int, dict[str, None]]
 

@@ -1,0 +1,242 @@
+"""A cluster so simple that it is evidently right: what actions do, what a kube-scheduler would bind, what breaks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from espalier_operator.actions import (
+    Action,
+    Admit,
+    Fail,
+    Finish,
+    GrantExtra,
+    NoticeReclaim,
+    ReleaseExtra,
+    Requeue,
+    Stop,
+)
+from espalier_operator.facts import (
+    Ended,
+    JobFacts,
+    Node,
+    Promise,
+    Reclaim,
+    Role,
+    Rules,
+    Snapshot,
+    Stopping,
+    Terms,
+    Worker,
+    WorkerState,
+)
+
+PROMISE_SECONDS = 20.0
+
+
+class Cluster:
+    """Nodes, workers and jobs in dictionaries, changed by hand. New workers are seen only after `reveal`."""
+
+    def __init__(self) -> None:
+        """Begin empty, at time 0."""
+        self.now = 0.0
+        self.nodes: dict[str, Node] = {}
+        self.workers: dict[str, Worker] = {}
+        self.unseen: dict[str, Worker] = {}
+        self.jobs: dict[str, JobFacts] = {}
+        self.promises: dict[str, Promise] = {}
+        self.rules = Rules()
+        self.raised_at: dict[str, list[float]] = {}
+        self._names: Counter[str] = Counter()
+
+    def snapshot(self) -> Snapshot:
+        """Return what a scheduler sees."""
+        return Snapshot(
+            taken_at=self.now,
+            nodes=tuple(self.nodes.values()),
+            workers=tuple(self.workers.values()),
+            promises=tuple(self.promises.values()),
+            jobs=tuple(self.jobs.values()),
+            rules=self.rules,
+        )
+
+    # ---- the world moves
+
+    def submit(self, key: str, terms: Terms) -> None:
+        """Add a waiting job."""
+        self.jobs[key] = JobFacts(key=key, terms=terms, submitted_at=self.now)
+
+    def alien(self, gpus: int, gpu_type: str | None) -> None:
+        """Add a pending pod of somebody else."""
+        name = self._name("alien")
+        self.workers[name] = Worker(
+            name=name, job=None, role=Role.ALIEN, node=None, gpus=gpus, state=WorkerState.PENDING, gpu_type=gpu_type
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass; those that train use up budget."""
+        self.now += seconds
+        for node in list(self.nodes.values()):
+            if node.departs_at is not None and node.departs_at <= self.now:
+                self.nodes[node.name] = replace(
+                    node, allocatable=node.allocatable - node.departing, departing=0, departs_at=None
+                )
+                while self.free(self.nodes[node.name]) < 0:
+                    self.lose_worker([w.name for w in self.workers.values() if w.node == node.name][-1])
+        for job in list(self.jobs.values()):
+            if job.training and not job.finished:
+                self.change(
+                    job.key,
+                    used_seconds=job.used_seconds + seconds,
+                    gpu_seconds_used=job.gpu_seconds_used + seconds * job.gpus_held,
+                )
+
+    def reveal(self) -> None:
+        """Let the scheduler see the workers that were made, and let promises kept go."""
+        self.workers |= self.unseen
+        self.unseen.clear()
+        for promise in list(self.promises.values()):
+            if len(self._of(promise.job, Role.EXTRA)) >= promise.extra:
+                del self.promises[promise.job]
+
+    def bind(self) -> None:
+        """Do what kube-scheduler does: bind each pending worker to the first node that has its GPUs."""
+        for worker in list(self.workers.values()):
+            if worker.node is None and worker.state is WorkerState.PENDING:
+                job = self.jobs.get(worker.job or "")
+                gpu_type = job.gpu_type if job is not None else worker.gpu_type
+                for node in self.nodes.values():
+                    fits = node.ready and node.schedulable and self.free(node) >= worker.gpus
+                    if fits and gpu_type in (None, node.gpu_type):
+                        self.workers[worker.name] = replace(worker, node=node.name, state=WorkerState.RUNNING)
+                        break
+
+    def start_leaders(self) -> None:
+        """Let each job whose base workers are all bound train and report."""
+        for job in list(self.jobs.values()):
+            bound = [worker for worker in self._of(job.key, Role.BASE) if worker.node is not None]
+            up = job.admitted_at is not None and not job.finished and len(bound) >= job.terms.min_replicas
+            self.change(
+                job.key,
+                leader_running=up,
+                training=up,
+                has_reported=job.has_reported or up,
+                trained=job.trained or up,
+            )
+
+    def acknowledge(self, key: str) -> None:
+        """Let the job's leader repeat the generation."""
+        self.change(key, acknowledged_generation=self.jobs[key].generation)
+
+    def bury(self) -> None:
+        """Let terminating workers be gone."""
+        self.workers = {
+            name: worker for name, worker in self.workers.items() if worker.state is not WorkerState.TERMINATING
+        }
+
+    def lose_worker(self, name: str) -> None:
+        """Let a worker vanish; a Job controller would make a base worker anew."""
+        worker = self.workers.pop(name)
+        job = self.jobs.get(worker.job or "")
+        if worker.role is Role.BASE and job is not None and job.admitted_at is not None and not job.finished:
+            self.unseen[name] = replace(worker, node=None, state=WorkerState.PENDING)
+
+    def lose_node(self, name: str) -> None:
+        """Let a node vanish with all that runs on it."""
+        del self.nodes[name]
+        for worker in list(self.workers.values()):
+            if worker.node == name:
+                self.lose_worker(worker.name)
+
+    def complete(self, key: str, ended: Ended) -> None:
+        """Let the job's leader end by itself."""
+        self.change(key, ended=ended, leader_running=False, training=False)
+
+    def change(self, key: str, **facts: object) -> None:
+        """Replace facts of a job."""
+        self.jobs[key] = replace(self.jobs[key], **facts)  # type: ignore[arg-type]
+
+    def free(self, node: Node) -> int:
+        """Return the GPUs of `node` that no worker holds."""
+        return node.allocatable - sum(w.gpus for w in self.workers.values() if w.node == node.name)
+
+    # ---- the scheduler acts
+
+    def apply(self, action: Action) -> None:
+        """Do what any backend does for `action`."""
+        job = self.jobs[action.job]
+        generation = job.generation + 1
+        match action:
+            case Admit():
+                self.change(
+                    job.key, admitted_at=self.now, gpu_type=action.gpu_type, generation=generation, trained=False
+                )
+                self._make(job, Role.BASE, range(job.terms.min_replicas))
+            case GrantExtra():
+                self.change(
+                    job.key,
+                    extra=action.extra,
+                    granted_at=self.now,
+                    changed_at=self.now,
+                    generation=generation,
+                )
+                self._make(job, Role.EXTRA, range(job.extra, action.extra))
+                self.promises[job.key] = Promise(job=job.key, extra=action.extra, expires_at=self.now + PROMISE_SECONDS)
+                self.raised_at.setdefault(job.key, []).append(self.now)
+            case NoticeReclaim():
+                reclaim = Reclaim(extra=action.extra, deadline=action.deadline, reason=action.reason)
+                self.change(job.key, reclaim=reclaim, generation=generation)
+            case ReleaseExtra():
+                if job.reclaim is None:
+                    self.change(job.key, generation=generation)
+                self.change(job.key, extra=action.extra, reclaim=None, changed_at=self.now)
+                self._end(job.key, Role.EXTRA, action.extra)
+            case Stop():
+                self.change(job.key, stopping=Stopping(reason=action.reason, deadline=action.deadline))
+            case Requeue():
+                self.change(job.key, admitted_at=None, gpu_type=None, extra=0, reclaim=None, stopping=None)
+                self._retire(job.key)
+            case Finish() | Fail():
+                self.change(job.key, finished=True, extra=0, reclaim=None, stopping=None)
+                self._retire(job.key)
+
+    def _retire(self, key: str) -> None:
+        self.change(key, leader_running=False, training=False, has_reported=False)
+        self._end(key, Role.BASE, 0)
+        self._end(key, Role.EXTRA, 0)
+
+    def _make(self, job: JobFacts, role: Role, indices: range) -> None:
+        for index in indices:
+            name = self._name(f"{job.key}-{role}-{index}")
+            self.unseen[name] = Worker(
+                name=name,
+                job=job.key,
+                role=role,
+                index=index,
+                node=None,
+                gpus=job.terms.gpus_per_worker,
+                state=WorkerState.PENDING,
+            )
+
+    def _end(self, key: str, role: Role, keep: int) -> None:
+        self.promises.pop(key, None) if role is Role.EXTRA else None
+        self.unseen = {n: w for n, w in self.unseen.items() if (w.job, w.role) != (key, role) or w.index < keep}
+        for worker in self._of(key, role)[keep:]:
+            if worker.node is None:
+                del self.workers[worker.name]
+            else:
+                self.workers[worker.name] = replace(worker, state=WorkerState.TERMINATING)
+        for index, worker in enumerate(self._of(key, role)):
+            self.workers[worker.name] = replace(worker, index=index)
+
+    def _of(self, key: str, role: Role) -> list[Worker]:
+        live = [
+            w
+            for w in self.workers.values()
+            if w.job == key and w.role is role and w.state is not WorkerState.TERMINATING
+        ]
+        return sorted(live, key=lambda worker: worker.index)
+
+    def _name(self, stem: str) -> str:
+        self._names[stem] += 1
+        return f"{stem}-{self._names[stem]}"

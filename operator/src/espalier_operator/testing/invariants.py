@@ -1,0 +1,128 @@
+"""The planner's numbered invariants (see `espalier_operator.plan`) as checks of one tick.
+
+Each is counted here in the plainest way, from the snapshot alone, sharing no code with the planner.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, Plan, ReleaseExtra, Requeue
+from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
+
+
+class InvariantError(AssertionError):
+    """A plan breaks an invariant; the message begins with its number."""
+
+
+def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
+    """Raise `InvariantError` where `plan` breaks an invariant that one tick can show."""
+    jobs = {job.key: job for job in snapshot.jobs}
+    _grants_fit(snapshot, plan, jobs, now)
+    for action in plan.actions:
+        job = jobs[action.job]
+        live = [w for w in snapshot.workers if w.job == job.key and w.state is not WorkerState.TERMINATING]
+        match action:
+            case Admit():
+                _demand(job.admitted_at is None, 4, f"{job.key} is admitted twice")
+                wanted = job.terms.gpu_type
+                _demand(wanted in (None, action.gpu_type), 4, f"{job.key} is on the wrong type of GPU")
+            case GrantExtra():
+                _demand(job.admitted_at is not None and job.has_reported, 5, f"{job.key} holds nothing")
+                _demand(job.training and job.terms.adapts, 5, f"{job.key} cannot use what it is lent")
+                _demand(job.reclaim is None, 5, f"{job.key} is lent to while it gives back")
+                most = job.terms.max_replicas - job.terms.min_replicas
+                _demand(job.extra < action.extra <= most, 5, f"{job.key} is lent more than maxReplicas")
+                quiet = job.changed_at is None or now >= job.changed_at + job.terms.cooldown_seconds
+                _demand(quiet, 7, f"{job.key} is lent to in its cooldown")
+            case NoticeReclaim():
+                _demand(0 <= action.extra < job.extra, 5, f"{job.key} is asked for what it does not have")
+                _demand(job.reclaim is None, 5, f"{job.key} gets a second notice")
+                if action.reason is Reason.NEEDED_BY_OTHER_JOB and job.granted_at is not None:
+                    young = now < job.granted_at + job.terms.min_runtime_seconds
+                    _demand(not young or _base_or_alien_waits(snapshot), 7, f"{job.key} is asked too soon")
+            case ReleaseExtra() if job.reclaim is not None:
+                done = job.acknowledged_generation >= job.generation
+                _demand(done or now >= job.reclaim.deadline, 5, f"{job.key} had time left")
+            case ReleaseExtra():
+                seen = sum(worker.role is Role.EXTRA for worker in live)
+                _demand(action.extra >= min(seen, job.extra), 5, f"{job.key} loses workers without notice")
+                promised = any(p.job == job.key and now < p.expires_at for p in snapshot.promises)
+                _demand(not promised, 3, f"a promise to {job.key} is broken")
+            case Requeue() if action.reason is not Reason.SUSPENDED:
+                bound = sum(worker.role is Role.BASE and worker.node is not None for worker in live)
+                _demand(bound < job.terms.min_replicas, 4, f"base GPUs are taken from {job.key}")
+            case Finish() | Fail():
+                _demand(not job.finished, 8, f"{job.key} ends twice")
+            case _:
+                pass
+    named = {action.job for action in plan.actions} | set(plan.refusals)
+    for job in snapshot.jobs:
+        _demand(job.finished or job.key in named, 8, f"{job.key} gets neither action nor reason")
+
+
+def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: float) -> None:
+    """Place each granted worker on some node by first fit, largest first; exact where sizes are powers of two."""
+    types = {node.name: node.gpu_type for node in snapshot.nodes if node.ready and node.schedulable}
+    free = Counter({n.name: n.allocatable - n.departing for n in snapshot.nodes if n.name in types})
+    for worker in snapshot.workers:
+        if worker.node in types:
+            free[worker.node] -= worker.gpus
+    granted: list[tuple[int, str]] = []
+    for action in plan.actions:
+        job = jobs[action.job]
+        if isinstance(action, Admit) and action.gpu_type is not None:
+            granted += [(job.terms.gpus_per_worker, action.gpu_type)] * job.terms.min_replicas
+        elif isinstance(action, GrantExtra):
+            granted += [(job.terms.gpus_per_worker, job.gpu_type or "")] * (action.extra - job.extra)
+    due = [] if any(job.terms.gpus_per_worker > 1 for job in snapshot.jobs) else _due(snapshot, now)
+    room = {name: max(0, count) for name, count in free.items()}
+    spare = Counter(dict.fromkeys(types.values(), 0))
+    for name, count in room.items():
+        spare[types[name]] += count
+    for gpu_type in {gpu_type for _, gpu_type in granted}:
+        wanted = sum(gpus for gpus, granted_type in granted if granted_type == gpu_type)
+        owed = sum(gpus for gpus, due_type in due if due_type == gpu_type)
+        _demand(wanted + owed <= spare[gpu_type], 3, f"{wanted} {gpu_type} granted, {owed} owed, {spare} free")
+    for gpus, gpu_type in sorted(granted, reverse=True):
+        place = next((n for n in room if types[n] == gpu_type and room[n] >= gpus), None)
+        _demand(place is not None, 1, f"no node has {gpus} {gpu_type} for what is granted")
+        room[place or ""] -= gpus
+
+
+def _due(snapshot: Snapshot, now: float) -> list[tuple[int, str]]:
+    """Return what running jobs were granted and nobody has seen bound yet."""
+    due: list[tuple[int, str]] = []
+    for job in snapshot.jobs:
+        if job.admitted_at is None or job.finished or job.stopping is not None or job.ended is not None:
+            continue
+        promised = max((p.extra for p in snapshot.promises if p.job == job.key and now < p.expires_at), default=0)
+        kept = min(promised, job.extra if job.reclaim is None else job.reclaim.extra)
+        missing = _missing(snapshot, job, Role.EXTRA, kept)
+        due += [(1, job.gpu_type or "")] * missing
+    return due
+
+
+def _missing(snapshot: Snapshot, job: JobFacts, role: Role, wanted: int) -> int:
+    return max(0, wanted - sum(_is_bound(worker, job.key, role) for worker in snapshot.workers))
+
+
+def _is_bound(worker: Worker, key: str, role: Role) -> bool:
+    mine = worker.job == key and worker.role is role and worker.node is not None
+    return mine and worker.state is not WorkerState.TERMINATING
+
+
+def _base_or_alien_waits(snapshot: Snapshot) -> bool:
+    aliens = any(w.role is Role.ALIEN and w.node is None for w in snapshot.workers)
+    waiting = any(job.admitted_at is None and not job.finished and not job.terms.suspend for job in snapshot.jobs)
+    missing = any(
+        job.admitted_at is not None and not job.finished and _missing(snapshot, job, Role.BASE, job.terms.min_replicas)
+        for job in snapshot.jobs
+    )
+    return aliens or waiting or missing
+
+
+def _demand(holds: bool, number: int, message: str) -> None:
+    if not holds:
+        raise InvariantError(f"invariant {number}: {message}")

@@ -1,0 +1,33 @@
+"""Hypothesis strategies for what a planner meets."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from espalier_operator.facts import Terms
+
+GPU_TYPES = ("a100", "h100")
+SECONDS = st.sampled_from((1.0, 5.0, 10.0, 40.0))
+
+
+@st.composite
+def terms(draw: st.DrawFn, sizes: tuple[int, ...] = (1, 2, 4)) -> Terms:
+    """Draw what a job asks for; workers have one of `sizes` GPUs. Most ask for what lets others interfere."""
+    smallest = draw(st.sampled_from((1, 1, 1, 2, 3)))
+    return Terms(
+        min_replicas=smallest,
+        max_replicas=smallest + draw(st.sampled_from((3, 4, 2, 1, 0))),
+        gpus_per_worker=draw(st.sampled_from(sizes)),
+        priority=draw(st.integers(min_value=0, max_value=2)),
+        gpu_type=draw(st.sampled_from((None, None, None, None, *GPU_TYPES))),
+        time_budget_seconds=draw(st.sampled_from((1000.0, 300.0, 40.0))),
+        grace_seconds=10.0,
+        gpu_seconds_budget=draw(st.sampled_from((None, None, 2000.0, 100.0))),
+        notice_seconds=draw(SECONDS),
+        cooldown_seconds=draw(SECONDS),
+        min_runtime_seconds=draw(SECONDS),
+        adapts=draw(st.sampled_from((True, True, True, True, True, False))),
+        suspend=draw(st.sampled_from((False,) * 9 + (True,))),
+        backoff_limit=draw(st.integers(min_value=0, max_value=3)),
+        pre_running_deadline_seconds=draw(st.sampled_from((None, None, 40.0))),
+    )

@@ -1,0 +1,199 @@
+"""The planner's invariants over random histories and random snapshots.
+
+The machine plays arrivals, losses, clock steps, late acknowledgements and pods of others against a naive cluster and
+checks every plan that is made on the way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
+from espalier_operator.facts import Ended, Node, Role, Snapshot
+from espalier_operator.plan import plan
+from espalier_operator.policies.priority import PriorityPolicy
+from espalier_operator.testing.cluster import Cluster
+from espalier_operator.testing.invariants import check
+from espalier_operator.testing.strategies import GPU_TYPES, terms
+
+POLICY = PriorityPolicy()
+GRANTS = (Admit, GrantExtra, NoticeReclaim)
+
+
+class PlannerMachine(RuleBasedStateMachine):
+    """A cluster in which everything happens that may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Cluster()
+        self.serial = 0
+        self.sizes: tuple[int, ...] = (1,)
+
+    @initialize(
+        sizes=st.sampled_from(((1,), (1,), (1, 2, 4))),
+        nodes=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+        jobs=st.data(),
+    )
+    def begin(self, sizes: tuple[int, ...], nodes: list[int], jobs: st.DataObject) -> None:
+        self.sizes = sizes
+        for gpus in nodes:
+            self.add_node(gpus, GPU_TYPES[0])
+        for _ in range(2):
+            self.submit(jobs)
+        self.a_while_passes(1.0)
+        self.a_while_passes(5.0)
+
+    def tick(self) -> Plan:
+        snapshot = self.cluster.snapshot()
+        planned = plan(snapshot, POLICY, self.cluster.now)
+        note(f"{self.cluster.now:g}: {[*planned.actions]}")
+        check(snapshot, planned, self.cluster.now)
+        for action in planned.actions:
+            self.cluster.apply(action)
+        return planned
+
+    @rule()
+    def tick_until_quiet(self) -> None:
+        """Invariant 9: what a plan of grants leaves is planned to stay; what ends frees, and soon all is quiet."""
+        planned = self.tick()
+        again = self.tick()
+        if all(isinstance(action, GRANTS) for action in planned.actions):
+            assert again.actions == ()
+        assert self.tick().actions == () or self.tick().actions == ()
+
+    @precondition(lambda self: len(self.cluster.jobs) < 8)
+    @rule(data=st.data())
+    def submit(self, data: st.DataObject) -> None:
+        self.serial += 1
+        self.cluster.submit(f"ns/job{self.serial}", data.draw(terms(self.sizes)))
+
+    @rule(seconds=st.sampled_from((1.0, 6.0, 15.0, 41.0)))
+    def a_while_passes(self, seconds: float) -> None:
+        """The scheduler ticks, and the world does what it was told."""
+        self.tick()
+        self.world_catches_up()
+        self.pass_time(seconds)
+        self.tick()
+
+    @rule(seconds=st.sampled_from((0.05, 1.0, 7.0, 31.0)))
+    def pass_time(self, seconds: float) -> None:
+        self.cluster.pass_time(seconds)
+
+    @rule()
+    def world_catches_up(self) -> None:
+        """Pods are seen and bound, leaders start, dead pods are gone."""
+        self.cluster.bury()
+        self.cluster.reveal()
+        self.cluster.bind()
+        self.cluster.start_leaders()
+
+    @rule(step=st.sampled_from(("bury", "reveal", "bind", "start_leaders")))
+    def world_moves(self, step: str) -> None:
+        getattr(self.cluster, step)()
+
+    @precondition(lambda self: len(self.cluster.nodes) < 5)
+    @rule(gpus=st.integers(0, 4), gpu_type=st.sampled_from((GPU_TYPES[0], *GPU_TYPES)))
+    def add_node(self, gpus: int, gpu_type: str) -> None:
+        self.serial += 1
+        name = f"node{self.serial}"
+        self.cluster.nodes[name] = Node(name=name, gpu_type=gpu_type, allocatable=gpus)
+
+    @precondition(lambda self: self.cluster.nodes)
+    @rule(
+        data=st.data(),
+        fate=st.sampled_from(("lost", "cordoned", "not ready", "well", "well", "departing", "departing", "shrinks")),
+    )
+    def node_changes(self, data: st.DataObject, fate: str) -> None:
+        node = self.cluster.nodes[data.draw(st.sampled_from(sorted(self.cluster.nodes)))]
+        if fate == "lost":
+            self.cluster.lose_node(node.name)
+            return
+        if fate == "departing":
+            going = data.draw(st.integers(0, node.allocatable))
+            node = replace(node, departing=going, departs_at=self.cluster.now + 8 if going else None)
+        elif fate == "shrinks":
+            node = replace(node, allocatable=max(node.departing, node.allocatable - 1))
+        else:
+            node = replace(node, ready=fate != "not ready", schedulable=fate != "cordoned")
+        self.cluster.nodes[node.name] = node
+
+    @rule(gpus=st.integers(1, 3), gpu_type=st.sampled_from((None, *GPU_TYPES)))
+    def alien_comes(self, gpus: int, gpu_type: str | None) -> None:
+        self.cluster.alien(gpus, gpu_type)
+
+    @precondition(lambda self: self.cluster.workers)
+    @rule(data=st.data())
+    def worker_is_lost(self, data: st.DataObject) -> None:
+        self.cluster.lose_worker(data.draw(st.sampled_from(sorted(self.cluster.workers))))
+
+    @precondition(lambda self: self.cluster.jobs)
+    @rule(data=st.data(), what=st.sampled_from(("ack", "ack", "ends", "fails", "suspend", "resume", "resume", "crash")))
+    def job_does(self, data: st.DataObject, what: str) -> None:
+        key = data.draw(st.sampled_from(sorted(self.cluster.jobs)))
+        job = self.cluster.jobs[key]
+        if what == "ack":
+            self.cluster.acknowledge(key)
+        elif what in ("suspend", "resume"):
+            self.cluster.change(key, terms=replace(job.terms, suspend=what == "suspend"))
+        elif job.leader_running and not job.finished:
+            if what == "crash":
+                self.cluster.change(key, failures=job.failures + 1, leader_running=False, training=False)
+            else:
+                reason = Reason.BUDGET_EXHAUSTED if what == "ends" else Reason.LOSS_NOT_FINITE
+                self.cluster.complete(key, Ended(reason=reason, failed=what == "fails"))
+
+    @invariant()
+    def raised_no_more_than_the_cooldown_allows(self) -> None:
+        """Invariant 7, over the whole history."""
+        for key, times in self.cluster.raised_at.items():
+            cooldown = self.cluster.jobs[key].terms.cooldown_seconds
+            assert all(later - earlier >= cooldown for earlier, later in itertools.pairwise(times))
+
+    @invariant()
+    def nothing_physical_is_overcommitted_by_us(self) -> None:
+        """Invariant 1, as the cluster sees it: a node that never shrank holds no more than it has."""
+        for node in self.cluster.nodes.values():
+            held = sum(w.gpus for w in self.cluster.workers.values() if w.node == node.name)
+            assert held <= max(node.allocatable, 8)
+
+    def teardown(self) -> None:
+        """Invariant 6: left alone with willing leaders, no job waits for base GPUs while enough are lent."""
+        for _ in range(12):
+            self.tick()
+            for key in self.cluster.jobs:
+                self.cluster.acknowledge(key)
+            self.world_catches_up()
+        if self.sizes != (1,) or self.cluster.promises:
+            return
+        snapshot = self.cluster.snapshot()
+        waiting = [
+            job for job in snapshot.jobs if job.admitted_at is None and not job.finished and not job.terms.suspend
+        ]
+        for job in sorted(waiting, key=lambda job: POLICY.admission_rank(job, self.cluster.now))[:1]:
+            for gpu_type in GPU_TYPES if job.terms.gpu_type is None else (job.terms.gpu_type,):
+                assert self.free_and_lent(snapshot, gpu_type) < job.terms.min_replicas
+
+    def free_and_lent(self, snapshot: Snapshot, gpu_type: str) -> int:
+        usable = {n.name: n for n in snapshot.nodes if n.gpu_type == gpu_type and n.ready and n.schedulable}
+        base = {
+            name: sum(w.gpus for w in snapshot.workers if w.node == name and w.role is not Role.EXTRA)
+            for name in usable
+        }
+        total = sum(max(0, node.allocatable - node.departing - base[name]) for name, node in usable.items())
+        aliens = sum(w.gpus for w in snapshot.workers if w.role is Role.ALIEN and w.node is None)
+        return total - aliens
+
+
+PlannerMachine.TestCase.settings = settings(
+    max_examples=1000,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestPlanner = PlannerMachine.TestCase

@@ -59,7 +59,7 @@ def test_layer_encoder_is_a_bidirectional_lstm_over_the_true_lengths() -> None:
     torch.manual_seed(0)
     encoder = LstmModelEncoder()
     reference = nn.LSTM(16, 50, batch_first=True, bidirectional=True)
-    weights = {name: value for name, value in encoder.layers_forward.state_dict().items()}
+    weights = dict(encoder.layers_forward.state_dict())
     weights |= {f"{name}_reverse": value for name, value in encoder.layers_backward.state_dict().items()}
     reference.load_state_dict(weights)
     lengths = torch.tensor([7, 1, 4])

@@ -1,0 +1,134 @@
+"""Latency of one consultation: in this process, and over HTTP against a real server process.
+
+    .venv/bin/python benchmarks/advice.py [--requests 500] [--json FILE]
+
+One table: case, p50, p99 and maximum in milliseconds, n. HTTP requests go one after the other over one kept
+connection, except in the case `8 clients`, where eight threads ask at once. Not reported: start-up of the server
+(import of torch, about two seconds) and the first request, which warms caches up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import torch
+
+from espalier_agent.advice import advise
+from espalier_agent.data import named_architecture
+from espalier_agent.policy_files import default_policy
+from espalier_api.advice import AdviceRequest
+from espalier_api.architecture import Architecture, GrowthPoint, Layer
+
+
+def long_chain(depth: int) -> Architecture:
+    """Return a network of `depth` linear layers that no policy has seen, each a growth point."""
+    layers = [Layer(name="input", operator="Input")]
+    points = []
+    for index in range(depth):
+        attributes = {"in_features": 100 + index, "out_features": 101 + index, "bias": True}
+        name = f"layer{index}"
+        layers.append(Layer(name=name, operator="Linear", attributes=attributes, inputs=(layers[-1].name,)))
+        added = Layer(name="linear", operator="Linear", attributes=attributes, inputs=("",))
+        points.append(GrowthPoint(id=name, kind="Linear", after=name, block=f"{name}.grown", insertion=(added,)))
+    return Architecture(layers=tuple(layers), outputs=(layers[-1].name,), growth_points=tuple(points))
+
+
+def request(architecture: Architecture) -> AdviceRequest:
+    """Return a consultation about this model."""
+    return AdviceRequest(job="bench", architecture=architecture, time_left_seconds=300, time_budget_seconds=400)
+
+
+def timed(call: Callable[[], object], count: int) -> list[float]:
+    """Return the seconds of `count` calls, one after the other, after one that is not counted."""
+    call()
+    seconds = []
+    for _ in range(count):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """Run the agent as its own process and yield its URL."""
+    command = [sys.executable, "-m", "espalier_agent", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            url = process.stdout.readline().strip() if process.stdout else ""
+            if not url:
+                raise SystemExit("error: the server did not start; run it by hand to see why")
+            yield url
+        finally:
+            process.terminate()
+
+
+def over_http(url: str, body: bytes, count: int) -> list[float]:
+    """Return the seconds of requests over one kept connection."""
+    with httpx.Client(base_url=url, headers={"content-type": "application/json"}) as client:
+        return timed(lambda: client.post("/v1/advice", content=body).raise_for_status(), count)
+
+
+def measure(count: int) -> dict[str, list[float]]:
+    """Return the seconds of each case."""
+    torch.set_num_threads(1)
+    policy = default_policy()
+    small, large = request(named_architecture("cnn1")), request(long_chain(500))
+    bodies = {name: json.dumps(asked.to_json()).encode() for name, asked in (("cnn1", small), ("500 layers", large))}
+    few = max(20, count // 10)
+    results = {
+        "in process, cnn1": timed(lambda: advise(policy, small, "d"), count),
+        "in process, 500 layers": timed(lambda: advise(policy, large, "d"), few),
+    }
+    with server() as url:
+        results["HTTP, cnn1"] = over_http(url, bodies["cnn1"], count)
+        results["HTTP, 500 layers"] = over_http(url, bodies["500 layers"], few)
+        with ThreadPoolExecutor(8) as pool:
+            rounds = pool.map(lambda _: over_http(url, bodies["cnn1"], count // 8), range(8))
+            results["HTTP, cnn1, 8 clients"] = [seconds for part in rounds for seconds in part]
+    return results
+
+
+def percentile(seconds: list[float], share: float) -> float:
+    """Return the smallest value that at least `share` of the values do not exceed (nearest rank)."""
+    ordered = sorted(seconds)
+    return ordered[max(0, -(-len(ordered) * int(share * 100) // 100) - 1)]
+
+
+def main() -> None:
+    """Measure, print the table, write JSON where asked to."""
+    parser = argparse.ArgumentParser(description="Latency of one consultation of the agent.")
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = {
+        case: {
+            "p50_ms": 1e3 * percentile(seconds, 0.50),
+            "p99_ms": 1e3 * percentile(seconds, 0.99),
+            "max_ms": 1e3 * max(seconds),
+            "n": len(seconds),
+        }
+        for case, seconds in measure(options.requests).items()
+    }
+    print(f"{'case':<24} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'n':>6}")
+    for case, row in rows.items():
+        print(f"{case:<24} {row['p50_ms']:>8.2f} {row['p99_ms']:>8.2f} {row['max_ms']:>8.2f} {row['n']:>6}")
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(f"\n{machine}; Python {platform.python_version()}, torch {torch.__version__}")
+    if options.json:
+        options.json.write_text(json.dumps({"cases": rows, "machine": machine}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

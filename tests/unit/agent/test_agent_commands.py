@@ -1,0 +1,121 @@
+"""`espalier agent ...`: data on stdout, progress on stderr, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from espalier_agent.commands import agent
+from espalier_agent.policy_files import load_policy
+from espalier_api.outcomes import OutcomeTable
+
+
+@pytest.fixture
+def run() -> Callable[..., Result]:
+    def invoke(*arguments: object) -> Result:
+        return CliRunner().invoke(agent, [str(argument) for argument in arguments])
+
+    return invoke
+
+
+Run = Callable[..., Result]
+
+
+def test_evaluate_prints_json(run: Run) -> None:
+    result = run("evaluate", "--json")
+    assert result.exit_code == 0
+    shown = json.loads(result.stdout)
+    assert [table["table"] for table in shown["tables"]] == [
+        f"cnn{model}-{scenario}" for model in (1, 2) for scenario in ("early", "late", "middle")
+    ]
+
+
+def test_evaluate_prints_a_table_for_people(run: Run) -> None:
+    lines = run("evaluate").stdout.splitlines()
+    assert len(lines) == 8
+    assert lines[-1].startswith("mean regret ")
+
+
+def test_learn_reads_folders_files_and_the_papers_tables_and_learns_the_same_twice(
+    run: Run, tmp_path: Path, make_table: Callable[..., OutcomeTable]
+) -> None:
+    table = json.dumps(make_table(lambda actions: 0.1 * (1 + len(set(actions))), points=2, decisions=2).to_json())
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.json").write_text(table)
+    (tmp_path / "b.json").write_text(table.replace('"middle"', '"other"'))
+    sources = ["--outcomes", tmp_path / "folder", "--outcomes", tmp_path / "b.json", "--outcomes", "lamelas"]
+    options = ["--episodes", "2000", "--seed", "3"]
+    for name in ("one", "two"):
+        result = run("learn", *sources, *options, "--name", "mine", "--output", tmp_path / name)
+        assert result.exit_code == 0, result.stderr
+    one, two = load_policy(tmp_path / "one"), load_policy(tmp_path / "two")
+    assert one.version == two.version
+    assert [table.name for table in one.lineage.tables][:2] == ["chain-middle", "chain-other"]
+    assert len(one.lineage.tables) == 8
+    assert (one.name, one.lineage.seed) == ("mine", 3)
+    assert "2000/2000 episodes" in result.stderr
+    assert len(result.stdout.splitlines()) == 10
+
+
+def test_learn_by_the_papers_recipe_and_go_on(run: Run, tmp_path: Path) -> None:
+    assert run("learn", "--recipe", "paper", "--episodes", "12", "-o", tmp_path / "e").exit_code == 0
+    more = ["--recipe", "paper", "--episodes", "12", "--order", "curriculum", "--temperature", "10"]
+    assert run("learn", *more, "--from", tmp_path / "e", "-o", tmp_path / "l").exit_code == 0
+    lineage = load_policy(tmp_path / "l").lineage
+    assert lineage.parent == load_policy(tmp_path / "e").identity
+    assert (lineage.config["order"], lineage.config["temperature"]) == ("curriculum", 10.0)
+    assert lineage.config["learning_rate"] == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ("{", "not JSON text"),
+        ("{}", "source: Field required"),
+        ('{"sequences": NaN}', "source: Field required"),
+    ],
+)
+def test_a_damaged_table_is_named(run: Run, tmp_path: Path, contents: str, message: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(contents)
+    result = run("evaluate", "--outcomes", path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {path}: {message}")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_table_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
+    result = run("learn", "--outcomes", tmp_path / "none", "-o", tmp_path / "p")
+    assert result.exit_code == 1
+    assert result.stderr == f"error: {tmp_path}/none: no such file or folder, and not 'lamelas'\n"
+
+
+def test_serving_on_a_port_in_use_is_one_line_and_a_hint(run: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = run("serve", "--port", port)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        f"error: cannot serve on 127.0.0.1:{port}: Address already in use",
+        "hint: --port 0 takes a free port",
+    ]
+
+
+def test_serving_a_policy_that_cannot_be_read_is_one_line(run: Run, tmp_path: Path) -> None:
+    result = run("serve", "--port", "0", "--policy", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {tmp_path}/policy.json: cannot be read")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_command_that_is_not_understood_is_2(run: Run) -> None:
+    assert run("learn").exit_code == 2
+    assert run("serve", "--port", "70000").exit_code == 2

@@ -1,0 +1,84 @@
+"""The agent as a real process on a real port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from espalier_agent.data import named_architecture
+from espalier_agent.policy import Policy
+from espalier_agent.server import ServerError, serve
+
+Start = Callable[..., subprocess.Popen[str]]
+
+QUESTION = {
+    "job": "cifar10",
+    "architecture": named_architecture("cnn1").to_json(),
+    "timeLeftSeconds": 330.0,
+    "timeBudgetSeconds": 400.0,
+}
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Return a function that starts the agent; whatever still runs afterwards is ended."""
+    running: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "espalier_agent", "serve", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        running.append(process)
+        return process
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def announced(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    assert url, process.stderr and process.stderr.read()
+    return url
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_is_answers_and_ends_when_told(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    url_file = tmp_path / "url"
+    process = start("--port", "0", "--url-file", str(url_file))
+    url = announced(process)
+    assert url_file.read_text() == url + "\n"
+    with httpx.Client(base_url=url) as client:
+        assert client.get("/readyz").status_code == 200
+        answer = client.post("/v1/advice", json=QUESTION)
+        assert answer.json()["action"] == {"kind": "Deepen", "target": "block1"}
+        # The client keeps its connection open: an idle one must not hold the end up.
+        started = time.monotonic()
+        process.send_signal(number)
+        while url_file.exists() and time.monotonic() - started < 10.0:
+            time.sleep(0.02)
+        seconds = time.monotonic() - started
+    _, log = process.communicate(timeout=30)
+    assert seconds < 2.0
+    assert process.returncode == 0
+    assert f"decision {answer.json()['decisionId']} job=cifar10" in log
+    assert "Traceback" not in log
+
+
+def test_a_host_that_is_not_ours_is_refused(policy: Policy) -> None:
+    with pytest.raises(ServerError, match=r"cannot serve on 203\.0\.113\.1:0"):
+        serve("203.0.113.1", 0)

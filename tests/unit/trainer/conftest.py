@@ -90,6 +90,11 @@ class StopAfter:
 
 
 @pytest.fixture
+def stop_after() -> type[StopAfter]:
+    return StopAfter
+
+
+@pytest.fixture
 def run(digits: Data) -> Callable[..., VirtualRun]:
     """Run the digits net under virtual time; `up_at` is when the second replica comes."""
 

@@ -49,10 +49,6 @@ def test_answer_is_taken_with_its_decision_id_and_policy(agent_server, advice_bo
     assert AdviceRequest.model_validate(body) == _request()
 
 
-def _illegal(advice_body):
-    return lambda body: (200, advice_body("p7"))
-
-
 @pytest.mark.parametrize(
     ("answer", "reason", "said"),
     [

@@ -121,6 +121,7 @@ def test_sigterm_while_the_agent_is_silent_ends_at_once_with_a_checkpoint(workpl
     release.set()
     report = place.report()
     assert (report.phase, report.reason) == (TrainerPhase.STOPPED, Reason.INTERRUPTED)
+    assert report.consultations == 0  # a question that was broken off does not count
     assert list(place.checkpoints.glob("checkpoint-*"))
 
 

@@ -17,17 +17,6 @@ from espalier_trainer.errors import CheckpointMismatchError
 SCRIPT = (Action.deepen("block0"), Action.deepen("block2"), Action.deepen("block0"))
 
 
-class StopAt:
-    """Asks training to stop once its step count is reached."""
-
-    def __init__(self, boundaries: int) -> None:
-        self.left = boundaries
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
 def _spec(**training):
     return {"timeBudgetSeconds": 0.3, "training": {"evaluateEveryEpochs": 10**6, **training}}
 
@@ -35,10 +24,10 @@ def _spec(**training):
 # Boundaries passed before the stop: in the first epoch, at an epoch's end, at the growths (0.1 s is in the third
 # epoch), in the middle of a later epoch.
 @pytest.mark.parametrize("cut", [5, 17, 52, 54, 90])
-def test_resumed_run_equals_uninterrupted_run(run, make_job, tmp_path, cut):
+def test_resumed_run_equals_uninterrupted_run(run, make_job, tmp_path, cut, stop_after):
     job = make_job(**_spec())
     whole = run(job, advisor=Scripted(SCRIPT), up_at=0.1)
-    first = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path, stop=StopAt(cut))
+    first = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path, stop=stop_after(cut))
     assert first.result.phase is TrainerPhase.STOPPED
     assert first.result.steps < whole.result.steps
     second = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path)
@@ -67,15 +56,15 @@ def test_resumed_run_equals_uninterrupted_run(run, make_job, tmp_path, cut):
     ],
     ids=lambda training: "-".join(str(part["name"]) for part in training.values() if isinstance(part, dict)),
 )
-def test_every_optimizer_and_schedule_resumes_exactly(run, make_job, tmp_path, training):
+def test_every_optimizer_and_schedule_resumes_exactly(run, make_job, tmp_path, training, stop_after):
     job = make_job(**_spec(**training))
     whole = run(job, advisor=Scripted(SCRIPT), up_at=0.05)
-    run(job, advisor=Scripted(SCRIPT), up_at=0.05, store=tmp_path, stop=StopAt(75))
+    run(job, advisor=Scripted(SCRIPT), up_at=0.05, store=tmp_path, stop=stop_after(75))
     second = run(job, advisor=Scripted(SCRIPT), up_at=0.05, store=tmp_path)
     _assert_equal_weights(whole, second)
 
 
-def test_models_that_draw_chance_resume_exactly(run, make_job, tmp_path, monkeypatch):
+def test_models_that_draw_chance_resume_exactly(run, make_job, tmp_path, monkeypatch, stop_after):
     package = tmp_path / "package"
     package.mkdir()
     (package / "dropout_net.py").write_text(
@@ -87,7 +76,7 @@ def test_models_that_draw_chance_resume_exactly(run, make_job, tmp_path, monkeyp
     monkeypatch.syspath_prepend(str(package))
     job = make_job(**_spec(model={"entrypoint": "dropout_net:net"}))
     whole = run(job)
-    run(job, store=tmp_path / "store", stop=StopAt(60))
+    run(job, store=tmp_path / "store", stop=stop_after(60))
     _assert_equal_weights(whole, run(job, store=tmp_path / "store"))
 
 
@@ -99,9 +88,9 @@ def test_finished_run_started_again_only_evaluates(run, make_job, tmp_path):
     assert again.result.test_accuracy == first.result.test_accuracy
 
 
-def test_damaged_newest_checkpoint_is_passed_over_with_a_warning(run, make_job, tmp_path):
+def test_damaged_newest_checkpoint_is_passed_over_with_a_warning(run, make_job, tmp_path, stop_after):
     job = make_job(**_spec(), checkpoint={"intervalSeconds": 0.05})
-    run(job, store=tmp_path, stop=StopAt(90))
+    run(job, store=tmp_path, stop=stop_after(90))
     newest = max(tmp_path.glob("checkpoint-*"))
     content = bytearray((newest / "model.safetensors").read_bytes())
     content[-3] ^= 1
@@ -127,23 +116,23 @@ def test_damaged_newest_checkpoint_is_passed_over_with_a_warning(run, make_job, 
         ({"training": {"schedule": {"name": "Exponential"}}}, "training.schedule"),
     ],
 )
-def test_checkpoint_of_another_run_is_refused_by_name(run, make_job, tmp_path, change, said):
-    run(make_job(), store=tmp_path, stop=StopAt(20))
+def test_checkpoint_of_another_run_is_refused_by_name(run, make_job, tmp_path, change, said, stop_after):
+    run(make_job(), store=tmp_path, stop=stop_after(20))
     with pytest.raises(CheckpointMismatchError, match=r".*remove") as refused:
         run(make_job(**change), store=tmp_path)
     assert said in str(refused.value)
 
 
-def test_checkpoint_of_another_job_is_refused(run, make_job, tmp_path):
-    run(make_job(), store=tmp_path, stop=StopAt(20))
+def test_checkpoint_of_another_job_is_refused(run, make_job, tmp_path, stop_after):
+    run(make_job(), store=tmp_path, stop=stop_after(20))
     other = make_job()
     other = other.model_copy(update={"metadata": other.metadata.model_copy(update={"name": "other"})})
     with pytest.raises(CheckpointMismatchError, match="job: 'default/t' there, 'default/other' here"):
         run(other, store=tmp_path)
 
 
-def test_checkpoint_whose_model_code_changed_is_refused(run, make_job, tmp_path, monkeypatch):
-    run(make_job(), store=tmp_path, stop=StopAt(20))
+def test_checkpoint_whose_model_code_changed_is_refused(run, make_job, tmp_path, monkeypatch, stop_after):
+    run(make_job(), store=tmp_path, stop=stop_after(20))
     from espalier_trainer import models
 
     monkeypatch.setitem(models._ZOO, "digits", lambda classes: models.SmallNet(1, 7, 8, classes))
@@ -151,8 +140,8 @@ def test_checkpoint_whose_model_code_changed_is_refused(run, make_job, tmp_path,
         run(make_job(), store=tmp_path)
 
 
-def test_checkpoint_holds_no_pickle(run, make_job, tmp_path):
-    run(make_job(), store=tmp_path, stop=StopAt(20))
+def test_checkpoint_holds_no_pickle(run, make_job, tmp_path, stop_after):
+    run(make_job(), store=tmp_path, stop=stop_after(20))
     (folder,) = tmp_path.iterdir()
     assert sorted(path.name for path in folder.iterdir()) == [
         "manifest.json",

@@ -190,9 +190,9 @@ def _with_bad_value(digits: Data, index: int, value: float) -> Data:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
-    run, make_job, digits, value, tmp_path
+    run, make_job, digits, value, tmp_path, stop_after
 ):
-    good = run(make_job(checkpoint={"intervalSeconds": 0.02}), store=tmp_path, stop=_stop_after(40))
+    good = run(make_job(checkpoint={"intervalSeconds": 0.02}), store=tmp_path, stop=stop_after(40))
     assert good.result.phase is TrainerPhase.STOPPED
     before = sorted(path.name for path in tmp_path.iterdir())
     bad = run(make_job(checkpoint={"intervalSeconds": 1}), store=tmp_path, data=_with_bad_value(digits, 5, value))
@@ -217,7 +217,7 @@ def test_weights_that_are_not_finite_are_never_saved(run, make_job, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_full_disk_is_a_warning_and_training_goes_on(run, make_job, tmp_path, monkeypatch):
+def test_full_disk_is_a_warning_and_training_goes_on(run, make_job, tmp_path, monkeypatch, stop_after):
     from espalier_trainer import checkpoint
 
     real, full = checkpoint._write, [False]
@@ -230,7 +230,7 @@ def test_full_disk_is_a_warning_and_training_goes_on(run, make_job, tmp_path, mo
 
     monkeypatch.setattr(checkpoint, "_write", writes)
     job = make_job(checkpoint={"intervalSeconds": 0.05})
-    run(job, store=tmp_path, stop=_stop_after(60))
+    run(job, store=tmp_path, stop=stop_after(60))
     kept = {path.name: (path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()}
     full[0] = True
     done = run(job, store=tmp_path)
@@ -259,13 +259,3 @@ def test_model_that_cannot_be_described_is_trained_as_it_is(run, make_job, tmp_p
     assert done.result.adaptations == ()
     assert done.result.depth_after == 4
     assert [event.reason for event in done.reporter.events if isinstance(event, Warned)] == ["NotGrowable"]
-
-
-def _stop_after(boundaries: int):
-    state = {"left": boundaries}
-
-    def stop() -> bool:
-        state["left"] -= 1
-        return state["left"] < 0
-
-    return stop

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 
 from torch import Tensor
 
-from espalier_api.advice import ActionKind, AdviceRequest
+from espalier_api.advice import ActionKind, AdviceRequest, OutcomeReport
 from espalier_api.advice import Progress as AdviceProgress
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import GrowthError
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.advisor import Advisor, Decision
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Progress
@@ -124,3 +124,24 @@ def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation
             "parameters_after": network.parameters,
         }
     )
+
+
+def report_outcome(
+    job: AdaptiveTrainingJob, advisor: Advisor | None, progress: Progress, final_accuracy: float
+) -> None:
+    """Tell the advisor how the job ended whose decisions it made and that were carried out; best effort."""
+    decisions = tuple(
+        adaptation.decision_id
+        for adaptation in progress.adaptations
+        if adaptation.source is AdaptationSource.AGENT
+        and adaptation.result in (AdaptationResult.GROWN, AdaptationResult.DECLINED)
+    )
+    if advisor is not None and decisions:
+        advisor.report_outcome(
+            OutcomeReport(
+                job=job.key,
+                decision_ids=decisions,
+                final_accuracy=final_accuracy,
+                time_budget_seconds=job.spec.time_budget_seconds,
+            )
+        )

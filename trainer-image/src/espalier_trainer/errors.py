@@ -40,3 +40,13 @@ class ScheduleError(TrainerError):
 
 class CheckpointMismatchError(TrainerError):
     """The checkpoint belongs to another job or model."""
+
+
+class LossNotFiniteError(Exception):
+    """The loss, or a weight, became NaN or infinite: training cannot go on."""
+
+    def __init__(self, what: str, learning_rate: float) -> None:
+        super().__init__(
+            f"{what}; lower training.optimizer.learningRate (the rate was {learning_rate:.3g}) or look for bad values "
+            "in the data; the last good checkpoint is kept"
+        )

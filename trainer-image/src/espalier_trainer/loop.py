@@ -14,31 +14,27 @@ import time
 from collections.abc import Callable
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
-from espalier_api.advice import OutcomeReport
 from espalier_api.allocation import Allocation
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_api.report import TrainerPhase
 from espalier_trainer import saving
-from espalier_trainer.adapting import Adapter, undone
+from espalier_trainer.adapting import Adapter, report_outcome, undone
 from espalier_trainer.advisor import Advisor, Cancelled, never
 from espalier_trainer.checkpoint import CheckpointStore
 from espalier_trainer.data.batches import epoch_order
 from espalier_trainer.data.source import Data
+from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.evaluation import Evaluation, evaluate
 from espalier_trainer.narrator import Narrator
 from espalier_trainer.network import Network, new_network
-from espalier_trainer.progress import Ending, Progress, TrainingResult
+from espalier_trainer.optimizers import set_learning_rate
+from espalier_trainer.progress import Ending, Progress, TrainingResult, result_of
 from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import Scheduler
 from espalier_trainer.schedules import Moment, Schedule, build_schedule
-
-
-class _LossNotFiniteError(Exception):
-    """Ends the loop."""
 
 
 class Trainer:
@@ -89,12 +85,17 @@ class Trainer:
             if self._advisor is None
             else Adapter(job, self._advisor, scheduler, self._example, restart_only, clock)
         )
-        self._identity = saving.identity(job, self._seed)
+        self._saver = saving.Saver(
+            checkpoints,
+            saving.identity(job, self._seed),
+            job.spec.checkpoint.interval_seconds,
+            self._schedule,
+            self._device,
+            clock,
+        )
         self._network = self._start
         self._allocation = Allocation()
         self._ungrown: Network | None = None
-        self._saved_at = 0.0
-        self._save_now = False
         self._last_step: float | None = None
         self._epoch_gap = 0.0
         self._evaluation_cost = 0.0
@@ -113,27 +114,27 @@ class Trainer:
         test: Evaluation | None = None
         try:
             ending = self._train()
-            self._save()
+            self._saver.save(self._network, self._progress, self._scheduler.used_seconds(), self._narrator)
             if ending.phase is TrainerPhase.COMPLETED:
                 ending, test = self._evaluate_test(ending)
-        except _LossNotFiniteError as error:
+        except LossNotFiniteError as error:
             ending = Ending(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, str(error))
         self._narrator.finished(ending, test)
         if test is not None:
-            self._report_outcome(test)
-        return self._result(ending, test)
+            report_outcome(self._job, self._advisor, self._progress, test.accuracy)
+        return result_of(ending, test, self._network, self._progress, self._scheduler.used_seconds(), self._allocation)
 
     def _begin(self) -> None:
         resumed = self._checkpoints.load_latest() if self._checkpoints else None
         used = self._used_before
         if resumed is not None:
             self._network, self._progress = saving.restore(
-                self._identity, resumed, self._start, self._job, self._schedule, self._example, self._device
+                self._saver.identity, resumed, self._start, self._job, self._schedule, self._example, self._device
             )
             used = max(used, resumed.state.used_seconds)
         self._narrator.network, self._narrator.progress = self._network, self._progress
         self._scheduler.start(used)
-        self._saved_at = self._scheduler.used_seconds()
+        self._saver.begin(self._scheduler.used_seconds())
         self._narrator.started(resumed is not None, str(self._device))
         for warning in self._checkpoints.warnings if self._checkpoints else ():
             self._narrator.warn("CheckpointDamaged", warning)
@@ -162,9 +163,9 @@ class Trainer:
             return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
         for warning in scheduler.take_warnings():
             self._narrator.warn("AllocationUnreadable", warning)
-        interval = self._job.spec.checkpoint.interval_seconds
-        if self._save_now or scheduler.used_seconds() - self._saved_at >= interval:
-            self._save()
+        used = scheduler.used_seconds()
+        if self._saver.is_due(used):
+            self._saver.save(self._network, self._progress, used, self._narrator)
         self._narrator.report()
         return None
 
@@ -180,6 +181,8 @@ class Trainer:
             return
         self._narrator.enter(TrainerPhase.ADAPTING)
         consultation = self._adapter.consult(self._network, self._progress, self._allocation)
+        if consultation.problem is not None and self._stop():
+            return  # the question was broken off; whoever resumes asks again
         self._progress.consultations += 1
         self._progress.adaptations.append(consultation.adaptation)
         if consultation.network is not self._network:
@@ -201,15 +204,12 @@ class Trainer:
                 return
             rate = self._schedule.rate(self._moment())
             progress.metrics["learning_rate"] = rate
-            for group in self._network.optimizer.param_groups:
-                group["lr"] = rate
+            set_learning_rate(self._network.optimizer, rate)
             inputs, labels = order.batch(self._data.train, progress.cursor)
             loss = self._step(inputs, labels)
             if not math.isfinite(loss):
-                raise _LossNotFiniteError(
-                    f"the loss of step {progress.step + 1} (epoch {progress.epoch}) is {loss}; lower "
-                    f"training.optimizer.learningRate (it was {rate:.3g}) or look for bad values in the data; "
-                    "the last good checkpoint is kept"
+                raise LossNotFiniteError(
+                    f"the loss of step {progress.step + 1} (epoch {progress.epoch}) is {loss}", rate
                 )
             progress.cursor += 1
             progress.step += 1
@@ -229,17 +229,15 @@ class Trainer:
         except torch.OutOfMemoryError as error:
             if self._ungrown is None:
                 raise
-            self._undo_growth(str(error).splitlines()[0])
+            self._undo_growth(self._ungrown, str(error).splitlines()[0])
             loss = _optimize(self._network, inputs, labels)
         if self._ungrown is not None:
             self._ungrown = None
-            self._save_now = True
+            self._saver.wanted = True
         return loss
 
-    def _undo_growth(self, message: str) -> None:
-        if self._ungrown is None:
-            raise ValueError("there is no growth to undo")
-        self._use(self._ungrown)
+    def _undo_growth(self, before: Network, message: str) -> None:
+        self._use(before)
         self._ungrown = None
         self._network.module.train()
         undo = undone(self._progress.adaptations[-1], self._network, f"out of memory: {message}")
@@ -293,65 +291,6 @@ class Trainer:
 
     def _moment(self) -> Moment:
         return Moment(self._scheduler.used_seconds(), self._scheduler.time_budget())
-
-    def _save(self) -> None:
-        """Write a checkpoint; where that cannot be done, warn and go on. A network with NaN is never written."""
-        self._save_now = False
-        self._saved_at = used = self._scheduler.used_seconds()
-        if self._checkpoints is None:
-            return
-        if not self._network.is_finite():
-            raise _LossNotFiniteError(
-                f"the weights after step {self._progress.step} are not finite; lower "
-                "training.optimizer.learningRate; the last good checkpoint is kept"
-            )
-        started = self._clock()
-        try:
-            path = self._checkpoints.save(
-                saving.capture(self._identity, self._network, self._progress, self._schedule, used, self._device)
-            )
-        except (OSError, SafetensorError) as error:
-            self._narrator.warn("CheckpointFailed", f"no checkpoint was written ({error}); training goes on")
-        else:
-            self._narrator.saved(str(path), self._clock() - started)
-
-    def _report_outcome(self, test: Evaluation) -> None:
-        decisions = tuple(
-            adaptation.decision_id
-            for adaptation in self._progress.adaptations
-            if adaptation.source is AdaptationSource.AGENT
-            and adaptation.result in (AdaptationResult.GROWN, AdaptationResult.DECLINED)
-        )
-        if self._advisor is not None and decisions:
-            self._advisor.report_outcome(
-                OutcomeReport(
-                    job=self._job.key,
-                    decision_ids=decisions,
-                    final_accuracy=test.accuracy,
-                    time_budget_seconds=self._scheduler.time_budget(),
-                )
-            )
-
-    def _result(self, ending: Ending, test: Evaluation | None) -> TrainingResult:
-        progress = self._progress
-        return TrainingResult(
-            phase=ending.phase,
-            reason=ending.reason,
-            message=ending.message,
-            used_seconds=self._scheduler.used_seconds(),
-            epochs=progress.epoch,
-            steps=progress.step,
-            test_accuracy=test.accuracy if test else None,
-            test_loss=test.loss if test else None,
-            validation_accuracy=progress.metrics.get("validation_accuracy"),
-            depth_before=progress.depth_before,
-            depth_after=self._network.depth,
-            parameters_before=progress.parameters_before,
-            parameters_after=self._network.parameters,
-            adaptations=tuple(progress.adaptations),
-            max_step_gap_seconds=progress.max_step_gap_seconds,
-            allocation=self._allocation,
-        )
 
 
 def _optimize(network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from espalier_api.allocation import Allocation
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, Metric, TrainerPhase
+from espalier_trainer.evaluation import Evaluation
+from espalier_trainer.network import Network
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Progress:
     consultations: int = 0
     adaptations: list[Adaptation] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    """The latest figures by name; see `metric_names`."""
+    """The latest figures by name."""
     max_step_gap_seconds: float = 0.0
     """Longest wall time between the ends of two optimizer steps, all incarnations; time spent dead not included."""
 
@@ -40,10 +41,6 @@ class Progress:
         self.metrics["validation_loss"] = loss
         if self.adaptations and self.adaptations[-1].accuracy_after is None:
             self.adaptations[-1] = self.adaptations[-1].model_copy(update={"accuracy_after": accuracy})
-
-    def take_over(self, metrics: Mapping[str, float]) -> None:
-        """Replace the metrics."""
-        self.metrics = dict(metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +73,32 @@ class TrainingResult:
     adaptations: tuple[Adaptation, ...]
     max_step_gap_seconds: float
     allocation: Allocation
+
+
+def result_of(
+    ending: Ending,
+    test: Evaluation | None,
+    network: Network,
+    progress: Progress,
+    used_seconds: float,
+    allocation: Allocation,
+) -> TrainingResult:
+    """Return what a run came to that ended so."""
+    return TrainingResult(
+        phase=ending.phase,
+        reason=ending.reason,
+        message=ending.message,
+        used_seconds=used_seconds,
+        epochs=progress.epoch,
+        steps=progress.step,
+        test_accuracy=test.accuracy if test else None,
+        test_loss=test.loss if test else None,
+        validation_accuracy=progress.metrics.get("validation_accuracy"),
+        depth_before=progress.depth_before,
+        depth_after=network.depth,
+        parameters_before=progress.parameters_before,
+        parameters_after=network.parameters,
+        adaptations=tuple(progress.adaptations),
+        max_step_gap_seconds=progress.max_step_gap_seconds,
+        allocation=allocation,
+    )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer import randomness
-from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
-from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
+from espalier_trainer.errors import CheckpointMismatchError, LossNotFiniteError
+from espalier_trainer.narrator import Narrator
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network, resumed_network
 from espalier_trainer.optimizers import optimizer_state
 from espalier_trainer.progress import Progress
@@ -105,3 +110,47 @@ def restore(
     )
     randomness.restore(state.random, checkpoint.training, device)
     return network, progress
+
+
+@dataclass
+class Saver:
+    """Writes the checkpoints of a run, at its own pace; `store` None keeps nothing."""
+
+    store: CheckpointStore | None
+    identity: CheckpointIdentity
+    interval_seconds: float
+    """In budget seconds."""
+    schedule: Schedule
+    device: torch.device
+    clock: Callable[[], float]
+    wanted: bool = False
+    """Save at the next step boundary (after a growth)."""
+    _saved_at: float = 0.0
+
+    def begin(self, used_seconds: float) -> None:
+        """Count the interval from here."""
+        self._saved_at = used_seconds
+
+    def is_due(self, used_seconds: float) -> bool:
+        """Tell whether the interval is over or a checkpoint is wanted."""
+        return self.wanted or used_seconds - self._saved_at >= self.interval_seconds
+
+    def save(self, network: Network, progress: Progress, used_seconds: float, narrator: Narrator) -> None:
+        """Write a checkpoint; where that cannot be done, warn and go on.
+
+        Raises `LossNotFiniteError` for a network with NaN or infinity in it, which is never written.
+        """
+        self.wanted = False
+        self._saved_at = used_seconds
+        if self.store is None:
+            return
+        if not network.is_finite():
+            rate = progress.metrics.get("learning_rate", 0.0)
+            raise LossNotFiniteError(f"the weights after step {progress.step} are not finite", rate)
+        started = self.clock()
+        try:
+            path = self.store.save(capture(self.identity, network, progress, self.schedule, used_seconds, self.device))
+        except (OSError, SafetensorError) as error:
+            narrator.warn("CheckpointFailed", f"no checkpoint was written ({error}); training goes on")
+        else:
+            narrator.saved(str(path), self.clock() - started)

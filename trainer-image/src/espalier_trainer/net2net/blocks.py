@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 STACK = "grown"
@@ -90,16 +89,3 @@ def _empty(base: Any) -> nn.Module:
     """Return an uninitialised module of the grown subclass of `base`, for copying and worker processes."""
     grown = _grown_class(base)
     return grown.__new__(grown)
-
-
-def like(block: nn.Module, reference: Tensor) -> nn.Module:
-    """Move a new block to the reference's device, floating type and memory format, in place; returns it."""
-    block = block.to(device=reference.device, dtype=reference.dtype)
-    if reference.dim() == 4 and _is_channels_last(reference):
-        block = block.to(memory_format=torch.channels_last)
-    return block
-
-
-def _is_channels_last(tensor: Tensor) -> bool:
-    """Tell a kernel laid out channels-last from one of which both layouts are equal (1×1, one channel)."""
-    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()

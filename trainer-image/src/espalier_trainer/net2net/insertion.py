@@ -94,13 +94,27 @@ class Block:
 
 
 def build(block: Block, like: Tensor | None = None) -> nn.Module:
-    """Return the new layers with identity values, of `like`'s device and floating type (without: on meta, empty)."""
+    """Return the new layers with identity values, of `like`'s device, floating type and layout.
+
+    Without `like` they are on the meta device, which has no values.
+    """
     layers = _layers(block)
     module = InsertedResidual(layers) if block.residual else InsertedBlock(layers)
     if like is not None:
         module = module.to(dtype=like.dtype).to_empty(device=like.device)
         initialise(module, block)
+        layout = _layout(like)
+        if layout is not None:
+            module = module.to(memory_format=layout)
     return module
+
+
+def _layout(kernel: Tensor) -> torch.memory_format | None:
+    """Return the channels-last layout of a kernel that has it; 1×1 kernels have every layout and so none."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(kernel.dim())
+    if layout is None or kernel.is_contiguous() or not kernel.is_contiguous(memory_format=layout):
+        return None
+    return layout
 
 
 @torch.no_grad()

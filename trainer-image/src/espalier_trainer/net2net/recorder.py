@@ -8,7 +8,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,6 +30,14 @@ _DECISIONS = frozenset({"__bool__", "__int__", "__float__", "__index__", "__comp
 
 _PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"})
 """Leaf modules that may return the very tensor that they were given."""
+
+_SHAPE_KEEPING = frozenset(
+    {
+        *(functional.batch_norm, functional.layer_norm, functional.group_norm),
+        *(functional.relu6, functional.hardtanh, functional.hardswish, functional.silu, functional.gelu),
+    }
+)
+"""Functions whose output is shaped as their input, and whose meta versions would take most of a trace's time."""
 
 
 class Recorder(TorchFunctionMode):
@@ -105,14 +115,15 @@ class Recorder(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
+        run = _shape_only if func in _SHAPE_KEEPING and args and args[0].is_meta else func
         if self._own or self._leaf is not None or not self._scopes:
-            return func(*args, **given)
+            return run(*args, **given)
         name = str(getattr(func, "__name__", ""))
         if name in _DECISIONS:
             self._decision = self._decision or name
         # Read before the call: an operation in place makes its own input stand for its output.
         reads = self._read((args, given))
-        result = func(*args, **given)
+        result = run(*args, **given)
         written = args[0] if name == "__setitem__" else result
         if _tensors(written):
             operator = function_operator(func)
@@ -239,6 +250,13 @@ class Recorder(TorchFunctionMode):
             again += 1
             name = f"{stem}:{again}" if module else f"{stem}_{again}"
         return name
+
+
+def _shape_only(values: Tensor, *args: object, inplace: bool = False, **_kwargs: object) -> Tensor:
+    # Only batch norm has another flag than `inplace`, and it comes behind its four tensors.
+    if inplace or any(flag is True for flag in args[:3]):
+        return values
+    return torch.empty_like(values)
 
 
 def _tensors(values: Any) -> list[Tensor]:

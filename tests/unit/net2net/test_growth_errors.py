@@ -1,0 +1,217 @@
+"""Places that cannot grow are not offered, and asking for them says the layer, what was found, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from espalier_trainer.architecture import describe
+from espalier_trainer.net2net import DeepenBlock, GrowthError, deepen, growth_points
+
+
+class Twice(nn.Module):
+    """Calls one layer two times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.last = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        result: Tensor = self.last(torch.relu(self.layer(torch.relu(self.layer(x)))))
+        return result
+
+
+class SharedReLU(nn.Module):
+    """Adds without a module and uses one activation at two places: the first has nowhere to put a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        result: Tensor = self.relu(self.last(self.relu(self.layer(x) + x)))
+        return result
+
+
+class ByValue(nn.Module):
+    """Decides by the values of its input."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+        self.other = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        result: Tensor = self.block(x) if x.sum() > -1e9 else self.other(x)
+        return result
+
+
+class OverChildren(nn.Module):
+    """Runs whatever children it has, then a functional activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        for child in self.children():
+            x = child(x)
+        return torch.relu(x + 1)
+
+
+def _tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    return model
+
+
+def _own_grown() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model[1].grown = nn.Identity()
+    return model
+
+
+BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    "unknown id": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+        "body.0",
+        "'body.0' is not a growth point of this model; its growth points: 0",
+    ),
+    "unknown operation between": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.ReLU()),
+        "0",
+        "'0' cannot be deepened: expected an activation behind '0' (through normalisation, dropout or addition), "
+        "found Softmax '1'; put an activation there",
+    ),
+    "no activation": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        "0",
+        "'0' cannot be deepened: no activation comes behind '0', so a new layer would be one with it; "
+        "put an activation there",
+    ),
+    "tied": (
+        _tied,
+        "0",
+        "'0' cannot be deepened: '0' shares a parameter with '2'; untie them before growth",
+    ),
+    "called twice": (
+        Twice,
+        "layer",
+        "'layer' cannot be deepened: 'layer' is called 2 times and growth would change each call; "
+        "give each call a module of its own",
+    ),
+    "parametrized": (
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU()),
+        "0",
+        "'0' cannot be deepened: the weight of '0' is parametrized (weight or spectral norm); "
+        "remove the parametrization before growth",
+    ),
+    "no host": (
+        SharedReLU,
+        "layer",
+        "'layer' cannot be deepened: neither the activation 'relu' (called 2 times) nor 'add' before it is the "
+        "output of a module called once; give the activation a module of its own",
+    ),
+    "name taken": (
+        _own_grown,
+        "0",
+        "'0' cannot be deepened: '1' has an attribute 'grown' of its own; give it another name",
+    ),
+    "not marked": (
+        lambda: nn.Sequential(DeepenBlock(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4), nn.ReLU()),
+        "1",
+        "'1' cannot be deepened: the model marks its places with DeepenBlock, and this layer is in none; mark it",
+    ),
+    "inside a mark": (
+        lambda: nn.Sequential(DeepenBlock(nn.Linear(4, 4), nn.ReLU())),
+        "0.0",
+        "'0.0' cannot be deepened: the model marks its places; name the mark '0' instead",
+    ),
+    "mark without activation": (
+        lambda: nn.Sequential(DeepenBlock(nn.Linear(4, 4), nn.BatchNorm1d(4)), nn.ReLU()),
+        "0",
+        "'0' cannot be deepened: the marked block '0' holds no activation behind a layer; expected one of Linear, "
+        "Conv1d, Conv2d, Conv3d, normalisation if any, then one of CELU, ELU, GELU, Hardsigmoid, Hardswish, Hardtanh, "
+        "LeakyReLU, LogSigmoid, Mish, PReLU, RReLU, ReLU, ReLU6, SELU, SiLU, Sigmoid, Softplus, Softsign, Tanh",
+    ),
+    "decides by values": (
+        lambda: ByValue(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
+        "block.0",
+        "ByValue decides by the values of a tensor what it executes (Tensor.__bool__), so its layers cannot be "
+        "followed; mark the places that may grow with DeepenBlock",
+    ),
+    "wrapped": (
+        lambda: nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
+        "0",
+        "DataParallel wraps the model; grow its `.module` and wrap the result again",
+    ),
+    "lazy": (
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU()),
+        "0",
+        "'0.weight' has no shape yet (lazy module); run the model on one batch before growing it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_the_error_says_what_is_wrong(case: str) -> None:
+    build, point, text = BROKEN[case]
+    with pytest.raises(GrowthError) as error:
+        deepen(build(), point, torch.randn(3, 4))
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize("case", [name for name in BROKEN if name not in ("decides by values", "wrapped", "lazy")])
+def test_what_cannot_grow_is_not_offered(case: str) -> None:
+    build, point, _ = BROKEN[case]
+    offered = [found.id for found in growth_points(build(), torch.randn(3, 4))]
+    assert point not in offered
+    for other in offered:
+        deepen(build(), other, torch.randn(3, 4))
+
+
+def test_a_failing_forward_is_told() -> None:
+    with pytest.raises(GrowthError, match=r"Sequential fails on the example input \(RuntimeError: .*give one batch"):
+        growth_points(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 5))
+
+
+def test_a_forward_over_its_children_is_not_grown_silently() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = OverChildren()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.body(x)
+            return result
+
+    model = Wrapped()
+    for point in growth_points(model, torch.randn(3, 4)):
+        with pytest.raises(GrowthError, match=r"the forward of 'body' \(GrownOverChildren\) depends on which children"):
+            deepen(model, point.id, torch.randn(3, 4))
+
+
+def test_marked_places_of_a_model_that_decides_by_values_grow() -> None:
+    model = ByValue(nn.Sequential(DeepenBlock(nn.Linear(4, 4), nn.GELU()), nn.Linear(4, 2)))
+    example = torch.randn(3, 4)
+    described = describe(model, example)
+    assert [layer.name for layer in described.layers if layer.operator in ("Linear", "GELU")] == [
+        "block.0.0",
+        "block.0.1",
+        "block.1",
+    ]
+    grown = deepen(model, "block.0", example)
+    assert torch.equal(grown(example), model(example))
+    assert describe(grown, example) == described.deepen("block.0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from espalier_api.reasons import Reason
@@ -35,18 +35,24 @@ class Lent:
     """
 
     def __init__(
-        self, jobs: Iterable[JobFacts], extras: Mapping[str, Sequence[Worker]], policy: Policy, now: float
+        self,
+        jobs: Iterable[JobFacts],
+        extras: Mapping[str | None, Sequence[Worker]],
+        leaving: Container[str],
+        policy: Policy,
+        now: float,
     ) -> None:
-        """Take the jobs that hold extra workers; `extras` are those seen of each, highest index first."""
+        """Take the running jobs and their live extra workers; those named in `leaving` go already."""
         self._now = now
         self._taken: dict[str, _Taken] = {}
         self._loans: dict[str, list[_Loan]] = defaultdict(list)
         self._first: dict[str, int] = defaultdict(int)
-        holders = [job for job in jobs if extras.get(job.key)]
+        holders = [job for job in jobs if job.extra]
         holders.sort(key=lambda job: policy.lending_rank(job, job.extra, now), reverse=True)
         for job in holders:
-            kept = job.reclaim.extra if job.reclaim is not None else job.extra
-            self._loans[job.gpu_type or ""] += [_Loan(job, worker) for worker in extras[job.key] if worker.index < kept]
+            lent = [worker for worker in extras[job.key] if worker.node and worker.name not in leaving]
+            lent.sort(key=lambda worker: -worker.index)
+            self._loans[job.gpu_type or ""] += [_Loan(job, worker) for worker in lent]
 
     def mark(self) -> dict[str, tuple[int, float]]:
         """Return what is asked so far, for `undo`."""

@@ -47,7 +47,7 @@ def turning_points(job: JobFacts, now: float) -> Iterator[float]:
         yield job.stopping.deadline
     if job.admitted_at is None:
         return
-    if job.training:
+    if job.leader_running:
         yield now + job.terms.time_budget_seconds + job.terms.grace_seconds - job.used_seconds
         if job.terms.gpu_seconds_budget is not None and job.gpus_held:
             yield now + (job.terms.gpu_seconds_budget - job.gpu_seconds_used) / job.gpus_held

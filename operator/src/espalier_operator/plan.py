@@ -24,7 +24,7 @@ lent as extra GPUs, which come back within one notice. A job larger than all GPU
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
 
 from espalier_api.reasons import Reason
@@ -57,9 +57,20 @@ class _Tick:
         self._wake_at: float | None = None
         self._touched: set[str] = set()
         """Jobs that are lent nothing and asked for nothing in this tick: they have an action already."""
-        self._workers: dict[str | None, list[Worker]] = defaultdict(list)
+        self._base: Counter[str | None] = Counter()
+        """By job: its live base workers that are bound to a node."""
+        self._extras: dict[str | None, list[Worker]] = defaultdict(list)
+        """By job: its live extra workers."""
+        self._aliens: list[Worker] = []
+        """Pods of others that wait for GPUs."""
         for worker in snapshot.workers:
-            self._workers[worker.job].append(worker)
+            if worker.state is not WorkerState.TERMINATING:
+                if worker.role is Role.EXTRA:
+                    self._extras[worker.job].append(worker)
+                elif worker.role is Role.BASE:
+                    self._base[worker.job] += worker.node is not None
+                elif worker.node is None:
+                    self._aliens.append(worker)
         self._promises = {promise.job: promise for promise in snapshot.promises}
         open_jobs = [job for job in snapshot.jobs if not job.finished and not self._ends(job)]
         open_jobs.sort(key=lambda job: policy.admission_rank(job, now))
@@ -67,15 +78,9 @@ class _Tick:
         self._running = [job for job in open_jobs if job.admitted_at is not None]
         self._kept = {job.key: self._settle_extra(job) for job in self._running}
         """By running job: its extra workers less those that it gives back."""
-        ours = {job.key for job in snapshot.jobs}
-        leaving = {worker.name for worker in snapshot.workers if self._is_leaving(worker, ours)}
-        lent = {
-            job.key: sorted((w for w in self._bound(job, Role.EXTRA) if w.name not in leaving), key=lambda w: -w.index)
-            for job in self._running
-            if job.extra
-        }
+        leaving = self._leaving(snapshot)
         self._room = Room(snapshot.nodes, snapshot.workers, leaving)
-        self._lent = Lent(self._running, lent, policy, now)
+        self._lent = Lent(self._running, self._extras, leaving, policy, now)
         self._pool = Pool(self._room, self._lent)
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
 
@@ -89,19 +94,20 @@ class _Tick:
         for job in self._running:
             if job.stopping is not None:
                 continue
-            missing = job.terms.min_replicas - len(self._bound(job, Role.BASE))
+            missing = job.terms.min_replicas - self._base[job.key]
             gpus = job.terms.gpus_per_worker
             if not all(self._pool.obtain([_type_of(job)], gpus) for _ in range(missing)):
                 self._act(Requeue(job=job.key, reason=Reason.GPU_LOST))
         hopeless: set[tuple[str | None, int]] = set()
-        for alien in self._workers[None]:
+        for alien in self._aliens:
             kind = (alien.gpu_type, alien.gpus)
-            if alien.node is None and alien.state is WorkerState.PENDING and kind not in hopeless:
+            if kind not in hopeless:
                 types = self._room.gpu_types if alien.gpu_type is None else [alien.gpu_type]
                 if not self._pool.obtain(types, alien.gpus):
                     hopeless.add(kind)
         for job in self._running:
-            for _ in range(self._kept[job.key] - len(self._bound(job, Role.EXTRA))):
+            bound = sum(worker.node is not None for worker in self._extras[job.key])
+            for _ in range(self._kept[job.key] - bound):
                 self._pool.hold(_type_of(job), job.terms.gpus_per_worker)
 
     def admit(self) -> None:
@@ -188,30 +194,21 @@ class _Tick:
         if promise is not None and self._now < promise.expires_at:
             self._wake(promise.expires_at)
             return job.extra
-        seen = len(self._live(job, Role.EXTRA))
+        seen = len(self._extras[job.key])
         if seen < job.extra:
             reason = Reason.GPU_LOST if promise is None else Reason.UNSCHEDULABLE
             self._act(ReleaseExtra(job=job.key, extra=seen, forced=True, reason=reason))
         return min(seen, job.extra)
 
-    def _is_leaving(self, worker: Worker, ours: set[str]) -> bool:
-        """Return whether the GPUs of `worker` come free without further doing."""
-        if worker.state is WorkerState.TERMINATING:
-            return True
-        if worker.job not in ours or worker.job is None:
-            return False
-        kept = self._kept.get(worker.job)
-        return kept is None or (worker.role is Role.EXTRA and worker.index >= kept)
-
-    def _live(self, job: JobFacts, role: Role) -> list[Worker]:
-        return [
-            worker
-            for worker in self._workers[job.key]
-            if worker.role is role and worker.state is not WorkerState.TERMINATING
-        ]
-
-    def _bound(self, job: JobFacts, role: Role) -> list[Worker]:
-        return [worker for worker in self._live(job, role) if worker.node is not None]
+    def _leaving(self, snapshot: Snapshot) -> set[str]:
+        """Return the workers whose GPUs come free without further doing."""
+        leaving = {worker.name for worker in snapshot.workers if worker.state is WorkerState.TERMINATING}
+        over = {job.key for job in snapshot.jobs} - self._kept.keys()
+        if over:
+            leaving |= {worker.name for worker in snapshot.workers if worker.job in over}
+        for key, kept in self._kept.items():
+            leaving |= {worker.name for worker in self._extras[key] if worker.index >= kept}
+        return leaving
 
     def _choose_type(self, gpu_types: Sequence[str], gpus: int, workers: int) -> str | None:
         """Return the type on which all `workers` start at once; otherwise let them wait for one, and return None."""

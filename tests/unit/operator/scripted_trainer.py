@@ -1,13 +1,13 @@
 """A real trainer process without torch: speaks the file contracts and misbehaves as told.
 
-Options in the environment, all optional; times in wall seconds:
-FAKE_STARTUP       before the first report
-FAKE_ACK           "no": never acknowledge a reclaim
-FAKE_EXIT_AFTER    budget seconds after which it exits with FAKE_EXIT_CODE (once per FAKE_EXITS exits, counted on disk)
-FAKE_SILENT        "yes": never report
-FAKE_IGNORE_TERM   "yes": ignore SIGTERM
-FAKE_OVERRUN       "yes": go on past the budget
-FAKE_DAMAGE        "half" or "future": write such a report now and then
+Options as `name=value` arguments, all optional; times in wall seconds unless said otherwise:
+startup=S        before the first report
+ack=no           never acknowledge a reclaim
+exit-after=S     budget seconds of this incarnation after which it exits with exit-code=N, at most exits=N times
+silent=yes       never report
+ignore-term=yes  ignore SIGTERM
+overrun=yes      go on past the budget
+damage=half      now and then write half a report; damage=future: one of a future version
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from espalier_api.report import Report, TrainerPhase
 class Trainer:
     def __init__(self) -> None:
         self.env = os.environ
+        self.options = dict(argument.split("=", 1) for argument in sys.argv[1:])
         self.allocation_file = Path(self.env[names.ALLOCATION_FILE])
         self.report_file = Path(self.env[names.REPORT_FILE])
         self.folder = Path(self.env[names.CHECKPOINT_DIR])
+        self.folder.joinpath("environment.json").write_text(json.dumps(dict(os.environ)))
         self.scale = float(self.env[names.TIME_SCALE])
         self.incarnation = uuid.uuid4().hex
         self.term = False
@@ -46,13 +48,13 @@ class Trainer:
         self.step = 0
 
     def on_term(self, number: int, frame: object) -> None:
-        self.term = self.env.get("FAKE_IGNORE_TERM") != "yes"
+        self.term = self.options.get("ignore-term") != "yes"
 
     def used(self) -> float:
         return self.before + (time.monotonic() - self.started) * self.scale
 
     def report(self, phase: TrainerPhase, reason: Reason | None = None) -> None:
-        if self.env.get("FAKE_SILENT") == "yes":
+        if self.options.get("silent") == "yes":
             return
         report = Report(
             job=self.document.job,
@@ -64,7 +66,7 @@ class Trainer:
             used_seconds=self.used(),
             updated_time=datetime.now(UTC),
         )
-        damage = self.env.get("FAKE_DAMAGE")
+        damage = self.options.get("damage") if phase is TrainerPhase.TRAINING else None
         if damage == "half" and self.step % 3 == 1:
             self.report_file.write_text(dumps(report)[:40])
         elif damage == "future" and self.step % 3 == 1:
@@ -78,7 +80,7 @@ class Trainer:
         sys.exit(code)
 
     def run(self) -> None:
-        time.sleep(float(self.env.get("FAKE_STARTUP", "0")))
+        time.sleep(float(self.options.get("startup", "0")))
         self.started = time.monotonic()
         with Path(self.env[names.EVENTS_FILE]).open("a") as events:
             event = TrainerStarted(
@@ -87,28 +89,28 @@ class Trainer:
             )  # fmt: skip
             events.write(event.model_dump_json(by_alias=True) + "\n")
         self.report(TrainerPhase.TRAINING)
-        exit_after = float(self.env.get("FAKE_EXIT_AFTER", "inf"))
+        exit_after = float(self.options.get("exit-after", "inf"))
         while True:
             time.sleep(0.01)
             self.step += 1
             self.document = read_document(self.allocation_file, AllocationDocument)
             generation = self.document.allocation.generation
-            acks = self.document.allocation.direction != "down" or self.env.get("FAKE_ACK") != "no"
+            acks = self.document.allocation.direction != "down" or self.options.get("ack") != "no"
             if generation > self.acknowledged and acks:
                 self.acknowledged = generation
                 self.report(TrainerPhase.TRAINING)
-            elif self.step % 10 == 0 or self.env.get("FAKE_DAMAGE"):
+            elif self.step % 10 == 0 or self.options.get("damage"):
                 self.report(TrainerPhase.TRAINING)
             if self.term or self.document.stop:
                 self.end(TrainerPhase.STOPPED, Reason.SUSPENDED, 143 if self.term else 0)
             if self.used() >= self.before + exit_after and self.may_exit():
-                sys.exit(int(self.env.get("FAKE_EXIT_CODE", "1")))
+                sys.exit(int(self.options.get("exit-code", "1")))
             budget = self.document.time_budget.budget_seconds
-            if self.used() >= budget and self.env.get("FAKE_OVERRUN") != "yes":
+            if self.used() >= budget and self.options.get("overrun") != "yes":
                 self.end(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED, 0)
 
     def may_exit(self) -> bool:
-        most = int(self.env.get("FAKE_EXITS", "1000"))
+        most = int(self.options.get("exits", "1000"))
         count_file = self.folder / "exits"
         count = int(count_file.read_text()) if count_file.exists() else 0
         count_file.write_text(str(count + 1))

@@ -80,6 +80,7 @@ class LocalJob:
         """Monotonic wall time before which the leader is not started."""
         self._said: tuple[JobPhase, Reason, str] | None = None
         self._acknowledged = 0
+        self._counting = False
         self._allocated_at = 0.0
         self._stale: str | None = None
         self._complaint = ""
@@ -262,7 +263,7 @@ class LocalJob:
 
     def look(self, now: float, gpus: int, allowance: float, restart_wall_seconds: float) -> bool:
         """Read the leader's files, account for the time, notice its end; return whether anything is news."""
-        before = (self.leader, self._acknowledged, self.process is None, self.ended)
+        before = self._standing()
         leader = self.leader
         code = self.process.poll() if self.process is not None else None
         self.drain_events()
@@ -274,10 +275,12 @@ class LocalJob:
                 if not self.finished and self.stopping is None:
                     self.set_phase(JobPhase.RUNNING, Reason.RUNNING)
         reported = self.report.used_seconds if self.fresh and self.report is not None else 0.0
+        used = self.meter.used_seconds
         self.meter = self.meter.advance(now, leader, gpus, allowance, reported)
+        self._counting = self.meter.used_seconds > used
         if code is not None:
             self._exited(code, restart_wall_seconds)
-        return before != (self.leader, self._acknowledged, self.process is None, self.ended)
+        return before != self._standing()
 
     def drain_events(self) -> None:
         """Copy the leader's new events into the history."""
@@ -288,6 +291,10 @@ class LocalJob:
             self.warn("DamagedEvents", f"{self._events.damaged_lines - damaged} lines of events.jsonl are no events")
 
     # ---- within
+
+    def _standing(self) -> tuple[object, ...]:
+        """Return all that the planner should be woken for when it changes."""
+        return (self.leader, self._acknowledged, self._counting, self.process is None, self.ended)
 
     def _command(self) -> tuple[str, ...]:
         template = self.job.spec.template

@@ -67,6 +67,7 @@ class LocalOutcome:
     used_seconds: float
     gpu_seconds_used: float
     restarts: int
+    failures: int
     preemptions: int
     report: Report | None
     """The leader's last."""
@@ -116,6 +117,7 @@ def outcome_of(job: LocalJob) -> LocalOutcome:
         used_seconds=job.meter.used_seconds,
         gpu_seconds_used=job.meter.gpu_seconds_used,
         restarts=job.restarts,
+        failures=job.failures,
         preemptions=job.preemptions,
         report=job.report,
         allocations=tuple(_allocations(job)),

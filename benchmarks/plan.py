@@ -1,0 +1,131 @@
+"""How long `plan` takes: `.venv/bin/python benchmarks/plan.py [--jobs 1000] [--nodes 5000] [--json]`.
+
+The cluster is full of the worst kind of tick: every node has 8 GPUs, running jobs hold base and extra workers, as
+many jobs wait as run, and pods of others are pending, so that free GPUs, reclaims and refusals are all planned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+
+from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.plan import plan
+from espalier_operator.policies.priority import PriorityPolicy
+
+GPUS_OF_A_NODE = 8
+GPU_TYPES = ("a100", "h100")
+
+
+def full_cluster(jobs: int, nodes: int, free_part: float) -> Snapshot:
+    """Return a snapshot in which half of `jobs` run on the GPUs that are not free, and half wait."""
+    machines = tuple(
+        Node(name=f"node-{n:05}", gpu_type=GPU_TYPES[n % 2], allocatable=GPUS_OF_A_NODE) for n in range(nodes)
+    )
+    running = jobs // 2
+    slots = {
+        gpu_type: [m.name for m in machines if m.gpu_type == gpu_type for _ in range(GPUS_OF_A_NODE)]
+        for gpu_type in GPU_TYPES
+    }
+    share = max(2, int(nodes * GPUS_OF_A_NODE * (1 - free_part) / max(1, running)))
+    facts: list[JobFacts] = []
+    workers: list[Worker] = []
+    for number in range(jobs):
+        gpu_type = GPU_TYPES[number % 2]
+        runs = number < running
+        base = share // 2 if runs else share
+        key = f"ns/job-{number:05}"
+        terms = Terms(
+            min_replicas=base,
+            max_replicas=base + share,
+            priority=number % 3,
+            gpu_type=gpu_type,
+            time_budget_seconds=1e5,
+            cooldown_seconds=1.0,
+            min_runtime_seconds=1.0,
+        )
+        extra = share - base if runs else 0
+        facts.append(
+            JobFacts(
+                key=key,
+                terms=terms,
+                submitted_at=float(number),
+                admitted_at=0.0 if runs else None,
+                gpu_type=gpu_type if runs else None,
+                extra=extra,
+                granted_at=0.0 if runs else None,
+                leader_running=runs,
+                has_reported=runs,
+                training=runs,
+                trained=runs,
+            )
+        )
+        if runs:
+            for role, count in ((Role.BASE, base), (Role.EXTRA, extra)):
+                workers += [
+                    Worker(
+                        name=f"{key}-{role}-{index}",
+                        job=key,
+                        role=role,
+                        index=index,
+                        node=slots[gpu_type].pop(),
+                        gpus=1,
+                        state=WorkerState.RUNNING,
+                    )
+                    for index in range(min(count, len(slots[gpu_type])))
+                ]
+    aliens = tuple(
+        Worker(name=f"alien-{n}", job=None, role=Role.ALIEN, node=None, gpus=4, state=WorkerState.PENDING)
+        for n in range(jobs // 20)
+    )
+    return Snapshot(taken_at=100.0, nodes=machines, workers=(*workers, *aliens), jobs=tuple(facts))
+
+
+def main() -> None:
+    """Measure and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    for case, free_part in (("full", 0.0), ("a tenth free", 0.1), ("half free", 0.5)):
+        snapshot = full_cluster(options.jobs, options.nodes, free_part)
+        times = []
+        for _ in range(options.repeats):
+            begin = time.perf_counter()
+            planned = plan(snapshot, PriorityPolicy(), snapshot.taken_at)
+            times.append((time.perf_counter() - begin) * 1000)
+        rows.append(
+            {
+                "case": case,
+                "jobs": options.jobs,
+                "nodes": options.nodes,
+                "workers": len(snapshot.workers),
+                "actions": len(planned.actions),
+                "medianMs": round(statistics.median(times), 1),
+                "minMs": round(min(times), 1),
+                "maxMs": round(max(times), 1),
+            }
+        )
+    if options.json:
+        print(json.dumps({"rows": rows, "python": platform.python_version(), "cores": os.cpu_count()}))
+        return
+    print(
+        f"{'case':>14} {'jobs':>6} {'nodes':>6} {'workers':>8} {'actions':>8} {'median ms':>10} {'min':>6} {'max':>6}"
+    )
+    for row in rows:
+        print(
+            f"{row['case']:>14} {row['jobs']:>6} {row['nodes']:>6} {row['workers']:>8} {row['actions']:>8} "
+            f"{row['medianMs']:>10} {row['minMs']:>6} {row['maxMs']:>6}"
+        )
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {options.repeats} repeats")
+
+
+if __name__ == "__main__":
+    main()

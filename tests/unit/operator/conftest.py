@@ -1,0 +1,122 @@
+"""Local runs of scripted trainers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier_api.events import AnyEvent
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_operator.local import LocalOutcome, LocalRun, LocalSettings, RunView
+
+TRAINER = Path(__file__).with_name("scripted_trainer.py")
+
+
+def make_job(name: str, *options: str, gpus_per_worker: int = 1, **spec: Any) -> AdaptiveTrainingJob:
+    """Return a job of 2 budget seconds whose trainer gets `options` (see scripted_trainer.py)."""
+    container = {
+        "name": "trainer",
+        "command": [sys.executable, str(TRAINER), *options],
+        "resources": {"limits": {"nvidia.com/gpu": gpus_per_worker}},
+    }
+    body = {
+        "timeBudgetSeconds": 2,
+        "preemption": {"noticeSeconds": 1, "cooldownSeconds": 0.2, "minRuntimeSeconds": 0.2},
+        "template": {"spec": {"containers": [container]}},
+    }
+    return AdaptiveTrainingJob.model_validate(
+        {
+            "apiVersion": "espalier.dev/v1alpha1",
+            "kind": "AdaptiveTrainingJob",
+            "metadata": {"name": name},
+            "spec": body | spec,
+        }
+    )
+
+
+@dataclass
+class Story:
+    """What happened in a run."""
+
+    outcomes: dict[str, LocalOutcome]
+    events: list[tuple[str, AnyEvent]] = field(default_factory=list)
+    views: list[RunView] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def told(self, job: str, kind: type[Any]) -> list[Any]:
+        """Return the job's events of one type."""
+        return [event for name, event in self.events if name == job and isinstance(event, kind)]
+
+
+@dataclass
+class LocalRuns:
+    """Makes runs in one folder."""
+
+    directory: Path
+
+    def __call__(
+        self,
+        jobs: Sequence[AdaptiveTrainingJob],
+        stop_when: Callable[[RunView], bool] = lambda view: False,
+        **settings: Any,
+    ) -> Story:
+        """Run `jobs` to their ends, or until `stop_when` says so; `settings` as `LocalSettings`."""
+        story = Story(outcomes={})
+        quick = {"agent_command": None, "restart_wall_seconds": 0.05, "stop_wall_seconds": 1.0}
+
+        async def run() -> dict[str, LocalOutcome]:
+            stop = asyncio.Event()
+
+            def on_tick(view: RunView) -> None:
+                story.views.append(view)
+                if not stop.is_set() and stop_when(view):
+                    begin[0] = time.monotonic()
+                    stop.set()
+
+            local = LocalRun(
+                jobs,
+                LocalSettings(directory=self.directory, **(quick | settings)),
+                lambda name, event: story.events.append((name, event)),
+                on_tick,
+            )
+            async with asyncio.timeout(30):
+                return await local.run(stop)
+
+        begin = [time.monotonic()]
+        story.outcomes = asyncio.run(run())
+        story.seconds = time.monotonic() - begin[0]
+        assert self.processes() == [], "a process is left over"
+        return story
+
+    def processes(self) -> list[int]:
+        """Return the processes that have this folder in their environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    environment = (entry / "environ").read_bytes()
+                except (FileNotFoundError, PermissionError, ProcessLookupError):
+                    continue
+                if f"={self.directory}/".encode() in environment:
+                    found.append(int(entry.name))
+        return found
+
+
+@pytest.fixture
+def local_run(tmp_path: Path) -> LocalRuns:
+    """Return what makes local runs in this test's folder."""
+    return LocalRuns(tmp_path)
+
+
+@pytest.fixture
+def job_of() -> Callable[..., AdaptiveTrainingJob]:
+    """Return the maker of jobs with scripted trainers."""
+    return make_job

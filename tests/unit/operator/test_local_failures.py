@@ -1,0 +1,241 @@
+"""Local runs with real processes: trainers that crash, hang, keep silent, lie; runs that are cut off and taken up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from espalier_api.documents import read_document, write_document
+from espalier_api.events import JobChanged, TrainerStarted, Warned
+from espalier_api.reasons import Reason
+from espalier_api.report import Report
+from espalier_api.status import JobPhase
+from espalier_operator.local import LocalRunError
+from espalier_operator.local import run as run_module
+from espalier_operator.local.state import RunState
+
+ONE_RUN = """
+import asyncio, sys
+from pathlib import Path
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_operator.local import LocalSettings, run_local
+job = AdaptiveTrainingJob.model_validate_json(Path(sys.argv[1]).read_text())
+settings = LocalSettings(directory=Path(sys.argv[2]), agent_command=None, stop_wall_seconds=1.0)
+asyncio.run(run_local([job], settings, lambda name, event: None, asyncio.Event()))
+"""
+
+
+def test_a_crashed_leader_is_started_again_with_its_budget_kept(local_run, job_of):
+    story = local_run([job_of("one", "exit-after=0.4", "exits=2")])
+    outcome = story.outcomes["one"]
+    assert (outcome.phase, outcome.reason) == (JobPhase.COMPLETE, Reason.BUDGET_EXHAUSTED)
+    assert (outcome.restarts, outcome.failures) == (2, 2)
+    assert outcome.used_seconds == pytest.approx(2, abs=0.25)
+    starts = [event.used_seconds for event in story.told("one", TrainerStarted)]
+    assert starts[0] == 0
+    assert all(later - earlier >= 0.35 for earlier, later in itertools.pairwise(starts)), "the budget goes on"
+
+
+def test_more_crashes_than_backoff_limit_are_a_crash_loop(local_run, job_of):
+    story = local_run([job_of("one", "exit-after=0.1", "exit-code=7", backoffLimit=1)])
+    outcome = story.outcomes["one"]
+    assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.CRASH_LOOP)
+    assert outcome.message == "2 failures, backoffLimit 1; the last: exit code 7; see trainer.log"
+    assert outcome.failures == 2
+
+
+@pytest.mark.parametrize(("code", "reason"), [(2, Reason.INVALID_SPEC), (3, Reason.LOSS_NOT_FINITE)])
+def test_a_failure_that_would_only_happen_again_is_final(local_run, job_of, code, reason):
+    story = local_run([job_of("one", "exit-after=0.1", f"exit-code={code}")])
+    outcome = story.outcomes["one"]
+    assert (outcome.phase, outcome.reason, outcome.restarts) == (JobPhase.FAILED, reason, 0)
+
+
+def test_a_command_that_does_not_exist_fails_with_its_name(local_run, job_of):
+    container = {"command": ["/no/such/trainer"], "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    story = local_run([job_of("one", template={"spec": {"containers": [container]}})])
+    assert story.outcomes["one"].reason is Reason.TRAINER_FAILED
+    assert "/no/such/trainer" in story.outcomes["one"].message
+
+
+def test_a_leader_past_its_budget_and_grace_is_ended_by_force(local_run, job_of):
+    story = local_run(
+        [job_of("one", "overrun=yes", "ignore-term=yes", timeBudgetSeconds=1)],
+        grace_wall_seconds=0.3,
+        stop_wall_seconds=0.3,
+    )
+    outcome = story.outcomes["one"]
+    assert (outcome.phase, outcome.reason) == (JobPhase.COMPLETE, Reason.BUDGET_ENFORCED)
+    assert outcome.exit_code == -signal.SIGKILL
+    assert outcome.used_seconds == pytest.approx(1.6, abs=0.4)
+
+
+def test_a_silent_leader_is_counted_from_its_start_and_lent_nothing(local_run, job_of, monkeypatch):
+    monkeypatch.setattr(run_module, "START_UP_ALLOWANCE_WALL_SECONDS", 0.5)
+    story = local_run(
+        [job_of("one", "silent=yes", "overrun=yes", timeBudgetSeconds=1, maxReplicas=2)],
+        gpus=2,
+        grace_wall_seconds=0.3,
+    )
+    outcome = story.outcomes["one"]
+    assert outcome.reason is Reason.BUDGET_ENFORCED
+    assert outcome.used_seconds == pytest.approx(1.3, abs=0.3)
+    assert len(outcome.allocations) == 1
+    assert Reason.NO_REPORT in {view.jobs[0].reason for view in story.views}
+
+
+def test_a_job_that_does_not_get_to_training_misses_its_deadline(local_run, job_of):
+    story = local_run([job_of("one", "startup=20", preRunningDeadlineSeconds=0.5)])
+    assert story.outcomes["one"].reason is Reason.PRE_RUNNING_DEADLINE_EXCEEDED
+    assert story.outcomes["one"].used_seconds == 0
+
+
+@pytest.mark.parametrize("damage", ["half", "future"])
+def test_unreadable_reports_are_warned_about_and_survived(local_run, job_of, damage):
+    story = local_run([job_of("one", f"damage={damage}", timeBudgetSeconds=1)])
+    warnings = [event for event in story.told("one", Warned) if event.reason == "UnreadableReport"]
+    assert 1 <= len(warnings) <= 60
+    assert story.outcomes["one"].reason is Reason.BUDGET_EXHAUSTED
+
+
+def test_a_stopped_run_ends_within_five_seconds_and_is_taken_up(local_run, job_of):
+    jobs = [job_of("polite", timeBudgetSeconds=3), job_of("deaf", "ignore-term=yes", timeBudgetSeconds=3)]
+
+    def both_train(view):
+        return all(job.used_seconds > 0.7 for job in view.jobs)
+
+    first = local_run(jobs, gpus=2, stop_when=both_train, stop_wall_seconds=4.0)
+    assert first.seconds < 5
+    assert {o.reason for o in first.outcomes.values()} == {Reason.INTERRUPTED}
+    assert first.outcomes["polite"].exit_code == 143
+    assert first.outcomes["deaf"].exit_code in (-signal.SIGKILL, 0)
+    second = local_run(jobs, gpus=2)
+    polite = second.outcomes["polite"]
+    assert polite.reason is Reason.BUDGET_EXHAUSTED
+    assert polite.used_seconds == pytest.approx(3, abs=0.25)
+    assert second.told("polite", TrainerStarted)[0].used_seconds == pytest.approx(
+        first.outcomes["polite"].used_seconds, abs=0.2
+    )
+    generations = [event.allocation.generation for event in polite.allocations]
+    assert generations == sorted(set(generations)), "generations go on over a resume"
+    assert local_run(jobs, gpus=2).outcomes["polite"].exit_code == 0, "a finished run tells its outcome again"
+
+
+@pytest.mark.parametrize("option", ["", "ignore-term=yes"])
+def test_a_run_whose_scheduler_was_killed_is_taken_up(local_run, job_of, tmp_path, option):
+    """SIGKILL of the scheduler: its trainer ends or is ended, and the budget goes on where it stood."""
+    job = job_of("one", *filter(None, [option]), timeBudgetSeconds=4)
+    job_file = tmp_path.parent / f"{tmp_path.name}.json"
+    job_file.write_text(json.dumps(job.to_json()))
+    scheduler = subprocess.Popen([sys.executable, "-c", ONE_RUN, str(job_file), str(tmp_path)])
+    used = wait_until_used(tmp_path, 1.3)
+    trainer = json.loads((tmp_path / "trainer.pid").read_text())["pid"]
+    scheduler.send_signal(signal.SIGKILL)
+    scheduler.wait()
+    if not option:
+        wait_until_gone(trainer)  # the kernel told it (PR_SET_PDEATHSIG)
+    else:
+        assert Path(f"/proc/{trainer}").exists()
+    story = local_run([job])
+    outcome = story.outcomes["one"]
+    assert outcome.reason is Reason.BUDGET_EXHAUSTED
+    assert outcome.used_seconds == pytest.approx(4, abs=0.3)
+    assert story.told("one", TrainerStarted)[0].used_seconds >= used - 0.05
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert sum('"TrainerStarted"' in line for line in lines) == 2, "no event is told twice"
+
+
+def wait_until_used(folder: Path, seconds: float) -> float:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            used = read_document(folder / "state.json", RunState).jobs[0].used_seconds
+        except FileNotFoundError:
+            used = 0.0
+        if used >= seconds:
+            return used
+        time.sleep(0.05)
+    raise AssertionError("the run does not get on")
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, "the orphan lives on"
+        time.sleep(0.02)
+
+
+def test_a_leader_killed_from_outside_was_preempted_once_it_trained(local_run, job_of):
+    killed = []
+
+    def kill_once(view):
+        if not killed and view.jobs[0].used_seconds > 0.3:
+            killed.append(json.loads((local_run.directory / "trainer.pid").read_text())["pid"])
+            os.kill(killed[0], signal.SIGTERM)
+        return False
+
+    story = local_run([job_of("one", backoffLimit=0)], stop_when=kill_once)
+    outcome = story.outcomes["one"]
+    assert (outcome.reason, outcome.failures, outcome.restarts) == (Reason.BUDGET_EXHAUSTED, 0, 1)
+    assert outcome.preemptions == 1
+
+
+def test_another_specification_in_the_same_folder_is_refused(local_run, job_of):
+    local_run([job_of("one", timeBudgetSeconds=0.2)])
+    with pytest.raises(LocalRunError, match=r"state\.json: the specification of default/one was another one"):
+        local_run([job_of("one", timeBudgetSeconds=0.3)])
+    with pytest.raises(LocalRunError, match=r"is of a run of default/one, not of default/two"):
+        local_run([job_of("two")])
+    (local_run.directory / "state.json").write_text("{")
+    with pytest.raises(LocalRunError, match=r"not complete JSON.*choose another output folder"):
+        local_run([job_of("one")])
+
+
+def test_a_report_of_another_job_is_left_aside(local_run, job_of):
+    story = local_run([job_of("one", timeBudgetSeconds=0.3)])
+    report = story.outcomes["one"].report
+    assert report is not None
+    other = job_of("two", "startup=0.5", timeBudgetSeconds=0.3)
+    (local_run.directory / "state.json").unlink()
+    write_document(local_run.directory / "report.json", Report(**(report.model_dump() | {"job": "default/one"})))
+    story = local_run([other])
+    assert "is a report of job 'default/one'" in story.told("two", Warned)[0].message
+    assert story.outcomes["two"].used_seconds == pytest.approx(0.3, abs=0.15)
+
+
+def test_the_agent_is_kept_running_and_ended_with_the_run(local_run, job_of, tmp_path):
+    agent = tmp_path / "agent.py"
+    agent.write_text(
+        "import sys, time, pathlib\n"
+        "count = pathlib.Path(sys.argv[0]).with_suffix('.count')\n"
+        "starts = int(count.read_text()) if count.exists() else 0\n"
+        "count.write_text(str(starts + 1))\n"
+        "print(sys.argv[1:], flush=True)\n"
+        "time.sleep(0.2 if starts == 0 else 60)\n"
+    )
+    local_run([job_of("one")], agent_command=(sys.executable, str(agent)))
+    assert (tmp_path / "agent.count").read_text() == "2"
+    first, second = (tmp_path / "agent.log").read_text().splitlines()
+    assert first == second, "a restarted agent has the same address"
+    environment = json.loads((tmp_path / "checkpoints" / "environment.json").read_text())
+    port = environment["ESPALIER_AGENT_URL"].removeprefix("http://127.0.0.1:")
+    assert f"'--port', '{port}'" in first
+    assert not (tmp_path / "agent.pid").exists()
+
+
+def test_the_phases_of_a_job_are_told_in_order(local_run, job_of):
+    story = local_run([job_of("one", timeBudgetSeconds=0.3)])
+    told = [(event.phase, event.reason) for event in story.told("one", JobChanged)]
+    assert told == [
+        ("Starting", Reason.GPUS_GRANTED),
+        ("Running", Reason.RUNNING),
+        ("Complete", Reason.BUDGET_EXHAUSTED),
+    ]

@@ -1,0 +1,184 @@
+"""Local runs with real processes: GPUs come, are lent, asked back, and go."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from espalier_api.allocation import Direction
+from espalier_api.events import AllocationAcknowledged, AllocationChanged, GPUsChanged, JobChanged
+from espalier_api.reasons import Reason
+from espalier_api.status import JobPhase
+from espalier_operator.local import GpuChange
+
+
+def changes(story, job):
+    """Return (replicas, direction, reason) of each allocation."""
+    return [
+        (event.allocation.replicas, event.allocation.direction, event.allocation.reason)
+        for event in story.told(job, AllocationChanged)
+    ]
+
+
+def test_a_gpu_that_arrives_is_lent_and_acknowledged(local_run, job_of):
+    story = local_run([job_of("one", maxReplicas=2)], changes=(GpuChange(at_seconds=0.5, change=1),))
+    assert changes(story, "one") == [
+        (1, Direction.UP, Reason.GPUS_GRANTED),
+        (2, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
+    ]
+    arrival, lent = story.told("one", GPUsChanged)[0], story.told("one", AllocationChanged)[1]
+    assert arrival.used_seconds == pytest.approx(0.5, abs=0.1), "start-up must not eat the timeline"
+    assert lent.used_seconds - arrival.used_seconds < 0.3
+    assert [event.generation for event in story.told("one", AllocationAcknowledged)] == [1, 2]
+    outcome = story.outcomes["one"]
+    assert (outcome.phase, outcome.reason, outcome.exit_code) == (
+        JobPhase.COMPLETE,
+        Reason.BUDGET_EXHAUSTED,
+        0,
+    )
+    assert outcome.used_seconds == pytest.approx(2, abs=0.15)
+    extra_seconds = 2 - lent.used_seconds
+    assert outcome.gpu_seconds_used == pytest.approx(2 + extra_seconds, abs=0.3)
+    assert [event.allocation for event in story.told("one", AllocationChanged)] == [
+        event.allocation for event in outcome.allocations
+    ]
+
+
+def test_a_second_job_gets_the_lent_gpu_after_notice_and_acknowledgement(local_run, job_of):
+    story = local_run(
+        [job_of("first", maxReplicas=2, timeBudgetSeconds=3), job_of("second", timeBudgetSeconds=1)],
+        gpus=2,
+        submit_at={"second": 1.0},
+    )
+    assert changes(story, "first")[:3] == [
+        (1, Direction.UP, Reason.GPUS_GRANTED),
+        (2, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
+        (1, Direction.DOWN, Reason.NEEDED_BY_OTHER_JOB),
+    ]
+    notice = story.told("first", AllocationChanged)[2]
+    acknowledged = next(
+        event
+        for event in story.told("first", AllocationAcknowledged)
+        if event.generation == notice.allocation.generation
+    )
+    granted = story.told("second", AllocationChanged)[0]
+    assert acknowledged.time < notice.allocation.deadline
+    assert acknowledged.time <= granted.time < notice.allocation.deadline
+    assert story.outcomes["first"].preemptions == 0
+    assert {o.reason for o in story.outcomes.values()} == {Reason.BUDGET_EXHAUSTED}
+    assert all(view.gpus_base + view.gpus_lent + view.gpus_free == view.gpus_total == 2 for view in story.views)
+
+
+def test_what_is_not_given_back_in_time_is_taken(local_run, job_of):
+    story = local_run(
+        [job_of("stubborn", "ack=no", maxReplicas=2, timeBudgetSeconds=4), job_of("second", timeBudgetSeconds=0.5)],
+        gpus=2,
+        submit_at={"second": 0.5},
+    )
+    notice = story.told("stubborn", AllocationChanged)[2]
+    granted = story.told("second", AllocationChanged)[0]
+    late = (granted.time - notice.allocation.deadline).total_seconds()
+    assert 0 <= late < 0.5
+    assert story.outcomes["stubborn"].preemptions == 1
+    assert story.outcomes["second"].reason is Reason.BUDGET_EXHAUSTED
+
+
+def test_an_announced_departure_is_a_reclaim_with_the_departure_as_deadline(local_run, job_of):
+    story = local_run(
+        [job_of("one", maxReplicas=2)],
+        gpus=2,
+        changes=(GpuChange(at_seconds=1.2, change=-1, notice_seconds=0.5),),
+    )
+    assert changes(story, "one")[2] == (1, Direction.DOWN, Reason.GPU_LOST)
+    notice, gone = story.told("one", AllocationChanged)[2], story.told("one", GPUsChanged)[0]
+    assert notice.allocation.deadline is not None
+    assert notice.time < gone.time
+    assert abs((gone.time - notice.allocation.deadline).total_seconds()) < 0.2
+    assert story.outcomes["one"].preemptions == 0
+
+
+def test_a_lent_gpu_that_vanishes_shrinks_the_allocation_at_once(local_run, job_of):
+    story = local_run([job_of("one", maxReplicas=2)], gpus=2, changes=(GpuChange(at_seconds=1.0, change=-1),))
+    assert changes(story, "one")[2] == (1, Direction.DOWN, Reason.GPU_LOST)
+    assert story.told("one", AllocationChanged)[2].allocation.deadline is None
+    assert story.outcomes["one"].reason is Reason.BUDGET_EXHAUSTED
+    assert story.outcomes["one"].restarts == 0
+
+
+def test_a_job_whose_base_gpu_is_gone_waits_again_with_its_budget_kept(local_run, job_of):
+    """Two of three GPUs vanish: what was lent goes first, then the base of the lower priority."""
+    story = local_run(
+        [job_of("high", maxReplicas=2, priority=1), job_of("low")],
+        gpus=3,
+        changes=(GpuChange(at_seconds=0.8, change=-2),),
+    )
+    assert changes(story, "high")[1:] == [
+        (2, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
+        (1, Direction.DOWN, Reason.GPU_LOST),
+    ]
+    assert changes(story, "low")[1:] == [(0, Direction.DOWN, Reason.GPU_LOST), (1, Direction.UP, Reason.GPUS_GRANTED)]
+    assert {o.reason for o in story.outcomes.values()} == {Reason.BUDGET_EXHAUSTED}
+    assert story.outcomes["low"].used_seconds == pytest.approx(2, abs=0.2)
+    assert (story.outcomes["high"].restarts, story.outcomes["low"].failures) == (0, 0)
+
+
+def test_jobs_start_in_the_order_of_priority_then_submission(local_run, job_of):
+    quick = {"timeBudgetSeconds": 0.3}
+    story = local_run([job_of("b", **quick), job_of("c", **quick), job_of("a", priority=5, **quick)])
+    starts = [name for name, event in story.events if isinstance(event, JobChanged) and event.phase == "Starting"]
+    assert starts == ["a", "b", "c"]
+    waits = [event.reason for event in story.told("c", JobChanged) if event.phase == "Pending"]
+    assert waits == [Reason.NO_FREE_GPU]
+
+
+def test_a_job_that_can_never_fit_ends_the_run_with_its_reason(local_run, job_of):
+    story = local_run([job_of("huge", minReplicas=3, maxReplicas=3)], gpus=2)
+    assert (story.outcomes["huge"].phase, story.outcomes["huge"].reason) == (JobPhase.PENDING, Reason.TOO_LARGE)
+    assert story.seconds < 5
+
+
+def test_a_job_too_large_for_now_waits_for_gpus_to_come(local_run, job_of):
+    story = local_run(
+        [job_of("wide", minReplicas=2, maxReplicas=2, timeBudgetSeconds=0.5)],
+        changes=(GpuChange(at_seconds=0.5, change=1),),
+    )
+    assert story.outcomes["wide"].reason is Reason.BUDGET_EXHAUSTED
+    assert story.outcomes["wide"].gpu_seconds_used == pytest.approx(1.0, abs=0.3)
+
+
+def test_nothing_is_lent_to_a_job_that_would_not_grow(local_run, job_of):
+    story = local_run([job_of("off", maxReplicas=4, adaptation={"mode": "Off"})], gpus=4)
+    assert len(story.told("off", AllocationChanged)) == 1
+    assert Reason.ADAPTATION_OFF in {view.jobs[0].reason for view in story.views}
+
+
+def test_time_scale_makes_budgets_and_arrivals_pass_faster(local_run, job_of):
+    story = local_run(
+        [job_of("fast", maxReplicas=2, timeBudgetSeconds=40)],
+        time_scale=20.0,
+        changes=(GpuChange(at_seconds=20, change=1),),
+    )
+    assert story.told("fast", GPUsChanged)[0].used_seconds == pytest.approx(20, abs=3)
+    assert story.outcomes["fast"].used_seconds == pytest.approx(40, abs=3)
+    assert story.seconds < 10
+
+
+def test_the_end_of_the_gpu_budget_stops_the_job_in_good_order(local_run, job_of):
+    story = local_run([job_of("one", maxReplicas=1, gpuSecondsBudget=0.7)])
+    assert story.outcomes["one"].phase is JobPhase.COMPLETE
+    assert story.outcomes["one"].reason is Reason.GPU_BUDGET_EXHAUSTED
+    assert story.outcomes["one"].gpu_seconds_used == pytest.approx(0.7, abs=0.3)
+    assert story.outcomes["one"].exit_code == 0
+
+
+def test_real_devices_are_named_to_the_leader(local_run, job_of):
+    local_run(
+        [job_of("one", minReplicas=2, maxReplicas=2, timeBudgetSeconds=0.3)],
+        gpus=2,
+        devices=("3", "5"),
+        seed=7,
+    )
+    environment = json.loads((local_run.directory / "checkpoints" / "environment.json").read_text())
+    assert environment["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert environment["ESPALIER_SEED"] == "7"

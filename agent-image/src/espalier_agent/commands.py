@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import torch
 
-from espalier_agent.data import lamelas_tables
+from espalier_agent.data import carried_tables, table_sets
 from espalier_agent.evaluate import Evaluation
 from espalier_agent.evaluate import evaluate as evaluate_policy
 from espalier_agent.policy import Policy
@@ -26,7 +26,6 @@ from espalier_api.documents import DocumentError
 from espalier_api.outcomes import OutcomeTable, read_table, read_tables
 
 RECIPES = {"batched": BATCHED, "paper": PAPER}
-PAPER_TABLES = "lamelas"
 
 USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, ServerError, OSError)
 
@@ -46,21 +45,22 @@ class CommandError(click.ClickException):
 
 
 def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
-    """Read tables from folders (`*.json` in each), single files, and `lamelas`, the paper's six; in that order.
+    """Read tables: of sets that are carried, by name, of folders (`*.json` in each) and of single files.
 
-    Raises `DocumentError` for what is missing or damaged.
+    A carried set hides a folder of its name, which is still reached as `./NAME`. Raises `DocumentError` for what is
+    missing or damaged.
     """
     tables: list[OutcomeTable] = []
     for source in sources:
         path = Path(source)
-        if path.is_dir():
+        if source in table_sets():
+            tables.extend(carried_tables(source))
+        elif path.is_dir():
             tables.extend(read_tables(path))
         elif path.is_file():
             tables.append(read_table(path))
-        elif source == PAPER_TABLES:
-            tables.extend(lamelas_tables())
         else:
-            raise DocumentError(f"{source}: no such file or folder, and not {PAPER_TABLES!r}")
+            raise DocumentError(f"{source}: no such file or folder, and not a carried set ({', '.join(table_sets())})")
     return tuple(tables)
 
 
@@ -73,10 +73,10 @@ outcomes_option = click.option(
     "--outcomes",
     "sources",
     multiple=True,
-    default=(PAPER_TABLES,),
+    default=("lamelas",),
     show_default=True,
-    metavar="DIR|FILE|lamelas",
-    help="Outcome tables: a folder, a file, or the paper's six. May be given several times.",
+    metavar="SET|DIR|FILE",
+    help="Outcome tables: a carried set (lamelas: the paper's six), a folder or a file. May be repeated.",
 )
 
 

@@ -84,8 +84,8 @@ def test_known_and_unknown_are_told_apart() -> None:
     cnn1, cnn2 = named_architecture("cnn1"), named_architecture("cnn2")
     vocabulary = Vocabulary.build([cnn1], seed=0)
     assert vocabulary.unknown(cnn1) == 0
-    # Its convolutions, and the normalisation of 64 channels.
-    assert vocabulary.unknown(cnn2) == 3
+    # Its convolutions, the normalisation of 64 channels, and an identity where CNN#1 pools.
+    assert vocabulary.unknown(cnn2) == 4
 
 
 def test_extending_keeps_ids_and_vectors() -> None:

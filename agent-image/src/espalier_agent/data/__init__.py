@@ -26,8 +26,20 @@ def named_architecture(name: str) -> Architecture:
     return Architecture.model_validate(json.loads(text))
 
 
+def table_sets() -> tuple[str, ...]:
+    """Return the names of the sets of outcome tables that are carried, one folder each."""
+    return tuple(sorted(entry.name for entry in files(__name__).joinpath("outcomes").iterdir() if entry.is_dir()))
+
+
 @cache
+def carried_tables(name: str) -> tuple[OutcomeTable, ...]:
+    """Return a set of tables, ordered by file name; `KeyError` where no set has this name."""
+    if name not in table_sets():
+        raise KeyError(name)
+    with as_file(files(__name__).joinpath("outcomes", name)) as folder:
+        return read_tables(folder)
+
+
 def lamelas_tables() -> tuple[OutcomeTable, ...]:
     """Return the six tables published with the paper: cnn1 and cnn2, early, late and middle."""
-    with as_file(files(__name__).joinpath("outcomes", "lamelas")) as folder:
-        return read_tables(folder)
+    return carried_tables("lamelas")

@@ -25,8 +25,9 @@ from espalier_trainer.scheduler import FileScheduler
 from espalier_trainer.settings import Settings, StopSignal
 
 SMALL_MODEL_PARAMETERS = 100_000
-"""Below this a step is shorter than handing it to a second thread is worth (measured on the digits net: the same
-1.5 to 1.8 ms a step with 1 and with 2 threads), and one thread leaves the cores to others."""
+"""Below this a step on the CPU is too short to share between threads. Measured on the digits net, two cores: 1.5 ms a
+step with one thread and with two on an idle machine; on one that others use too, 7 ms with one and 12 to 50 ms with
+two, which then wait for each other."""
 
 
 def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> ExitCode:

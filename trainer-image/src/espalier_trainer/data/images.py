@@ -152,7 +152,13 @@ def _place(name: PurePosixPath) -> tuple[str, str] | None:
 
 def cache_folder() -> Path:
     """Return the folder for what can be made again: decoded images, downloaded data sets."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier"
+    named = os.environ.get("XDG_CACHE_HOME")
+    if named:
+        return Path(named) / "espalier"
+    try:
+        return Path.home() / ".cache" / "espalier"
+    except RuntimeError:  # a container's user may have no home
+        return Path(tempfile.gettempdir()) / "espalier"
 
 
 def _cache_path(path: Path, geometry: Geometry) -> Path:

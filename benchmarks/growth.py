@@ -1,0 +1,216 @@
+"""What growth costs and how exact it is, at every growth point, beside the published identity-batch-norm insertion.
+
+    python benchmarks/growth.py [--json] [--models resnet18 ...] [--size 64]
+
+Ours is `deepen` as it is used by default. The published insertion (Lamelas, section 4.3) puts convolution + batch
+norm with mean 0, variance 1, gamma 1 where the model has a batch norm; it goes through the same surgery here, so
+that the two differ in nothing but the inserted layers. Errors are the greatest absolute difference over a batch of
+4, relative to the greatest absolute output, float32, one thread, dropout and stochastic depth off; the models have
+torchvision's full width and random weights, with running statistics from one batch. Times are medians over the
+points with the garbage collector off (as `timeit` does): "deepen" is the call less a deep copy of the model, which
+is stated beside it and takes what the model's memory takes.
+
+Not reported: the time of a training step after growth, which depends on the layer that growth repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TypeVar, cast
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torchvision import models
+from torchvision.ops import StochasticDepth
+
+from espalier_trainer.net2net import Insertion, deepen
+from espalier_trainer.net2net.deepen import places_of
+from espalier_trainer.net2net.points import Place
+
+T = TypeVar("T")
+
+MODELS: dict[str, dict[str, object]] = {
+    "resnet18": {},
+    "resnet50": {},
+    "vgg11_bn": {},
+    "mobilenet_v2": {},
+    "densenet121": {},
+    "googlenet": {"init_weights": False},
+    "efficientnet_b0": {},
+    "convnext_tiny": {},
+    "regnet_y_400mf": {},
+    "shufflenet_v2_x0_5": {},
+    "vit_b_16": {"image_size": 64},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one model; errors are the worst over its points, times medians in milliseconds."""
+
+    model: str
+    points: int
+    deepen_ms: float
+    copy_ms: float
+    ours_eval: float
+    ours_train: float
+    published_points: int
+    """Points for which it is defined and differs: the block has a batch norm, the activation is idempotent."""
+    published_eval: float
+    published_train: float
+
+
+def published(model: nn.Module, place: Place, example: Tensor) -> nn.Module:
+    """Return the model grown as published: gamma 1 in a batch norm of mean 0 and variance 1."""
+    grown = deepen(model, place.id, example, Insertion.IDENTITY_BATCH_NORM)
+    norm = grown.get_submodule(f"{place.stack}.{place.grown}.norm")
+    nn.init.ones_(cast(Tensor, norm.weight))
+    return grown
+
+
+def measure(name: str, size: int) -> Row:
+    """Grow one model at each of its points."""
+    torch.manual_seed(0)
+    model: nn.Module = getattr(models, name)(weights=None, **MODELS[name])
+    for module in model.modules():
+        if isinstance(module, nn.Dropout | StochasticDepth):
+            module.p = 0.0
+    example = torch.randn(4, 3, size, size)
+    with torch.no_grad():
+        model.train()(example)
+    wanted = outputs(model, example)
+    places = places_of(model, example).found
+    deepen(model, places[0].id, example)  # imports that torch does on first use
+    times, copies = [], []
+    worst = [0.0, 0.0, 0.0, 0.0]
+    defined = [place for place in places if place.block.norm is not None and not place.block.residual]
+    for number, place in enumerate(places, start=1):
+        progress(f"{name}: {number}/{len(places)}", last=number == len(places))
+        copying, _ = timed(partial(copy.deepcopy, model))
+        growing, grown = timed(partial(deepen, model, place.id, example))
+        copies.append(copying)
+        times.append(growing - copying)
+        worst[:2] = map(max, worst[:2], errors(outputs(grown, example), wanted))
+        if place in defined:
+            naive = published(model, place, example)
+            worst[2:] = map(max, worst[2:], errors(outputs(naive, example), wanted))
+    return Row(
+        model=name,
+        points=len(places),
+        deepen_ms=statistics.median(times),
+        copy_ms=statistics.median(copies),
+        ours_eval=worst[0],
+        ours_train=worst[1],
+        published_points=len(defined),
+        published_eval=worst[2],
+        published_train=worst[3],
+    )
+
+
+def outputs(model: nn.Module, example: Tensor) -> list[Tensor]:
+    """Return the outputs in eval and in train mode; buffers are put back."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    found = []
+    with torch.no_grad():
+        for training in (False, True):
+            result = model.train(training)(example)
+            found.append(torch.cat([leaf.flatten() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]))
+        for name, buffer in model.named_buffers():
+            buffer.copy_(before[name])
+    return found
+
+
+def errors(found: list[Tensor], wanted: list[Tensor]) -> list[float]:
+    """Return the relative errors in eval and in train mode."""
+    return [float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, wanted, strict=True)]
+
+
+def timed(action: Callable[[], T]) -> tuple[float, T]:
+    """Return the milliseconds of one run, without the garbage collector, and what it returned."""
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        result = action()
+        return (time.perf_counter() - start) * 1e3, result
+    finally:
+        gc.enable()
+
+
+def progress(text: str, *, last: bool) -> None:
+    """Say how far it is, on one line of a terminal; elsewhere only when a model is done."""
+    if sys.stderr.isatty():
+        print(f"\r{text} ", end="\n" if last else "", file=sys.stderr, flush=True)
+    elif last:
+        print(text, file=sys.stderr, flush=True)
+
+
+def table(rows: list[Row]) -> str:
+    """Return the figures for reading."""
+    head = f"{'':20}{'':>7}{'ms a growth':>13}{'':>9} | {'ours, max error':^19} | {'published, max error':^27}"
+    names = (
+        f"{'model':20}{'points':>7}{'deepen':>13}{'+ copy':>9} | {'eval':>9}{'train':>10} | "
+        f"{'points':>7}{'eval':>10}{'train':>10}"
+    )
+    lines = [
+        f"{row.model:20}{row.points:7}{row.deepen_ms:13.1f}{row.copy_ms:9.1f} | {row.ours_eval:9.1e}"
+        f"{row.ours_train:10.1e} | "
+        + (
+            f"{row.published_points:7}{row.published_eval:10.1e}{row.published_train:10.1e}"
+            if row.published_points
+            else f"{0:7}{'–':>10}{'–':>10}"
+        )
+        for row in rows
+    ]
+    return "\n".join([head, names, *lines])
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as text:
+            return next(line.split(":", 1)[1].strip() for line in text if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What growth costs and how exact it is, at every growth point.")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="only these models")
+    parser.add_argument("--size", type=int, default=64, help="height and width of the images (default 64)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [measure(name, arguments.size) for name in arguments.models]
+    where = {
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "command": " ".join(["python", *sys.argv]),
+    }
+    if arguments.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "environment": where}, indent=2))
+        return
+    print(table(rows))
+    print()
+    for key, value in where.items():
+        print(f"{key:12}{value}")
+
+
+if __name__ == "__main__":
+    main()

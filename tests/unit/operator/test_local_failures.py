@@ -20,7 +20,7 @@ from espalier_api.report import Report
 from espalier_api.status import JobPhase
 from espalier_operator.local import LocalRunError
 from espalier_operator.local import run as run_module
-from espalier_operator.local.state import RunState
+from espalier_operator.local.state import RunState, run_lock
 
 ONE_RUN = """
 import asyncio, sys
@@ -106,27 +106,29 @@ def test_unreadable_reports_are_warned_about_and_survived(local_run, job_of, dam
     assert story.outcomes["one"].reason is Reason.BUDGET_EXHAUSTED
 
 
-def test_a_stopped_run_ends_within_five_seconds_and_is_taken_up(local_run, job_of):
-    jobs = [job_of("polite", timeBudgetSeconds=3), job_of("deaf", "ignore-term=yes", timeBudgetSeconds=3)]
-
-    def both_train(view):
-        return all(job.used_seconds > 0.7 for job in view.jobs)
-
-    first = local_run(jobs, gpus=2, stop_when=both_train, stop_wall_seconds=4.0)
-    assert first.seconds < 5
-    assert {o.reason for o in first.outcomes.values()} == {Reason.INTERRUPTED}
-    assert first.outcomes["polite"].exit_code == 143
-    assert first.outcomes["deaf"].exit_code in (-signal.SIGKILL, 0)
-    second = local_run(jobs, gpus=2)
-    polite = second.outcomes["polite"]
-    assert polite.reason is Reason.BUDGET_EXHAUSTED
-    assert polite.used_seconds == pytest.approx(3, abs=0.25)
-    assert second.told("polite", TrainerStarted)[0].used_seconds == pytest.approx(
-        first.outcomes["polite"].used_seconds, abs=0.2
-    )
-    generations = [event.allocation.generation for event in polite.allocations]
+def test_a_stopped_run_is_taken_up_with_its_budget(local_run, job_of):
+    job = job_of("one")
+    first = local_run([job], stop_when=lambda view: view.jobs[0].used_seconds > 0.7)
+    before = first.outcomes["one"]
+    assert (before.phase, before.reason, before.exit_code) == (JobPhase.SUSPENDED, Reason.INTERRUPTED, 143)
+    second = local_run([job])
+    after = second.outcomes["one"]
+    assert after.reason is Reason.BUDGET_EXHAUSTED
+    assert after.used_seconds == pytest.approx(2, abs=0.25)
+    assert second.told("one", TrainerStarted)[0].used_seconds == pytest.approx(before.used_seconds, abs=0.2)
+    generations = [event.allocation.generation for event in after.allocations]
     assert generations == sorted(set(generations)), "generations go on over a resume"
-    assert local_run(jobs, gpus=2).outcomes["polite"].exit_code == 0, "a finished run tells its outcome again"
+    third = local_run([job])
+    assert (third.outcomes["one"].reason, third.events) == (Reason.BUDGET_EXHAUSTED, []), "what is over stays over"
+
+
+def test_a_stop_ends_the_deaf_too_within_five_seconds(local_run, job_of):
+    jobs = [job_of("polite", timeBudgetSeconds=60), job_of("deaf", "ignore-term=yes", timeBudgetSeconds=60)]
+    story = local_run(
+        jobs, gpus=2, stop_when=lambda view: all(j.used_seconds > 0 for j in view.jobs), stop_wall_seconds=4.0
+    )
+    assert story.seconds < 5
+    assert (story.outcomes["polite"].exit_code, story.outcomes["deaf"].exit_code) == (143, -signal.SIGKILL)
 
 
 @pytest.mark.parametrize("option", ["", "ignore-term=yes"])
@@ -239,3 +241,8 @@ def test_the_phases_of_a_job_are_told_in_order(local_run, job_of):
         ("Running", Reason.RUNNING),
         ("Complete", Reason.BUDGET_EXHAUSTED),
     ]
+
+
+def test_two_runs_in_one_folder_are_refused(local_run, job_of):
+    with run_lock(local_run.directory), pytest.raises(LocalRunError, match="another run is going on"):
+        local_run([job_of("one", timeBudgetSeconds=0.3)])

@@ -1,4 +1,4 @@
-"""Reading what a leader writes: its report, and the events it appends."""
+"""The files between scheduler and leader: the allocation written, the report and the events read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,37 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from espalier_api.documents import DocumentError, read_document
+from espalier_api.allocation import AllocationDocument
+from espalier_api.documents import DocumentError, read_document, write_document
 from espalier_api.events import EVENT, AnyEvent
 from espalier_api.report import Report
 
 _Stamp = tuple[int, int, int]
+
+
+class AllocationFile:
+    """Writes the allocation file; a full disk puts it off until there is room."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is written before `write`."""
+        self._path = path
+        self._unwritten: AllocationDocument | None = None
+
+    def write(self, document: AllocationDocument) -> str | None:
+        """Write `document`; return what went wrong if that is news, `retry` then tries again."""
+        news = self._unwritten is None
+        try:
+            write_document(self._path, document)
+        except OSError as error:
+            self._unwritten = document
+            return f"{error}; it is tried again" if news else None
+        self._unwritten = None
+        return None
+
+    def retry(self) -> None:
+        """Write what could not be written."""
+        if self._unwritten is not None:
+            self.write(self._unwritten)
 
 
 class ReportFile:
@@ -21,8 +47,12 @@ class ReportFile:
         """Watch `path` for reports of the job that has one of these names."""
         self._path, self._names = path, job_names
         self._stamp: _Stamp | None = None
-        self.complaint = ""
+        self._complaint = ""
+
+    @property
+    def complaint(self) -> str:
         """What is wrong with the file as last read; empty where it is right."""
+        return self._complaint
 
     def poll(self) -> Report | None:
         """Return the report if the file has changed since the last look and is one."""
@@ -36,12 +66,12 @@ class ReportFile:
         except FileNotFoundError:
             return None
         except (DocumentError, OSError) as error:
-            self.complaint = str(error)
+            self._complaint = str(error)
             return None
         if report.job not in self._names:
-            self.complaint = f"{self._path}: is a report of job {report.job!r}, not of {self._names[0]!r}"
+            self._complaint = f"{self._path}: is a report of job {report.job!r}, not of {self._names[0]!r}"
             return None
-        self.complaint = ""
+        self._complaint = ""
         return report
 
 

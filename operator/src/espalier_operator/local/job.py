@@ -10,14 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict
 
-from espalier_api import environment as names
 from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
-from espalier_api.documents import write_document, write_text_atomically
+from espalier_api.documents import write_text_atomically
 from espalier_api.events import (
     AllocationAcknowledged,
     AllocationChanged,
     AnyEvent,
-    GPUsChanged,
     JobChanged,
     Warned,
 )
@@ -27,8 +25,17 @@ from espalier_api.report import Report, TrainerPhase
 from espalier_api.status import JobPhase
 from espalier_operator.budget import Leader, Meter
 from espalier_operator.facts import Ended, JobFacts, Reclaim, Stopping, Terms
+from espalier_operator.local.command import (
+    ALLOCATION_FILE,
+    CHECKPOINT_FOLDER,
+    JOB_FILE,
+    REPORT_FILE,
+    command_of,
+    contract_variables,
+)
 from espalier_operator.local.exits import Failure, judge_exit
-from espalier_operator.local.files import EventTail, ReportFile, offset_after
+from espalier_operator.local.files import AllocationFile, ReportFile
+from espalier_operator.local.history import History
 from espalier_operator.local.process import Process
 from espalier_operator.local.state import JobState, digest
 
@@ -53,10 +60,9 @@ class LocalJob:
         terms: Terms,
         on_event: Callable[[str, AnyEvent], None],
     ) -> None:
-        """Prepare; `open` makes the folder and takes up what is in it."""
+        """Make the folder; `open` takes up what is in it."""
         self.job, self.directory, self.terms = job, directory, terms
         self.key, self.name = job.key, job.metadata.name
-        self._on_event = on_event
         self.process: Process | None = None
         self.report: Report | None = None
         self.fresh = False
@@ -84,8 +90,10 @@ class LocalJob:
         self._allocated_at = 0.0
         self._stale: str | None = None
         self._complaint = ""
-        self._reports = ReportFile(directory / "report.json", (self.key, self.name))
-        self._events = EventTail(directory / "events.jsonl")
+        directory.mkdir(parents=True, exist_ok=True)
+        self._allocation_file = AllocationFile(directory / ALLOCATION_FILE)
+        self._reports = ReportFile(directory / REPORT_FILE, (self.key, self.name))
+        self.history = History(directory, lambda event: on_event(self.name, event))
 
     # ---- what it is
 
@@ -154,19 +162,12 @@ class LocalJob:
     # ---- its folder
 
     def open(self, source: str | None, state: JobState | None) -> None:
-        """Make the folder, write the job into it, and take up what an earlier run left."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        """Write the job into its folder, and take up what an earlier run left there."""
         text = source if source is not None else json.dumps(self.job.to_json(), indent=2) + "\n"
-        write_text_atomically(self.directory / "job.yaml", text)
+        write_text_atomically(self.directory / JOB_FILE, text)
         self.report = self._reports.poll()
-        history = self.directory / "history.jsonl"
         if state is None:
             return
-        if history.exists():
-            known = set(history.read_text(encoding="utf-8", errors="replace").splitlines())
-            self._events = EventTail(
-                self.directory / "events.jsonl", offset_after(self.directory / "events.jsonl", known)
-            )
         reported = self.report.used_seconds if self.report is not None else 0.0
         self.submitted_at = state.submitted_at
         self.meter = Meter(used_seconds=max(state.used_seconds, reported), gpu_seconds_used=state.gpu_seconds_used)
@@ -175,30 +176,24 @@ class LocalJob:
         if state.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
             self.phase, self.reason, self.message = state.phase, state.reason, state.message
             self.exit_code = state.exit_code
-        self.drain_events()
-
-    def emit(self, event: AnyEvent) -> None:
-        """Add one of the scheduler's events to the history and hand it on."""
-        self._append(event.model_dump_json(by_alias=True, exclude_none=True), event)
 
     def set_phase(self, phase: JobPhase, reason: Reason, message: str = "") -> None:
         """Record where the job stands, with an event if that is news."""
         self.phase, self.reason, self.message = phase, reason, message
         if self._said != (phase, reason, message):
             self._said = (phase, reason, message)
-            self.emit(JobChanged(**self._stamp(), phase=phase, reason=reason, message=message))
-
-    def gpus_changed(self, total: int, change: int) -> None:
-        """Record that GPUs came or went."""
-        self.emit(GPUsChanged(**self._stamp(), total=total, change=change))
+            self.history.add(JobChanged(**self.stamp(), phase=phase, reason=reason, message=message))
 
     def warn(self, reason: str, message: str) -> None:
         """Record something that does not stop the job."""
-        self.emit(Warned(**self._stamp(), reason=reason, message=message))
+        self.history.add(Warned(**self.stamp(), reason=reason, message=message))
 
     def interrupt(self) -> None:
-        """Record that the run ends before the job has."""
-        if not self.finished and self.reason not in (Reason.TOO_LARGE, Reason.SUSPENDED):
+        """Record that the run ends, if the job has not."""
+        if self.ended is not None and not self.finished:
+            phase = JobPhase.FAILED if self.ended.failed else JobPhase.COMPLETE
+            self.set_phase(phase, self.ended.reason, self.ended.message or SENTENCES[self.ended.reason])
+        elif not self.finished and self.reason not in (Reason.TOO_LARGE, Reason.SUSPENDED):
             self.set_phase(JobPhase.SUSPENDED, Reason.INTERRUPTED, SENTENCES[Reason.INTERRUPTED])
 
     # ---- its allocation
@@ -217,7 +212,7 @@ class LocalJob:
         )
         self._allocated_at = time.monotonic()
         self.write_allocation()
-        self.emit(AllocationChanged(**self._stamp(), allocation=self.allocation))
+        self.history.add(AllocationChanged(**self.stamp(), allocation=self.allocation))
 
     def write_allocation(self) -> None:
         """Write the allocation file as things stand."""
@@ -233,40 +228,43 @@ class LocalJob:
             base_replicas=spec.min_replicas,
             stop=self.stopping is not None,
         )
-        write_document(self.directory / "allocation.json", document)
+        trouble = self._allocation_file.write(document)
+        if trouble is not None:
+            self.warn("AllocationNotWritten", trouble)
 
     # ---- its leader
 
     def start(self, default_command: Sequence[str], agent_url: str | None, extra: dict[str, str]) -> None:
         """Start the leader."""
-        variables = {
-            names.JOB_FILE: self.directory / "job.yaml",
-            names.ALLOCATION_FILE: self.directory / "allocation.json",
-            names.REPORT_FILE: self.directory / "report.json",
-            names.EVENTS_FILE: self.directory / "events.jsonl",
-            names.CHECKPOINT_DIR: self.directory / "checkpoints",
-        }
-        own = {name: str(path.resolve()) for name, path in variables.items()}
-        if agent_url is not None:
-            own[names.AGENT_URL] = agent_url
-        (self.directory / "checkpoints").mkdir(exist_ok=True)
+        (self.directory / CHECKPOINT_FOLDER).mkdir(exist_ok=True)
         self.write_allocation()
         self._stale = self.report.incarnation if self.report is not None else None
         self.fresh = False
         self.exit_code = None
         self.process = Process(
-            self._command() or default_command,
-            {**os.environ, **own, **extra},
+            command_of(self.job) or default_command,
+            {**os.environ, **contract_variables(self.directory, agent_url), **extra},
             self.directory / "trainer.log",
             self.directory / PID_FILE,
         )
 
+    def failed(self, message: str, restart_wall_seconds: float) -> None:
+        """Count a failure of the leader and put its next start off, twice as long each time."""
+        self.failures += 1
+        self.last_failure = message
+        if self.failures <= self.terms.backoff_limit:
+            wait = restart_wall_seconds * 2 ** (self.failures - 1)
+            self._start_again(message, min(wait, _MAX_RESTART_WALL_SECONDS))
+
     def look(self, now: float, gpus: int, allowance: float, restart_wall_seconds: float) -> bool:
         """Read the leader's files, account for the time, notice its end; return whether anything is news."""
         before = self._standing()
+        self._allocation_file.retry()
         leader = self.leader
         code = self.process.poll() if self.process is not None else None
-        self.drain_events()
+        damaged = self.history.follow()
+        if damaged:
+            self.warn("DamagedEvents", f"{damaged} new lines of the leader's events file are no events")
         self._read_report()
         if self.leader is Leader.TRAINING or leader is Leader.TRAINING:
             leader = Leader.TRAINING
@@ -282,26 +280,11 @@ class LocalJob:
             self._exited(code, restart_wall_seconds)
         return before != self._standing()
 
-    def drain_events(self) -> None:
-        """Copy the leader's new events into the history."""
-        damaged = self._events.damaged_lines
-        for line, event in self._events.poll():
-            self._append(line, event)
-        if self._events.damaged_lines > damaged:
-            self.warn("DamagedEvents", f"{self._events.damaged_lines - damaged} lines of events.jsonl are no events")
-
     # ---- within
 
     def _standing(self) -> tuple[object, ...]:
         """Return all that the planner should be woken for when it changes."""
         return (self.leader, self._acknowledged, self._counting, self.process is None, self.ended)
-
-    def _command(self) -> tuple[str, ...]:
-        template = self.job.spec.template
-        if template is None:
-            return ()
-        container = template.spec.containers[0]
-        return (*container.command, *container.args) if container.command else ()
 
     def _read_report(self) -> None:
         report = self._reports.poll()
@@ -318,7 +301,7 @@ class LocalJob:
         self._acknowledged = min(report.acknowledged_generation, self.allocation.generation)
         if self._acknowledged == self.allocation.generation:
             seconds = time.monotonic() - self._allocated_at
-            self.emit(AllocationAcknowledged(**self._stamp(), generation=self._acknowledged, seconds=seconds))
+            self.history.add(AllocationAcknowledged(**self.stamp(), generation=self._acknowledged, seconds=seconds))
 
     def _exited(self, code: int, restart_wall_seconds: float) -> None:
         demanded = self.process is not None and self.process.is_ending
@@ -330,23 +313,18 @@ class LocalJob:
             return
         if demanded or self.finished or self.stopping is not None:
             return
-        self.restarts += 1
         if isinstance(verdict, Failure):
-            self.failures += 1
-            self.last_failure = verdict.message
-            wait = min(restart_wall_seconds * 2 ** (self.failures - 1), _MAX_RESTART_WALL_SECONDS)
+            self.failed(verdict.message, restart_wall_seconds)
         else:
             self.preemptions += 1
-            wait = restart_wall_seconds
+            self._start_again(verdict.message, restart_wall_seconds)
+
+    def _start_again(self, message: str, wait: float) -> None:
+        self.restarts += 1
         self.start_at = time.monotonic() + wait
-        if self.failures <= self.terms.backoff_limit:
-            message = f"{verdict.message}; started again in {wait:g} s"
-            self.set_phase(JobPhase.STARTING, Reason.TRAINER_FAILED, message)
+        text = f"{message}; started again in {wait:g} s"
+        self.set_phase(JobPhase.STARTING, Reason.TRAINER_FAILED, text)
 
-    def _stamp(self) -> _Stamp:
+    def stamp(self) -> _Stamp:
+        """Return what each event of the job begins with."""
         return {"time": datetime.now(UTC), "used_seconds": self.meter.used_seconds}
-
-    def _append(self, line: str, event: AnyEvent) -> None:
-        with (self.directory / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-        self._on_event(self.name, event)

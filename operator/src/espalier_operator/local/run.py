@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from espalier_api import environment as names
 from espalier_api.documents import write_document
-from espalier_api.events import AnyEvent
+from espalier_api.events import AnyEvent, GPUsChanged
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan
@@ -23,7 +23,7 @@ from espalier_operator.local.gpus import Gpus
 from espalier_operator.local.job import PID_FILE, LocalJob
 from espalier_operator.local.process import end_orphan
 from espalier_operator.local.settings import LocalRunError, LocalSettings
-from espalier_operator.local.state import STATE_FILE, RunState, load_state
+from espalier_operator.local.state import STATE_FILE, RunState, load_state, run_lock
 from espalier_operator.local.timeline import Timeline
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
 from espalier_operator.loop import Loop
@@ -102,7 +102,11 @@ class LocalRun:
         self._announced = 0
 
     async def run(self, stop: asyncio.Event) -> dict[str, LocalOutcome]:
-        """Run until all is over or `stop` is set."""
+        """Run until all is over or `stop` is set. `LocalRunError` where another run goes on in the folder."""
+        with run_lock(self._settings.directory):
+            return await self._run(stop)
+
+    async def _run(self, stop: asyncio.Event) -> dict[str, LocalOutcome]:
         await self._end_orphans()
         tasks = [
             asyncio.create_task(self._loop.run()),
@@ -171,7 +175,7 @@ class LocalRun:
             self._change_gpus(change.change)
             for job in self._jobs.values():
                 if not job.finished:
-                    job.gpus_changed(self._gpus.total, change.change)
+                    job.history.add(GPUsChanged(**job.stamp(), total=self._gpus.total, change=change.change))
         announced = self._timeline.departing()[0]
         news = bool(due) or announced != self._announced
         self._announced = announced
@@ -199,8 +203,10 @@ class LocalRun:
         url = self._settings.agent_url if self._agent is None else self._agent.url
         try:
             job.start(self._settings.trainer_command, url, variables)
-        except OSError as error:
+        except (FileNotFoundError, PermissionError) as error:
             job.ended = Ended(reason=Reason.TRAINER_FAILED, failed=True, message=f"cannot be started: {error}")
+        except OSError as error:
+            job.failed(f"cannot be started: {error}", self._settings.restart_wall_seconds)
         return True
 
     def _planned(self, plan: Plan) -> None:
@@ -221,8 +227,11 @@ class LocalRun:
             changes_done=self._timeline.done,
             jobs=tuple(job.state() for job in self._jobs.values()),
         )
-        write_document(self._settings.directory / STATE_FILE, state)
         self._saved_at = time.monotonic()
+        try:
+            write_document(self._settings.directory / STATE_FILE, state)
+        except OSError as error:
+            logger.warning("the state of the run cannot be kept, trying again in a second: %s", error)
 
     # ---- beginning and end
 

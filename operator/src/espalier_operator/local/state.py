@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import Field
@@ -16,6 +19,7 @@ from espalier_api.status import JobPhase
 from espalier_operator.local.settings import LocalRunError
 
 STATE_FILE = "state.json"
+LOCK_FILE = ".lock"
 
 
 class JobState(Record):
@@ -44,6 +48,19 @@ class RunState(Record):
     timeline_seconds: float = Field(ge=0)
     changes_done: int = Field(ge=0)
     jobs: tuple[JobState, ...]
+
+
+@contextmanager
+def run_lock(directory: Path) -> Iterator[None]:
+    """Keep others from running in `directory`; the kernel lets go when this process dies. `LocalRunError` if taken."""
+    with (directory / LOCK_FILE).open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LocalRunError(
+                f"{directory}: another run is going on in this folder; wait for its end, or choose another folder"
+            ) from error
+        yield
 
 
 def digest(job: AdaptiveTrainingJob) -> str:

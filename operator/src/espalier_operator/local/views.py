@@ -14,6 +14,7 @@ from espalier_api.report import Report
 from espalier_api.status import JobPhase
 from espalier_operator.facts import Role
 from espalier_operator.local.gpus import Gpus
+from espalier_operator.local.history import HISTORY_FILE
 from espalier_operator.local.job import LocalJob
 from espalier_operator.local.timeline import Timeline
 from espalier_operator.loop import Loop
@@ -125,7 +126,7 @@ def outcome_of(job: LocalJob) -> LocalOutcome:
 
 
 def _allocations(job: LocalJob) -> Iterable[AllocationChanged]:
-    history = job.directory / "history.jsonl"
+    history = job.directory / HISTORY_FILE
     if not history.exists():
         return
     for line in history.read_text(encoding="utf-8", errors="replace").splitlines():

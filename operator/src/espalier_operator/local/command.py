@@ -1,0 +1,36 @@
+"""How a job's leader is started: its command and its environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from espalier_api import environment as names
+from espalier_api.job import AdaptiveTrainingJob
+
+JOB_FILE = "job.yaml"
+ALLOCATION_FILE = "allocation.json"
+REPORT_FILE = "report.json"
+CHECKPOINT_FOLDER = "checkpoints"
+
+
+def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
+    """Return the command of the template's first container, empty where it says none."""
+    if job.spec.template is None:
+        return ()
+    container = job.spec.template.spec.containers[0]
+    return (*container.command, *container.args) if container.command else ()
+
+
+def contract_variables(directory: Path, agent_url: str | None) -> dict[str, str]:
+    """Return the variables that tell a leader where the files of its contracts lie."""
+    files = {
+        names.JOB_FILE: JOB_FILE,
+        names.ALLOCATION_FILE: ALLOCATION_FILE,
+        names.REPORT_FILE: REPORT_FILE,
+        names.EVENTS_FILE: "events.jsonl",
+        names.CHECKPOINT_DIR: CHECKPOINT_FOLDER,
+    }
+    variables = {name: str((directory / file).resolve()) for name, file in files.items()}
+    if agent_url is not None:
+        variables[names.AGENT_URL] = agent_url
+    return variables

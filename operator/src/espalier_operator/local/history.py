@@ -1,0 +1,58 @@
+"""The history of a job: its leader's events and the scheduler's in one file, in the order of sight."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from espalier_api.events import AnyEvent
+from espalier_operator.local.files import EventTail, offset_after
+
+logger = logging.getLogger(__name__)
+
+HISTORY_FILE = "history.jsonl"
+EVENTS_FILE = "events.jsonl"
+
+
+class History:
+    """Appends to `history.jsonl` and hands each event on; a full disk is warned about once and ends nothing."""
+
+    def __init__(self, directory: Path, on_event: Callable[[AnyEvent], None]) -> None:
+        """Continue the history in `directory`: leader's events that it has already are not copied again."""
+        self._path = directory / HISTORY_FILE
+        self._on_event = on_event
+        self._failing = False
+        known: set[str] = set()
+        if self._path.exists():
+            text = self._path.read_text(encoding="utf-8", errors="replace")
+            known = set(text.splitlines())
+            if text and not text.endswith("\n"):  # the scheduler was killed while it wrote
+                self._write("\n")
+        events = directory / EVENTS_FILE
+        self._tail = EventTail(events, offset_after(events, known) if known else 0)
+
+    def add(self, event: AnyEvent) -> None:
+        """Add one of the scheduler's events."""
+        self._append(event.model_dump_json(by_alias=True, exclude_none=True), event)
+
+    def follow(self) -> int:
+        """Copy the leader's new events; return how many of its new lines are none."""
+        before = self._tail.damaged_lines
+        for line, event in self._tail.poll():
+            self._append(line, event)
+        return self._tail.damaged_lines - before
+
+    def _append(self, line: str, event: AnyEvent) -> None:
+        self._write(line + "\n")
+        self._on_event(event)
+
+    def _write(self, text: str) -> None:
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(text)
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                logger.warning("%s cannot be written, events are lost: %s", self._path, error)
+            self._failing = True

@@ -112,9 +112,21 @@ def summarize(
         parameters_before=first.parameters if first else 0,
         parameters_after=latest.parameters if latest else 0,
         allocations=_allocations(events),
-        adaptations=tuple(event.adaptation for event in events if isinstance(event, AdaptationFinished)),
+        adaptations=_adaptations(events),
         max_step_gap_seconds=max((event.max_step_gap_seconds for event in (*epochs, *finished)), default=0.0),
     )
+
+
+def _adaptations(events: Sequence[AnyEvent]) -> tuple[Adaptation, ...]:
+    """Return the adaptations; the accuracy after each is that of the next evaluation, which comes an epoch later."""
+    adaptations: list[Adaptation] = []
+    for event in events:
+        if isinstance(event, AdaptationFinished):
+            adaptations.append(event.adaptation)
+        elif isinstance(event, EpochFinished) and adaptations and adaptations[-1].accuracy_after is None:
+            after = {"accuracy_after": event.validation_accuracy}
+            adaptations[-1] = adaptations[-1].model_copy(update=after)
+    return tuple(adaptations)
 
 
 def _allocations(events: Iterable[AnyEvent]) -> tuple[AllocationRecord, ...]:

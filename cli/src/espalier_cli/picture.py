@@ -62,7 +62,7 @@ def draw_training(curve: Curve, path: Path) -> None:
     _mark_growth((accuracy, loss), curve.events)
     accuracy.legend(loc="lower right", fontsize=8, frameon=False)
     gpus.set_xlabel("time budget used (s)")
-    gpus.set_xlim(0, max([result.time_budget_seconds, *times]))
+    gpus.set_xlim(0, max([result.time_budget_seconds, result.used_seconds, *times]) * 1.01)
     figure.savefig(path, dpi=120)
 
 

@@ -38,7 +38,7 @@ def test_a_result_says_what_the_events_say(result: RunResult) -> None:
     assert result.max_step_gap_seconds == pytest.approx(0.2)
     assert [record.allocation.generation for record in result.allocations] == [1, 2]
     assert [record.acknowledged_after_seconds for record in result.allocations] == [None, 0.1]
-    assert [adaptation.decision_id for adaptation in result.adaptations] == ["d1"]
+    assert [(adaptation.decision_id, adaptation.accuracy_after) for adaptation in result.adaptations] == [("d1", 0.8)]
 
 
 def test_a_history_cut_short_by_a_kill_is_read_without_its_last_line(finished_run: Callable[..., Path]) -> None:

@@ -92,6 +92,7 @@ def summarize(
     finished = [event for event in events if isinstance(event, TrainerFinished)]
     epochs = [event for event in events if isinstance(event, EpochFinished)]
     first, last = (started[0] if started else None), (finished[-1] if finished else None)
+    gaps = [event.max_step_gap_seconds for event in epochs] + [event.max_step_gap_seconds for event in finished]
     latest = last or (epochs[-1] if epochs else first)
     return RunResult(
         job=job.key,
@@ -113,7 +114,7 @@ def summarize(
         parameters_after=latest.parameters if latest else 0,
         allocations=_allocations(events),
         adaptations=_adaptations(events),
-        max_step_gap_seconds=max((event.max_step_gap_seconds for event in (*epochs, *finished)), default=0.0),
+        max_step_gap_seconds=max(gaps, default=0.0),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -24,6 +25,15 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_document(path, DOCUMENT)
     assert read_document(path, AllocationDocument) == DOCUMENT
     assert [entry.name for entry in tmp_path.iterdir()] == ["allocation.json"]
+
+
+def test_another_user_can_read_what_is_written(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        write_document(tmp_path / "allocation.json", DOCUMENT)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "allocation.json").stat().st_mode & 0o777 == 0o644
 
 
 def test_time_left_is_never_negative() -> None:

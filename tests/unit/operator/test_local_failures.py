@@ -134,11 +134,11 @@ def test_a_stop_ends_the_deaf_too_within_five_seconds(local_run, job_of):
 @pytest.mark.parametrize("option", ["", "ignore-term=yes"])
 def test_a_run_whose_scheduler_was_killed_is_taken_up(local_run, job_of, tmp_path, option):
     """SIGKILL of the scheduler: its trainer ends or is ended, and the budget goes on where it stood."""
-    job = job_of("one", *filter(None, [option]), timeBudgetSeconds=4)
+    job = job_of("one", *filter(None, [option]), timeBudgetSeconds=2.5)
     job_file = tmp_path.parent / f"{tmp_path.name}.json"
     job_file.write_text(json.dumps(job.to_json()))
     scheduler = subprocess.Popen([sys.executable, "-c", ONE_RUN, str(job_file), str(tmp_path)])
-    used = wait_until_used(tmp_path, 1.3)
+    used = wait_until_used(tmp_path, 0.5)
     trainer = json.loads((tmp_path / "trainer.pid").read_text())["pid"]
     scheduler.send_signal(signal.SIGKILL)
     scheduler.wait()
@@ -149,7 +149,7 @@ def test_a_run_whose_scheduler_was_killed_is_taken_up(local_run, job_of, tmp_pat
     story = local_run([job])
     outcome = story.outcomes["one"]
     assert outcome.reason is Reason.BUDGET_EXHAUSTED
-    assert outcome.used_seconds == pytest.approx(4, abs=0.3)
+    assert outcome.used_seconds == pytest.approx(2.5, abs=0.3)
     assert story.told("one", TrainerStarted)[0].used_seconds >= used - 0.05
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
     assert sum('"TrainerStarted"' in line for line in lines) == 2, "no event is told twice"

@@ -47,9 +47,9 @@ def test_a_gpu_that_arrives_is_lent_and_acknowledged(local_run, job_of):
 
 def test_a_second_job_gets_the_lent_gpu_after_notice_and_acknowledgement(local_run, job_of):
     story = local_run(
-        [job_of("first", maxReplicas=2, timeBudgetSeconds=3), job_of("second", timeBudgetSeconds=1)],
+        [job_of("first", maxReplicas=2, timeBudgetSeconds=2), job_of("second", timeBudgetSeconds=0.5)],
         gpus=2,
-        submit_at={"second": 1.0},
+        submit_at={"second": 0.7},
     )
     assert changes(story, "first")[:3] == [
         (1, Direction.UP, Reason.GPUS_GRANTED),
@@ -72,7 +72,7 @@ def test_a_second_job_gets_the_lent_gpu_after_notice_and_acknowledgement(local_r
 
 def test_what_is_not_given_back_in_time_is_taken(local_run, job_of):
     story = local_run(
-        [job_of("stubborn", "ack=no", maxReplicas=2, timeBudgetSeconds=4), job_of("second", timeBudgetSeconds=0.5)],
+        [job_of("stubborn", "ack=no", maxReplicas=2, timeBudgetSeconds=2.5), job_of("second", timeBudgetSeconds=0.5)],
         gpus=2,
         submit_at={"second": 0.5},
     )
@@ -182,3 +182,10 @@ def test_real_devices_are_named_to_the_leader(local_run, job_of):
     environment = json.loads((local_run.directory / "checkpoints" / "environment.json").read_text())
     assert environment["CUDA_VISIBLE_DEVICES"] == "3,5"
     assert environment["ESPALIER_SEED"] == "7"
+
+
+def test_a_job_without_gpus_runs_whatever_there_is(local_run, job_of):
+    story = local_run([job_of("cpu", gpus_per_worker=0, maxReplicas=3, timeBudgetSeconds=0.3)], gpus=0)
+    assert story.outcomes["cpu"].reason is Reason.BUDGET_EXHAUSTED
+    assert story.outcomes["cpu"].gpu_seconds_used == 0
+    assert len(story.outcomes["cpu"].allocations) == 1, "and is lent nothing"

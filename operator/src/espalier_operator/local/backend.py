@@ -24,7 +24,8 @@ from espalier_operator.budget import Leader
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Node, Reclaim, Role, Rules, Snapshot, Stopping, Worker, WorkerState
 from espalier_operator.local.gpus import Gpus, Holder
-from espalier_operator.local.job import LOCAL_GPU_TYPE, LocalJob
+from espalier_operator.local.job import LocalJob
+from espalier_operator.local.records import LOCAL_GPU_TYPE, facts_of
 from espalier_operator.local.timeline import Timeline
 from espalier_operator.loop import BackendError
 
@@ -69,7 +70,7 @@ class LocalBackend:
             taken_at=now,
             nodes=(node,),
             workers=tuple(worker for job in submitted for worker in self._workers(job)),
-            jobs=tuple(job.facts(now) for job in submitted),
+            jobs=tuple(facts_of(job, now) for job in submitted),
             rules=self._rules,
         )
 

@@ -68,7 +68,7 @@ class Gpus:
                 self._present.remove(free[-1])
                 continue
             loser = max(
-                self._held,
+                (holder for holder, devices in self._held.items() if devices),
                 key=lambda holder: (
                     holder.role is Role.EXTRA,
                     order.get(holder.job, len(order)),

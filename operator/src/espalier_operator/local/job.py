@@ -24,7 +24,7 @@ from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.status import JobPhase
 from espalier_operator.budget import Leader, Meter
-from espalier_operator.facts import Ended, JobFacts, Reclaim, Stopping, Terms
+from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
 from espalier_operator.local.command import (
     ALLOCATION_FILE,
     CHECKPOINT_FOLDER,
@@ -37,9 +37,8 @@ from espalier_operator.local.exits import Failure, judge_exit
 from espalier_operator.local.files import AllocationFile, ReportFile
 from espalier_operator.local.history import History
 from espalier_operator.local.process import Process
-from espalier_operator.local.state import JobState, digest
+from espalier_operator.local.state import JobState
 
-LOCAL_GPU_TYPE = "local"
 PID_FILE = "trainer.pid"
 _PAST = (TrainerPhase.COMPLETED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
 _MAX_RESTART_WALL_SECONDS = 60.0
@@ -85,7 +84,7 @@ class LocalJob:
         self.start_at = 0.0
         """Monotonic wall time before which the leader is not started."""
         self._said: tuple[JobPhase, Reason, str] | None = None
-        self._acknowledged = 0
+        self.acknowledged = 0
         self._counting = False
         self._allocated_at = 0.0
         self._stale: str | None = None
@@ -113,51 +112,6 @@ class LocalJob:
     def report_phase(self) -> TrainerPhase:
         """What the running leader last said it does."""
         return self.report.phase if self.fresh and self.report is not None else TrainerPhase.STARTING
-
-    def facts(self, now: float) -> JobFacts:
-        """Return what the planner is told."""
-        return JobFacts(
-            key=self.key,
-            terms=self.terms,
-            submitted_at=now if self.submitted_at is None else self.submitted_at,
-            admitted_at=self.admitted_at,
-            gpu_type=None if self.admitted_at is None else LOCAL_GPU_TYPE,
-            generation=self.allocation.generation,
-            acknowledged_generation=self._acknowledged,
-            extra=self.extra,
-            reclaim=self.reclaim,
-            granted_at=self.granted_at,
-            changed_at=self.changed_at,
-            leader_running=self.process is not None,
-            has_reported=self.fresh,
-            training=self.leader is Leader.TRAINING,
-            trained=self.trained,
-            used_seconds=self.meter.used_seconds,
-            gpu_seconds_used=self.meter.gpu_seconds_used,
-            failures=self.failures,
-            last_failure=self.last_failure,
-            stopping=self.stopping,
-            ended=self.ended,
-            finished=self.finished,
-        )
-
-    def state(self) -> JobState:
-        """Return what is kept on disk."""
-        return JobState(
-            job=self.key,
-            spec_digest=digest(self.job),
-            submitted_at=self.submitted_at,
-            used_seconds=self.meter.used_seconds,
-            gpu_seconds_used=self.meter.gpu_seconds_used,
-            generation=self.allocation.generation,
-            failures=self.failures,
-            restarts=self.restarts,
-            preemptions=self.preemptions,
-            phase=self.phase,
-            reason=self.reason,
-            message=self.message,
-            exit_code=self.exit_code,
-        )
 
     # ---- its folder
 
@@ -284,7 +238,7 @@ class LocalJob:
 
     def _standing(self) -> tuple[object, ...]:
         """Return all that the planner should be woken for when it changes."""
-        return (self.leader, self._acknowledged, self._counting, self.process is None, self.ended)
+        return (self.leader, self.acknowledged, self._counting, self.process is None, self.ended)
 
     def _read_report(self) -> None:
         report = self._reports.poll()
@@ -296,12 +250,12 @@ class LocalJob:
             return
         self.report = report
         self.fresh = self.process is not None and report.incarnation != self._stale
-        if not self.fresh or report.acknowledged_generation <= self._acknowledged:
+        if not self.fresh or report.acknowledged_generation <= self.acknowledged:
             return
-        self._acknowledged = min(report.acknowledged_generation, self.allocation.generation)
-        if self._acknowledged == self.allocation.generation:
+        self.acknowledged = min(report.acknowledged_generation, self.allocation.generation)
+        if self.acknowledged == self.allocation.generation:
             seconds = time.monotonic() - self._allocated_at
-            self.history.add(AllocationAcknowledged(**self.stamp(), generation=self._acknowledged, seconds=seconds))
+            self.history.add(AllocationAcknowledged(**self.stamp(), generation=self.acknowledged, seconds=seconds))
 
     def _exited(self, code: int, restart_wall_seconds: float) -> None:
         demanded = self.process is not None and self.process.is_ending

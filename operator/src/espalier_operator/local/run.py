@@ -22,6 +22,7 @@ from espalier_operator.local.backend import LocalBackend
 from espalier_operator.local.gpus import Gpus
 from espalier_operator.local.job import PID_FILE, LocalJob
 from espalier_operator.local.process import end_orphan
+from espalier_operator.local.records import state_of
 from espalier_operator.local.settings import LocalRunError, LocalSettings
 from espalier_operator.local.state import STATE_FILE, RunState, load_state, run_lock
 from espalier_operator.local.timeline import Timeline
@@ -225,7 +226,7 @@ class LocalRun:
             clock_seconds=self._clock.now(),
             timeline_seconds=self._timeline.seconds,
             changes_done=self._timeline.done,
-            jobs=tuple(job.state() for job in self._jobs.values()),
+            jobs=tuple(state_of(job) for job in self._jobs.values()),
         )
         self._saved_at = time.monotonic()
         try:

@@ -1,0 +1,147 @@
+"""The status of a job as the world sees it: conditions, reasons, phase. Pure; the same for every backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from espalier_api.allocation import Allocation
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.report import Report
+from espalier_api.status import (
+    MAX_ADAPTATIONS_KEPT,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    JobPhase,
+    JobStatus,
+    TimeBudgetStatus,
+    TrainingStatus,
+)
+from espalier_operator.facts import JobFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a finished job ended."""
+
+    reason: Reason
+    failed: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a status is made of besides the planner's facts."""
+
+    generation: int = 0
+    """`metadata.generation` of the job that was looked at."""
+    allocation: Allocation = field(default_factory=Allocation)
+    report: Report | None = None
+    refusal: Reason | None = None
+    """Why the last plan gave the job nothing (more)."""
+    outcome: Outcome | None = None
+    restarts: int = 0
+    preemptions: int = 0
+    selector: str = ""
+
+
+def status_of(job: JobFacts, observed: Observed, previous: JobStatus | None, wall: datetime) -> JobStatus:
+    """Return the status at `wall`; what has not changed since `previous` keeps its time."""
+    before = previous or JobStatus()
+    outcome, report = observed.outcome, observed.report
+    conditions = _conditions(job, observed, before, wall)
+    started = before.start_time or (wall if job.trained else None)
+    return JobStatus(
+        observed_generation=observed.generation,
+        phase=phase_of(job, outcome),
+        conditions=conditions,
+        start_time=started,
+        completion_time=None if outcome is None else before.completion_time or wall,
+        time_budget=TimeBudgetStatus(
+            used_seconds=job.used_seconds,
+            remaining_seconds=job.remaining_seconds,
+            gpu_seconds_used=job.gpu_seconds_used,
+        ),
+        allocation=observed.allocation,
+        training=before.training if report is None else _training(report),
+        adaptations=before.adaptations if report is None else report.adaptations[-MAX_ADAPTATIONS_KEPT:],
+        restarts=observed.restarts,
+        preemptions=observed.preemptions,
+        last_checkpoint_time=before.last_checkpoint_time if report is None else report.last_checkpoint_time,
+        replicas=job.terms.min_replicas + job.extra if job.admitted_at is not None else 0,
+        selector=observed.selector,
+    )
+
+
+def phase_of(job: JobFacts, outcome: Outcome | None) -> JobPhase:
+    """Return the one word for printing."""
+    if outcome is not None:
+        return JobPhase.FAILED if outcome.failed else JobPhase.COMPLETE
+    if job.admitted_at is None:
+        return JobPhase.SUSPENDED if job.terms.suspend else JobPhase.PENDING
+    return JobPhase.RUNNING if job.training else JobPhase.STARTING
+
+
+def _conditions(job: JobFacts, observed: Observed, before: JobStatus, wall: datetime) -> tuple[Condition, ...]:
+    known = {condition.type: condition for condition in before.conditions}
+    conditions = []
+    for kind in ConditionType:
+        holds, reason, message = _judge(kind, job, observed)
+        was = known.get(kind)
+        if was is None and not holds and kind not in (ConditionType.ADMITTED, ConditionType.RUNNING):
+            continue  # what was never so is not listed
+        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+        conditions.append(
+            Condition(
+                type=kind,
+                status=status,
+                reason=reason,
+                message=message or SENTENCES[reason],
+                last_transition_time=was.last_transition_time if was and was.status is status else wall,
+                observed_generation=observed.generation,
+            )
+        )
+    return tuple(conditions)
+
+
+def _judge(kind: ConditionType, job: JobFacts, observed: Observed) -> tuple[bool, Reason, str]:
+    """Return whether the condition holds, why or why not, and a message where the reason's sentence is too little."""
+    outcome, admitted = observed.outcome, job.admitted_at is not None
+    ended = None if outcome is None else (False, outcome.reason, outcome.message)
+    waiting = observed.refusal or (Reason.SUSPENDED if job.terms.suspend else Reason.NO_FREE_GPU)
+    stands = Reason.RUNNING if job.training else Reason.STARTING if admitted else waiting
+    match kind:
+        case ConditionType.ADMITTED:
+            return ended or (admitted, Reason.GPUS_GRANTED if admitted else waiting, "")
+        case ConditionType.RUNNING:
+            return ended or (job.training, stands, "" if job.training else job.last_failure)
+        case ConditionType.EXTRA_GPUS_GRANTED:
+            lent = f"{job.extra} extra workers" if job.extra else ""
+            refused = observed.refusal or Reason.NO_FREE_GPU
+            return ended or (job.extra > 0, Reason.EXTRA_GPUS_GRANTED if job.extra else refused, lent)
+        case ConditionType.RECLAIM_PENDING:
+            if job.reclaim is None:
+                return ended or (False, Reason.RECLAIM_ACKNOWLEDGED, "nothing is to be given back")
+            return ended or (True, job.reclaim.reason, f"down to {job.reclaim.extra} extra workers")
+        case ConditionType.SUSPENDED:
+            suspended = job.terms.suspend and not admitted
+            return ended or (suspended, Reason.SUSPENDED if suspended else stands, "")
+        case ConditionType.COMPLETE:
+            done = outcome is not None and not outcome.failed
+            return (done, outcome.reason if outcome else stands, outcome.message if outcome else "")
+        case ConditionType.FAILED:
+            failed = outcome is not None and outcome.failed
+            return (failed, outcome.reason if outcome else stands, outcome.message if outcome else "")
+
+
+def _training(report: Report) -> TrainingStatus:
+    return TrainingStatus(
+        epoch=report.epoch,
+        step=report.step,
+        progress_percentage=report.progress_percentage,
+        metrics=report.metrics,
+        depth=report.depth,
+        parameters=report.parameters,
+        last_updated_time=report.updated_time,
+    )

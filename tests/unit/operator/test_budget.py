@@ -1,0 +1,70 @@
+"""Budget accounting: what counts, what does not, and that figures never fall."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_operator.budget import Leader, Meter
+
+ABSENT, STARTING, TRAINING = Leader.ABSENT, Leader.STARTING, Leader.TRAINING
+
+
+def run(*steps: tuple[float, Leader, int], allowance: float = 10.0) -> Meter:
+    """Return the account after steps of (seconds, leader, GPUs)."""
+    meter, now = Meter().advance(0.0, ABSENT, 0, allowance), 0.0
+    for seconds, leader, gpus in steps:
+        now += seconds
+        meter = meter.advance(now, leader, gpus, allowance)
+    return meter
+
+
+def test_only_training_counts():
+    meter = run((5, ABSENT, 0), (3, STARTING, 1), (4, TRAINING, 1), (2, ABSENT, 1), (3, STARTING, 1), (1, TRAINING, 2))
+    assert meter.used_seconds == 5
+    assert meter.gpu_seconds_used == 6
+
+
+def test_who_does_not_get_to_training_is_counted_from_its_start():
+    assert run((9, STARTING, 2)).used_seconds == 0
+    meter = run((9, STARTING, 2), (2, STARTING, 2), (1, STARTING, 2))
+    assert meter.used_seconds == 12
+    assert meter.gpu_seconds_used == 24
+
+
+def test_each_start_has_its_own_allowance():
+    assert run((9, STARTING, 1), (1, ABSENT, 1), (9, STARTING, 1)).used_seconds == 0
+
+
+def test_a_restart_of_the_scheduler_counts_nothing_in_between():
+    meter = run((4, TRAINING, 1)).restored()
+    assert meter.advance(1000.0, TRAINING, 1, 10.0).used_seconds == 4
+
+
+def test_the_leader_s_own_count_fills_what_a_killed_scheduler_lost():
+    meter = run((4, TRAINING, 2)).restored().advance(5.0, TRAINING, 2, 10.0, reported_seconds=4.5)
+    assert meter.used_seconds == 4.5
+    assert meter.gpu_seconds_used == 9
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-5, 50), st.sampled_from(Leader), st.integers(0, 8), st.floats(0, 500), st.booleans()),
+        max_size=30,
+    )
+)
+def test_figures_never_fall(steps):
+    meter, now = Meter(), 0.0
+    for seconds, leader, gpus, reported, restart in steps:
+        now += seconds  # clocks of restarted schedulers may even go back
+        before = meter.restored() if restart else meter
+        meter = before.advance(now, leader, gpus, 10.0, reported)
+        assert meter.used_seconds >= before.used_seconds
+        assert meter.gpu_seconds_used >= before.gpu_seconds_used
+
+
+@pytest.mark.parametrize("parts", [1, 7, 1000])
+def test_how_often_it_is_read_does_not_matter(parts):
+    steps = [(20 / parts, STARTING, 1)] * parts
+    assert run(*steps).used_seconds == pytest.approx(20)

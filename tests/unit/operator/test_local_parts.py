@@ -1,0 +1,208 @@
+"""The parts of the local backend that need no process."""
+
+from __future__ import annotations
+
+import itertools
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_api.events import Warned
+from espalier_api.reasons import Reason
+from espalier_api.report import Report, TrainerPhase
+from espalier_operator.clock import ScaledClock
+from espalier_operator.facts import Ended, Role
+from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
+from espalier_operator.local.exits import Failure, Preemption, judge_exit
+from espalier_operator.local.files import EventTail
+from espalier_operator.local.gpus import Gpus, Holder, cuda_devices
+from espalier_operator.local.history import History
+from espalier_operator.local.timeline import Timeline
+
+
+def report(phase: TrainerPhase, reason: Reason | None = None, message: str = "") -> Report:
+    return Report(job="j", incarnation="x", phase=phase, reason=reason, message=message, updated_time=datetime.now(UTC))
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "verdict"),
+    [
+        (
+            0,
+            report(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED),
+            Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False),
+        ),
+        (0, None, Ended(reason=Reason.COMPLETED, failed=False)),
+        (0, report(TrainerPhase.STOPPED), Preemption("exit code 0")),
+        (143, report(TrainerPhase.STOPPED), Preemption("exit code 143")),
+        (-15, report(TrainerPhase.TRAINING), Preemption("ended by SIGTERM")),
+        (-15, None, Failure("ended by SIGTERM; see trainer.log")),
+        (-9, report(TrainerPhase.TRAINING), Failure("ended by SIGKILL; see trainer.log")),
+        (1, report(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "no data"), Failure("exit code 1: no data")),
+        (2, None, Ended(reason=Reason.INVALID_SPEC, failed=True, message="exit code 2; see trainer.log")),
+        (
+            3,
+            report(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, "step 7"),
+            Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message="step 7"),
+        ),
+    ],
+)
+def test_exit_codes(code, said, verdict):
+    assert judge_exit(code, said) == verdict
+
+
+def test_a_timeline_gives_each_change_once_and_announces_departures():
+    timeline = Timeline([GpuChange(at_seconds=30, change=-2, notice_seconds=10), GpuChange(at_seconds=10, change=1)])
+    assert timeline.has_arrivals_ahead
+    assert [change.change for change in timeline.advance(15)] == [1]
+    assert not timeline.has_arrivals_ahead
+    assert timeline.departing() == (0, None)
+    assert timeline.advance(6) == []
+    assert timeline.departing() == (2, 9)
+    assert [change.change for change in timeline.advance(9)] == [-2]
+    assert timeline.departing() == (0, None)
+    assert timeline.advance(1000) == []
+    assert Timeline([GpuChange(at_seconds=1, change=1)], seconds=5.0, done=1).advance(9) == []
+
+
+def test_a_scaled_clock_goes_on_where_it_stood():
+    wall = itertools.count()
+    clock = ScaledClock(10.0, 100.0, lambda: float(next(wall)))
+    assert [clock.now(), clock.now()] == [110.0, 120.0]
+    assert clock.wall_seconds(5) == 0.5
+    for bad in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="time scale"):
+            ScaledClock(bad)
+
+
+def test_gpus_go_free_ones_first_then_lent_then_base_of_the_least():
+    gpus = Gpus(5)
+    a, b = Holder("a", Role.BASE, 0), Holder("b", Role.BASE, 0)
+    lent = [Holder("a", Role.EXTRA, 0), Holder("a", Role.EXTRA, 1)]
+    for holder in (a, b, *lent):
+        assert gpus.hold(holder, 1)
+        assert gpus.hold(holder, 1), "holding twice is holding once"
+    assert len(gpus.free) == 1
+    assert gpus.change(-2, ["a", "b"]) == [lent[1]]
+    assert gpus.change(-2, ["a", "b"]) == [lent[0], b]
+    assert gpus.of("a", Role.BASE) == {0: ("0",)}
+    assert (gpus.total, gpus.free) == (1, [])
+    assert not gpus.hold(b, 1)
+    assert gpus.change(1) == []
+    assert gpus.hold(b, 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from("hrc"), st.integers(-3, 3), st.integers(0, 5)), max_size=40))
+def test_no_gpu_has_two_holders(steps):
+    gpus = Gpus(4)
+    for what, count, who in steps:
+        holder = Holder(f"job{who % 3}", Role.EXTRA if who % 2 else Role.BASE, who)
+        if what == "h":
+            gpus.hold(holder, abs(count))
+        elif what == "r":
+            gpus.release(holder)
+        else:
+            gpus.change(count)
+        held = [
+            d for job in ("job0", "job1", "job2") for role in Role for ds in gpus.of(job, role).values() for d in ds
+        ]
+        assert len(held) == len(set(held))
+        assert len(held) + len(gpus.free) == gpus.total
+
+
+def test_named_devices_are_handed_out_and_run_out():
+    gpus = Gpus(1, ["GPU-a", "GPU-b"])
+    assert gpus.free == ["GPU-a"]
+    gpus.change(1)
+    assert gpus.free == ["GPU-a", "GPU-b"]
+    with pytest.raises(LocalRunError, match="1 more GPUs are to come and 0 devices are left"):
+        gpus.change(1)
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"), [(None, ("0", "1", "2")), ("", ()), ("2,0", ("2", "0")), ("GPU-7", ("GPU-7",))]
+)
+def test_cuda_devices_are_found_without_torch(tmp_path, monkeypatch, visible, found):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf '0\\n1\\n2\\n'\n")
+    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert cuda_devices() == found
+
+
+def test_no_driver_means_no_devices(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cuda_devices() == ()
+    broken = tmp_path / "nvidia-smi"
+    broken.write_text("#!/bin/sh\nexit 9\n")
+    broken.chmod(0o755)
+    assert cuda_devices() == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"time_scale": 0.0}, "time scale 0.0: it must be a positive number"),
+        ({"gpus": -1}, "gpus -1: it must be 0 or more"),
+        ({"changes": (GpuChange(at_seconds=5, change=-2),)}, "2 GPUs go at 5 s where fewer are left"),
+        ({"changes": (GpuChange(at_seconds=-5, change=2),)}, "times must be 0 or more"),
+        (
+            {"changes": (GpuChange(at_seconds=5, change=2),), "devices": ("0", "1")},
+            r"up to 3 GPUs at once and this machine offers 2 \(0, 1\)",
+        ),
+    ],
+)
+def test_settings_that_contradict_themselves_are_refused(tmp_path, settings, message):
+    with pytest.raises(LocalRunError, match=message):
+        LocalSettings(directory=tmp_path, **settings)
+
+
+def warned(message: str) -> Warned:
+    return Warned(time=datetime.now(UTC), used_seconds=1, reason="Test", message=message)
+
+
+def test_half_a_line_of_events_waits_for_the_rest(tmp_path):
+    file = tmp_path / "events.jsonl"
+    tail = EventTail(file)
+    assert tail.poll() == []
+    line = warned("a").model_dump_json(by_alias=True)
+    file.write_text(line[:10])
+    assert tail.poll() == []
+    file.write_text(line + "\nnonsense\n" + line[:5])
+    assert [event.message for _, event in tail.poll()] == ["a"]
+    assert tail.damaged_lines == 1
+
+
+def test_a_history_is_continued_without_telling_anything_twice(tmp_path: Path):
+    leader = tmp_path / "events.jsonl"
+    told = []
+    history = History(tmp_path, told.append)
+    leader.write_text(warned("one").model_dump_json(by_alias=True) + "\n")
+    history.follow()
+    history.add(warned("ours"))
+    with leader.open("a") as file:
+        file.write(warned("two").model_dump_json(by_alias=True) + "\n")
+    with (tmp_path / "history.jsonl").open("a") as file:
+        file.write('{"cut off')
+    again = History(tmp_path, told.append)
+    again.follow()
+    assert [event.message for event in told] == ["one", "ours", "two"]
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_history_that_cannot_be_written_is_warned_about_once(tmp_path, caplog):
+    told = []
+    history = History(tmp_path, told.append)
+    (tmp_path / "history.jsonl").mkdir()
+    history.add(warned("one"))
+    history.add(warned("two"))
+    assert [event.message for event in told] == ["one", "two"]
+    assert len(caplog.records) == 1

@@ -1,0 +1,145 @@
+"""The loop over a backend in memory: when it ticks, and what it does when the world fails it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from espalier_operator.actions import Admit
+from espalier_operator.clock import ScaledClock
+from espalier_operator.facts import Node, Terms
+from espalier_operator.loop import BackendError, Loop
+from espalier_operator.policies.priority import PriorityPolicy
+from espalier_operator.testing.cluster import Cluster
+
+
+@dataclass
+class MemoryBackend:
+    """A cluster that may refuse to be seen or changed."""
+
+    cluster: Cluster = field(default_factory=Cluster)
+    blind: int = 0
+    stiff: int = 0
+    seen: int = 0
+    applied: list = field(default_factory=list)
+    plans: list = field(default_factory=list)
+
+    async def observe(self):
+        self.seen += 1
+        if self.blind:
+            self.blind -= 1
+            raise BackendError("the list failed")
+        return self.cluster.snapshot()
+
+    async def apply(self, action):
+        if self.stiff:
+            self.stiff -= 1
+            raise BackendError("conflict")
+        self.applied.append(action)
+        self.cluster.apply(action)
+
+    def planned(self, snapshot, plan):
+        self.plans.append(plan)
+
+
+@pytest.fixture
+def backend():
+    backend = MemoryBackend()
+    backend.cluster.nodes["n"] = Node(name="n", gpu_type="a", allocatable=1)
+    backend.cluster.submit("ns/one", Terms(min_replicas=1, max_replicas=1, time_budget_seconds=9))
+    return backend
+
+
+def loop_over(backend, **settings):
+    return Loop(backend, PriorityPolicy(), ScaledClock(), debounce_seconds=0.01, **settings)
+
+
+def test_a_tick_applies_the_plan_and_the_next_finds_nothing(backend):
+    async def story():
+        loop = loop_over(backend)
+        assert loop.last_tick_age() is None
+        await loop.tick()
+        await loop.tick()
+        assert loop.last_tick_age() < 1
+
+    asyncio.run(story())
+    assert backend.applied == [Admit(job="ns/one", gpu_type="a")]
+    assert [len(plan.actions) for plan in backend.plans] == [1, 0]
+
+
+def test_a_world_that_cannot_be_seen_is_not_taken_for_an_empty_one(backend):
+    backend.blind = 1
+
+    async def story():
+        loop = loop_over(backend)
+        assert await loop.tick() == 1.0
+        assert loop.last_tick_age() is None
+        assert backend.plans == []
+        await loop.tick()
+
+    asyncio.run(story())
+    assert backend.applied == [Admit(job="ns/one", gpu_type="a")]
+
+
+def test_an_action_that_failed_is_planned_again(backend):
+    backend.stiff = 1
+
+    async def story():
+        loop = loop_over(backend)
+        assert await loop.tick() == 1.0, "soon, but not at once"
+        await loop.tick()
+
+    asyncio.run(story())
+    assert len(backend.applied) == 1
+
+
+def test_a_burst_of_changes_is_one_tick(backend):
+    async def story():
+        loop = loop_over(backend)
+        task = asyncio.create_task(loop.run())
+        await asyncio.sleep(0.1)
+        before = backend.seen
+        for _ in range(50):
+            loop.wake()
+        await asyncio.sleep(0.1)
+        assert backend.seen == before + 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_time_alone_wakes_the_loop(backend):
+    """A resync, and before it the time that the plan named (here a job's pre-running deadline)."""
+    backend.cluster.jobs.clear()
+    terms = Terms(min_replicas=1, max_replicas=1, time_budget_seconds=9, pre_running_deadline_seconds=0.15)
+    backend.cluster.submit("ns/one", terms)
+
+    async def story():
+        clock = ScaledClock()
+
+        class Ticking(MemoryBackend):
+            async def observe(self):
+                self.cluster.now = clock.now()
+                return await super().observe()
+
+        ticking = Ticking(cluster=backend.cluster)
+        loop = Loop(ticking, PriorityPolicy(), clock, debounce_seconds=0.01)
+        task = asyncio.create_task(loop.run())
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return [type(action).__name__ for action in ticking.applied]
+
+    assert asyncio.run(story()) == ["Admit", "Fail"]
+
+
+def test_a_bug_is_not_swallowed(backend):
+    async def story():
+        backend.cluster.jobs["ns/one"] = None
+        await loop_over(backend).tick()
+
+    with pytest.raises(AttributeError):
+        asyncio.run(story())

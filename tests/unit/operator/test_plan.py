@@ -1,0 +1,372 @@
+"""The planner's rules by example: a few facts in, the whole list of actions out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import (
+    Admit,
+    Fail,
+    Finish,
+    GrantExtra,
+    NoticeReclaim,
+    ReleaseExtra,
+    Requeue,
+    Stop,
+)
+from espalier_operator.facts import (
+    Ended,
+    JobFacts,
+    Node,
+    Promise,
+    Reclaim,
+    Role,
+    Snapshot,
+    Stopping,
+    Terms,
+    Worker,
+    WorkerState,
+)
+from espalier_operator.plan import plan
+from espalier_operator.policies.priority import PriorityPolicy
+
+NOW = 1000.0
+PENDING, RUNNING, TERMINATING = WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING
+
+TERMS = Terms.__dataclass_fields__.keys() - {"gpu_type"}
+
+
+def job(key: str, *, low: int = 1, high: int = 4, priority: int = 0, **changes: object) -> JobFacts:
+    """A waiting job; fields of `Terms` and of `JobFacts` alike, `only_on` is `Terms.gpu_type`."""
+    own = {name: changes.pop(name) for name in list(changes) if name in TERMS}
+    own["gpu_type"] = changes.pop("only_on", None)
+    terms = Terms(min_replicas=low, max_replicas=high, priority=priority, **({"time_budget_seconds": 500.0} | own))
+    return replace(JobFacts(key=key, terms=terms, submitted_at=0.0), **changes)
+
+
+def trains(key: str, *, extra: int = 0, **changes: object) -> JobFacts:
+    """A job that trains on type `a` and had its extra GPUs for long."""
+    running = {
+        "admitted_at": 0.0,
+        "gpu_type": "a",
+        "generation": 1,
+        "extra": extra,
+        "granted_at": 1.0 if extra else None,
+        "changed_at": 1.0 if extra else None,
+        "leader_running": True,
+        "has_reported": True,
+        "training": True,
+        "trained": True,
+    }
+    return job(key, **(running | changes))
+
+
+def node(name: str, gpus: int, gpu_type: str = "a", **changes: object) -> Node:
+    return replace(Node(name=name, gpu_type=gpu_type, allocatable=gpus), **changes)
+
+
+def workers_of(facts: JobFacts, on: str, state: WorkerState = RUNNING) -> list[Worker]:
+    counts = ((Role.BASE, facts.terms.min_replicas), (Role.EXTRA, facts.extra))
+    return [
+        Worker(
+            name=f"{facts.key}-{role}-{index}",
+            job=facts.key,
+            role=role,
+            index=index,
+            node=on,
+            gpus=facts.terms.gpus_per_worker,
+            state=state,
+        )
+        for role, count in counts
+        for index in range(count)
+    ]
+
+
+def alien(gpus: int, on: str | None = None) -> Worker:
+    state = PENDING if on is None else RUNNING
+    return Worker(name=f"alien-{gpus}", job=None, role=Role.ALIEN, node=on, gpus=gpus, state=state)
+
+
+def decide(nodes, jobs, workers=(), promises=(), now=NOW):
+    snapshot = Snapshot(
+        taken_at=now,
+        nodes=tuple(nodes),
+        jobs=tuple(jobs),
+        workers=tuple(workers),
+        promises=tuple(promises),
+    )
+    return plan(snapshot, PriorityPolicy(), now)
+
+
+def refused(planned):
+    return {key: refusal.reason for key, refusal in planned.refusals.items()}
+
+
+# ---- base GPUs
+
+
+def test_waiting_jobs_start_by_priority_then_submission():
+    jobs = [
+        replace(job("late"), submitted_at=2.0),
+        replace(job("early"), submitted_at=1.0),
+        replace(job("urgent", priority=1), submitted_at=3.0),
+    ]
+    planned = decide([node("n", 2)], jobs)
+    assert planned.actions == (Admit(job="urgent", gpu_type="a"), Admit(job="early", gpu_type="a"))
+    assert refused(planned) == {"late": Reason.NO_FREE_GPU}
+
+
+def test_base_workers_start_all_together_or_not():
+    assert decide([node("n", 2)], [job("wide", low=3), job("narrow")]).actions == (
+        Admit(job="narrow", gpu_type="a"),
+    ), "it is too large for all GPUs together, so it holds nobody back"
+    wide = job("wide", low=3)
+    holder = trains("holder", high=1)
+    narrow = replace(job("narrow"), submitted_at=1.0)
+    planned = decide([node("n", 3)], [wide, holder, narrow], workers_of(holder, "n"))
+    assert planned.actions == (), "it waits for the holder's end, and those behind it wait as well"
+    assert refused(planned)["narrow"] is Reason.NO_FREE_GPU
+
+
+def test_a_worker_s_gpus_are_on_one_node():
+    planned = decide([node("n", 3), node("m", 3)], [job("one", low=2, gpus_per_worker=3)])
+    assert planned.actions == (Admit(job="one", gpu_type="a"),)
+    planned = decide([node("n", 3), node("m", 3)], [job("one", low=1, gpus_per_worker=4)])
+    assert refused(planned) == {"one": Reason.TOO_LARGE}
+
+
+def test_a_job_stays_on_one_type_of_gpu():
+    nodes = [node("n", 1, "a"), node("m", 1, "b")]
+    assert refused(decide(nodes, [job("two", low=2)])) == {"two": Reason.TOO_LARGE}
+    assert decide(nodes, [job("picky", only_on="b")]).actions == (Admit(job="picky", gpu_type="b"),)
+    growing = trains("growing")
+    planned = decide(nodes, [growing], workers_of(growing, "n"))
+    assert planned.actions == ()
+    assert refused(planned) == {"growing": Reason.NO_FREE_GPU}, "the free GPU is of another type"
+
+
+@pytest.mark.parametrize("state", [PENDING, RUNNING, TERMINATING])
+def test_a_worker_holds_its_gpu_until_it_is_gone(state):
+    ended = replace(trains("ended", high=1), finished=True)
+    assert decide([node("n", 1)], [ended, job("next")], workers_of(ended, "n", state)).actions == ()
+    assert decide([node("n", 1)], [ended, job("next")]).actions == (Admit(job="next", gpu_type="a"),)
+
+
+@pytest.mark.parametrize("unfit", [{"ready": False}, {"schedulable": False}, {"departing": 1, "departs_at": 2000.0}])
+def test_nodes_that_are_not_fit_offer_nothing(unfit):
+    assert decide([node("n", 1, **unfit)], [job("one")]).actions == ()
+
+
+def test_a_base_worker_that_is_gone_takes_a_lent_gpu():
+    hurt, lucky = trains("hurt", high=1), trains("lucky", extra=1)
+    planned = decide([node("n", 2)], [hurt, lucky], workers_of(lucky, "n"))
+    assert planned.actions == (
+        NoticeReclaim(job="lucky", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+
+
+def test_a_running_job_whose_gpu_is_gone_for_good_waits_again():
+    hurt = trains("hurt", low=2, high=2)
+    planned = decide([node("n", 1)], [hurt], workers_of(hurt, "n")[:1])
+    assert planned.actions == (Requeue(job="hurt", reason=Reason.GPU_LOST),)
+
+
+# ---- extra GPUs
+
+
+def test_spare_gpus_are_lent_by_priority_up_to_the_maximum():
+    low, high = trains("low"), trains("high", priority=1, high=3)
+    planned = decide([node("n", 5)], [low, high], [*workers_of(low, "n"), *workers_of(high, "n")])
+    assert planned.actions == (GrantExtra(job="high", extra=2), GrantExtra(job="low", extra=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"high": 1}, Reason.AT_MAX_REPLICAS),
+        ({"adapts": False}, Reason.ADAPTATION_OFF),
+        ({"has_reported": False}, Reason.NO_REPORT),
+        ({"training": False}, Reason.STARTING),
+        ({"changed_at": NOW - 59}, Reason.COOLDOWN),
+        ({"used_seconds": 476.0}, Reason.TOO_LITTLE_BUDGET_LEFT),
+        ({"gpu_seconds_budget": 100.0, "gpu_seconds_used": 60.0}, Reason.TOO_LITTLE_BUDGET_LEFT),
+        ({"stopping": Stopping(reason=Reason.SUSPENDED, deadline=NOW + 9)}, Reason.SUSPENDED),
+        (
+            {"generation": 2, "reclaim": Reclaim(extra=0, deadline=NOW + 9, reason=Reason.NEEDED_BY_OTHER_JOB)},
+            Reason.RECLAIM_PENDING,
+        ),
+    ],
+)
+def test_nothing_is_lent_to_a_job_that_cannot_use_it(changes, reason):
+    one = trains("one", **changes)
+    planned = decide([node("n", 4)], [one], workers_of(one, "n"))
+    assert planned.actions == ()
+    assert refused(planned) == {"one": reason}
+
+
+def test_the_plan_says_when_a_cooldown_ends():
+    one = trains("one", changed_at=NOW - 20)
+    assert decide([node("n", 4)], [one], workers_of(one, "n")).wake_at == NOW + 40
+
+
+def test_a_promise_counts_until_it_is_seen_or_expires():
+    lent = trains("lent", extra=1, high=2)
+    base = workers_of(lent, "n")[:1]
+    promise = Promise(job="lent", extra=1, expires_at=NOW + 5)
+    planned = decide([node("n", 2)], [lent, job("next")], base, [promise])
+    assert planned.actions == (), "the GPU is free and promised"
+    planned = decide([node("n", 2)], [lent], base, [replace(promise, expires_at=NOW)])
+    assert planned.actions == (ReleaseExtra(job="lent", extra=0, forced=True, reason=Reason.UNSCHEDULABLE),)
+    planned = decide([node("n", 2)], [lent], base)
+    assert planned.actions == (ReleaseExtra(job="lent", extra=0, forced=True, reason=Reason.GPU_LOST),)
+
+
+def test_a_waiting_job_has_lent_gpus_reclaimed_from_the_last_in_line():
+    first, last = trains("first", extra=1, priority=1, high=2), trains("last", extra=2)
+    workers = [*workers_of(first, "n"), *workers_of(last, "n")]
+    planned = decide([node("n", 5)], [first, last, job("next")], workers)
+    assert planned.actions == (
+        NoticeReclaim(job="last", extra=1, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+    assert planned.wake_at == NOW + 30
+
+
+def test_nothing_is_reclaimed_where_it_would_not_be_enough():
+    lent = trains("lent", extra=1)
+    other = trains("other", low=2, high=2)
+    workers = [*workers_of(lent, "n"), *workers_of(other, "n")]
+    assert decide([node("n", 4)], [lent, other, job("wide", low=2)], workers).actions == ()
+
+
+def test_only_what_is_on_the_right_node_is_reclaimed():
+    wrong, right = trains("wrong", extra=1), trains("right", extra=2, priority=1)
+    workers = [*workers_of(wrong, "n"), *workers_of(right, "m")]
+    planned = decide([node("n", 2), node("m", 3)], [wrong, right, job("pair", gpus_per_worker=2)], workers)
+    assert planned.actions == (
+        NoticeReclaim(job="right", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+
+
+def test_a_pod_of_others_gets_lent_gpus_before_anyone_is_evicted():
+    lent = trains("lent", extra=2)
+    planned = decide([node("n", 3)], [lent], [*workers_of(lent, "n"), alien(2)])
+    assert planned.actions == (
+        NoticeReclaim(job="lent", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+    too_large = decide([node("n", 3)], [lent], [*workers_of(lent, "n"), alien(4)])
+    assert too_large.actions == (), "no reclaim makes room for it"
+
+
+def test_a_free_gpu_that_a_pod_of_others_waits_for_is_not_lent():
+    one = trains("one")
+    assert decide([node("n", 2)], [one], [*workers_of(one, "n"), alien(1)]).actions == ()
+
+
+def test_extra_gpus_move_to_a_strictly_higher_priority_after_the_minimum_runtime():
+    holder = trains("holder", extra=1, high=2)
+    workers = workers_of(holder, "n")
+    equal, higher = trains("equal"), trains("higher", priority=1, high=2)
+    planned = decide([node("n", 3)], [holder, equal], [*workers, *workers_of(equal, "n")])
+    assert planned.actions == ()
+    planned = decide([node("n", 3)], [holder, higher], [*workers, *workers_of(higher, "n")])
+    assert planned.actions == (
+        NoticeReclaim(job="holder", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+    young = replace(holder, granted_at=NOW - 10)
+    planned = decide([node("n", 3)], [young, higher], [*workers, *workers_of(higher, "n")])
+    assert planned.actions == ()
+    assert planned.wake_at == NOW + 50
+
+
+def test_gpus_on_their_way_back_are_reclaimed_only_once():
+    giving = trains(
+        "giving",
+        extra=2,
+        generation=3,
+        reclaim=Reclaim(extra=1, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+    other = trains("other", extra=1)
+    planned = decide([node("n", 5)], [giving, other, job("next")], [*workers_of(giving, "n"), *workers_of(other, "n")])
+    assert planned.actions == ()
+    assert refused(planned)["giving"] is Reason.RECLAIM_PENDING
+
+
+def test_what_is_acknowledged_is_released_and_what_is_overdue_is_taken():
+    reclaim = Reclaim(extra=0, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB)
+    giving = trains("giving", extra=1, generation=3, acknowledged_generation=2, reclaim=reclaim)
+    workers = workers_of(giving, "n")
+    assert decide([node("n", 2)], [giving], workers).actions == ()
+    done = replace(giving, acknowledged_generation=3)
+    assert decide([node("n", 2)], [done], workers).actions == (
+        ReleaseExtra(job="giving", extra=0, forced=False, reason=Reason.RECLAIM_ACKNOWLEDGED),
+    )
+    assert decide([node("n", 2)], [giving], workers, now=NOW + 5).actions == (
+        ReleaseExtra(job="giving", extra=0, forced=True, reason=Reason.RECLAIM_FORCED),
+    )
+
+
+def test_an_announced_departure_is_a_notice_that_ends_with_it():
+    lent = trains("lent", extra=2)
+    going = node("n", 3, departing=1, departs_at=NOW + 12)
+    assert decide([going], [lent], workers_of(lent, "n")).actions == (
+        NoticeReclaim(job="lent", extra=1, deadline=NOW + 12, reason=Reason.GPU_LOST),
+    )
+
+
+# ---- ends
+
+
+@pytest.mark.parametrize(
+    ("changes", "action"),
+    [
+        (
+            {"ended": Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False)},
+            Finish(job="one", reason=Reason.BUDGET_EXHAUSTED),
+        ),
+        (
+            {"ended": Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message="step 7")},
+            Fail(job="one", reason=Reason.LOSS_NOT_FINITE, message="step 7"),
+        ),
+        ({"used_seconds": 510.0}, Finish(job="one", reason=Reason.BUDGET_ENFORCED)),
+        (
+            {"failures": 4, "last_failure": "exit code 1"},
+            Fail(
+                job="one",
+                reason=Reason.CRASH_LOOP,
+                message="4 failures, backoffLimit 3; the last: exit code 1",
+            ),
+        ),
+        (
+            {"trained": False, "training": False, "admitted_at": NOW - 60, "pre_running_deadline_seconds": 60.0},
+            Fail(job="one", reason=Reason.PRE_RUNNING_DEADLINE_EXCEEDED, message="60 s after admission"),
+        ),
+        ({"suspend": True}, Stop(job="one", reason=Reason.SUSPENDED, deadline=NOW + 30)),
+        (
+            {"gpu_seconds_budget": 50.0, "gpu_seconds_used": 50.0},
+            Stop(job="one", reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=NOW + 30),
+        ),
+        (
+            {"stopping": Stopping(reason=Reason.SUSPENDED, deadline=NOW + 9), "leader_running": False},
+            Requeue(job="one", reason=Reason.SUSPENDED),
+        ),
+        (
+            {"stopping": Stopping(reason=Reason.SUSPENDED, deadline=NOW)},
+            Requeue(job="one", reason=Reason.SUSPENDED),
+        ),
+        (
+            {"stopping": Stopping(reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=NOW)},
+            Finish(job="one", reason=Reason.GPU_BUDGET_EXHAUSTED),
+        ),
+    ],
+)
+def test_jobs_end_for_a_reason(changes, action):
+    one = trains("one", high=1, **changes)
+    assert decide([node("n", 1)], [one], workers_of(one, "n")).actions == (action,)
+
+
+def test_an_overrun_wakes_the_loop_in_time():
+    one = trains("one", high=1, used_seconds=490.0)
+    assert decide([node("n", 1)], [one], workers_of(one, "n")).wake_at == NOW + 20

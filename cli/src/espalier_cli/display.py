@@ -104,7 +104,8 @@ def line_for(event: AnyEvent) -> str | None:
         case GPUsChanged():
             return f"GPUs: {event.change:+d}, now {event.total}"
         case JobChanged():
-            return f"{event.phase}{_why(event.reason)}{f' ({event.message})' if event.message else ''}"
+            why = _why(event.reason)
+            return f"{event.phase}{why}{'' if event.message in why else f' ({event.message})'}"
         case Warned():
             return f"warning: {event.reason}: {event.message}"
         case TrainerFinished(test_accuracy=float(accuracy)):
@@ -198,32 +199,29 @@ class LiveDisplay(_Views):
 
     def __init__(self, jobs: Iterable[JobView], console: Console) -> None:
         super().__init__(jobs)
-        self._live = Live(console=console, refresh_per_second=8, transient=False)
+        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8, transient=False)
         self._lines = console
 
     def __enter__(self) -> Self:
-        self._live.update(self._table())
         self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.update(self._table())
         self._live.stop()
 
     def show(self, job: str, event: AnyEvent) -> None:
-        """Redraw, and print the event's line above, if it has one."""
+        """Print the event's line above the table, if it has one."""
         view = self.take(job, event)
         if line := line_for(event):
-            self._lines.print(f"[dim]{view.used_seconds:7.1f} s  {view.name}[/dim]  {line}", highlight=False)
-        self._live.update(self._table())
+            moment = Text(f"{view.used_seconds:7.1f} s  {view.name}  ", style="dim")
+            self._lines.print(moment + Text(line, style="not dim"), highlight=False)
 
     def tick(self, used_seconds: dict[str, float]) -> None:
         """Move the budget bars."""
         for job, used in used_seconds.items():
             self.views[job] = replace(self.views[job], used_seconds=max(used, self.views[job].used_seconds))
-        self._live.update(self._table())
 
     def _table(self) -> Group:
         table = Table(box=None, pad_edge=False, header_style="bold")

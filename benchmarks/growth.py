@@ -7,8 +7,8 @@ norm with mean 0, variance 1, gamma 1 where the model has a batch norm; it goes 
 that the two differ in nothing but the inserted layers. Errors are the greatest absolute difference over a batch of
 4, relative to the greatest absolute output, float32, one thread, dropout and stochastic depth off; the models have
 torchvision's full width and random weights, with running statistics from one batch. Times are medians over the
-points with the garbage collector off (as `timeit` does): "deepen" is the call less a deep copy of the model, which
-is stated beside it and takes what the model's memory takes.
+points with the garbage collector off (as `timeit` does): `deepen` makes a deep copy of the model, which takes what
+the model's memory takes, and grows the copy; the two are timed apart.
 
 Not reported: the time of a training step after growth, which depends on the layer that growth repeats.
 """
@@ -36,7 +36,7 @@ from torchvision import models
 from torchvision.ops import StochasticDepth
 
 from espalier_trainer.net2net import Insertion, deepen
-from espalier_trainer.net2net.deepen import places_of
+from espalier_trainer.net2net.deepen import deepen_in_place, places_of
 from espalier_trainer.net2net.points import Place
 
 T = TypeVar("T")
@@ -98,10 +98,10 @@ def measure(name: str, size: int) -> Row:
     defined = [place for place in places if place.block.norm is not None and not place.block.residual]
     for number, place in enumerate(places, start=1):
         progress(f"{name}: {number}/{len(places)}", last=number == len(places))
-        copying, _ = timed(partial(copy.deepcopy, model))
-        growing, grown = timed(partial(deepen, model, place.id, example))
+        copying, grown = timed(partial(copy.deepcopy, model))
+        growing, _ = timed(partial(deepen_in_place, grown, place.id, example))
         copies.append(copying)
-        times.append(growing - copying)
+        times.append(growing)
         worst[:2] = map(max, worst[:2], errors(outputs(grown, example), wanted))
         if place in defined:
             naive = published(model, place, example)

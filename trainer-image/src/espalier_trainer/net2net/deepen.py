@@ -52,12 +52,19 @@ def deepen(
     Raises `GrowthError`, naming the layer and the reason, where `point_id` is no growth point.
     """
     grown = copy.deepcopy(model)
-    network = trace(grown, example_input)
-    place = _judged(grown, network).get(point_id)
-    insert(grown, place, example_input, insertion)
-    if not is_leaf(grown.get_submodule(place.host)):
-        _check_placed(grown, place, network, example_input)
+    deepen_in_place(grown, point_id, example_input, insertion)
     return grown
+
+
+def deepen_in_place(
+    model: nn.Module, point_id: str, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
+) -> None:
+    """Do what `deepen` does to `model` itself; after a `GrowthError` the model may hold a half-placed block."""
+    network = trace(model, example_input)
+    place = _judged(model, network).get(point_id)
+    insert(model, place, example_input, insertion)
+    if not is_leaf(model.get_submodule(place.host)):
+        _check_placed(model, place, network, example_input)
 
 
 def places_of(model: nn.Module, example_input: ExampleInput) -> Places:

@@ -13,9 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from espalier_agent.advice import decide
 from espalier_agent.data import named_architecture
 from espalier_agent.policy import Policy
+from espalier_agent.policy_files import default_policy
 from espalier_agent.server import ServerError, serve
+from espalier_api.advice import AdviceRequest, AdviceResponse
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -65,7 +68,8 @@ def test_it_says_where_it_is_answers_and_ends_when_told(start: Start, tmp_path: 
     with httpx.Client(base_url=url) as client:
         assert client.get("/readyz").status_code == 200
         answer = client.post("/v1/advice", json=QUESTION)
-        assert answer.json()["action"] == {"kind": "Deepen", "target": "block1"}
+        expected = decide(default_policy(), AdviceRequest.model_validate(QUESTION)).action
+        assert AdviceResponse.model_validate(answer.json()).action == expected
         # The client keeps its connection open: an idle one must not hold the end up.
         started = time.monotonic()
         process.send_signal(number)

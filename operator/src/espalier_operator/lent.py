@@ -42,7 +42,7 @@ class Lent:
         policy: Policy,
         now: float,
     ) -> None:
-        """Take the running jobs and their live extra workers; those named in `leaving` go already."""
+        """Take the running jobs and their live or promised extra workers; those named in `leaving` go already."""
         self._now = now
         self._taken: dict[str, _Taken] = {}
         self._loans: dict[str, list[_Loan]] = defaultdict(list)

@@ -14,7 +14,8 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
 7.  An allocation's extra part rises at most once in `cooldownSeconds` after it last changed. For another job's
     extra GPUs it falls no earlier than `minRuntimeSeconds` after it last rose.
 8.  Every unfinished job is named by an action or a refusal with its reason.
-9.  Planning again after the actions are applied plans nothing.
+9.  Planning again after grants and notices are applied plans nothing; after ends and releases, which free GPUs, at
+    most what these allow.
 
 Queue: strictly in the policy's order on each type of GPU. A job that could run there and must wait holds back those
 behind it (no backfill): start times of running jobs' successors cannot be known, and what stands idle meanwhile is
@@ -34,6 +35,7 @@ from espalier_operator.lent import Lent
 from espalier_operator.lifecycle import ending, lendable, turning_points
 from espalier_operator.policies import Policy, Rank
 from espalier_operator.pool import Pool
+from espalier_operator.promises import hold_promised
 from espalier_operator.room import Room, Supply
 
 
@@ -80,6 +82,9 @@ class _Tick:
         """By running job: its extra workers less those that it gives back."""
         leaving = self._leaving(snapshot)
         self._room = Room(snapshot.nodes, snapshot.workers, leaving)
+        for job in self._running:
+            own, kept = self._extras[job.key], self._kept[job.key]
+            own += hold_promised(self._room, job, self._promises.get(job.key), own, kept, now)
         self._lent = Lent(self._running, self._extras, leaving, policy, now)
         self._pool = Pool(self._room, self._lent)
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
@@ -90,13 +95,12 @@ class _Tick:
             self._lent.leave_node(self._room, node, gpus, by=self._departures.get(node))
 
     def place_claims(self) -> None:
-        """Make room for what is due already: base workers of running jobs, pods of others, promises."""
+        """Make room for what is due already: base workers of running jobs, pods of others."""
         for job in self._running:
             if job.stopping is not None:
                 continue
             missing = job.terms.min_replicas - self._base[job.key]
-            gpus = job.terms.gpus_per_worker
-            if not all(self._pool.obtain([_type_of(job)], gpus) for _ in range(missing)):
+            if not all(self._pool.obtain([_type_of(job)], job.terms.gpus_per_worker) for _ in range(missing)):
                 self._act(Requeue(job=job.key, reason=Reason.GPU_LOST))
         hopeless: set[tuple[str | None, int]] = set()
         for alien in self._aliens:
@@ -105,10 +109,6 @@ class _Tick:
                 types = self._room.gpu_types if alien.gpu_type is None else [alien.gpu_type]
                 if not self._pool.obtain(types, alien.gpus):
                     hopeless.add(kind)
-        for job in self._running:
-            bound = sum(worker.node is not None for worker in self._extras[job.key])
-            for _ in range(self._kept[job.key] - bound):
-                self._pool.hold(_type_of(job), job.terms.gpus_per_worker)
 
     def admit(self) -> None:
         """Start waiting jobs, in order; one that must wait holds back those behind it on its types of GPU."""
@@ -175,9 +175,10 @@ class _Tick:
         action = ending(job, self._now, self._rules)
         for time in turning_points(job, self._now):
             self._wake(time)
-        if action is not None:
-            self._act(action)
-        return action is not None and not isinstance(action, Stop)
+        if action is None:
+            return False
+        self._act(action)
+        return not isinstance(action, Stop)
 
     def _settle_extra(self, job: JobFacts) -> int:
         """Release what was given back, is overdue or is gone; return the extra workers that remain for good."""
@@ -185,8 +186,7 @@ class _Tick:
             acknowledged = job.acknowledged_generation >= job.generation
             if acknowledged or self._now >= job.reclaim.deadline:
                 reason = Reason.RECLAIM_ACKNOWLEDGED if acknowledged else Reason.RECLAIM_FORCED
-                extra = job.reclaim.extra
-                self._act(ReleaseExtra(job=job.key, extra=extra, forced=not acknowledged, reason=reason))
+                self._act(ReleaseExtra(job=job.key, extra=job.reclaim.extra, forced=not acknowledged, reason=reason))
             else:
                 self._wake(job.reclaim.deadline)
             return job.reclaim.extra

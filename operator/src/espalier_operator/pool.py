@@ -28,14 +28,12 @@ class Pool:
         self._room.undo(mark)
         return False
 
-    def hold(self, gpu_type: str, gpus: int) -> bool:
-        """Keep `gpus` of one node for somebody: free ones, else some that are being given back."""
-        return self.take(gpu_type, gpus) or self._room.set_aside(gpu_type, gpus) is not None
-
     def obtain(self, gpu_types: Sequence[str], gpus: int) -> bool:
         """Keep `gpus` of one node of the first possible type; where none are to come, ask for lent ones."""
-        return any(self.hold(name, gpus) for name in gpu_types) or any(
-            self._lent.cover(self._room, name, gpus) is not Supply.NEVER for name in gpu_types
+        return (
+            gpus == 0
+            or any(self._room.hold(name, gpus) for name in gpu_types)
+            or any(self._lent.cover(self._room, name, gpus) is not Supply.NEVER for name in gpu_types)
         )
 
     def await_gang(self, gpu_type: str, gpus: int, workers: int) -> Supply:

@@ -73,11 +73,19 @@ class Room:
 
     def take(self, gpu_type: str, gpus: int) -> str | None:
         """Hand out `gpus` (> 0) on one node, the fullest that has them, and name it; None where none has."""
-        return self._place(self._offers[gpu_type], gpus, taken=gpus)
+        return self._place(self._offers[gpu_type], gpus, now=-gpus, later=-gpus)
 
     def set_aside(self, gpu_type: str, gpus: int) -> str | None:
         """Keep `gpus` (> 0) of one node for somebody who waits for them; None where none will have them."""
-        return self._place(self._hopes[gpu_type], gpus, taken=0)
+        return self._place(self._hopes[gpu_type], gpus, now=0, later=-gpus)
+
+    def hold(self, gpu_type: str, gpus: int) -> str | None:
+        """Keep `gpus` (> 0) of one node for somebody: free ones, else some that are being given back."""
+        return self.take(gpu_type, gpus) or self.set_aside(gpu_type, gpus)
+
+    def occupy(self, gpu_type: str, gpus: int) -> str | None:
+        """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
+        return self._place(self._offers[gpu_type], gpus, now=-gpus, later=0)
 
     def expect(self, node: str | None, gpus: int) -> None:
         """Count on `gpus` that somebody will give back on `node`; negative: count on them no more."""
@@ -97,12 +105,12 @@ class Room:
             self._later[node] -= later
             self._enter(node)
 
-    def _place(self, buckets: _Buckets, gpus: int, taken: int) -> str | None:
+    def _place(self, buckets: _Buckets, gpus: int, now: int, later: int) -> str | None:
         best = min((free for free in buckets if free >= gpus), default=None)
         if best is None:
             return None
         node = next(iter(buckets[best]))
-        self._change(node, -taken, -gpus)
+        self._change(node, now, later)
         return node
 
     def _change(self, node: str, now: int, later: int) -> None:

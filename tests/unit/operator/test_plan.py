@@ -217,7 +217,11 @@ def test_a_promise_counts_until_it_is_seen_or_expires():
     base = workers_of(lent, "n")[:1]
     promise = Promise(job="lent", extra=1, expires_at=NOW + 5)
     planned = decide([node("n", 2)], [lent, job("next")], base, [promise])
-    assert planned.actions == (), "the GPU is free and promised"
+    assert planned.actions == (
+        NoticeReclaim(job="lent", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    ), "the GPU is free and promised, so it is not granted but asked back"
+    told = replace(lent, generation=2, reclaim=Reclaim(extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB))
+    assert decide([node("n", 2)], [told, job("next")], base, [promise]).actions == ()
     planned = decide([node("n", 2)], [lent], base, [replace(promise, expires_at=NOW)])
     assert planned.actions == (ReleaseExtra(job="lent", extra=0, forced=True, reason=Reason.UNSCHEDULABLE),)
     planned = decide([node("n", 2)], [lent], base)
@@ -239,6 +243,23 @@ def test_nothing_is_reclaimed_where_it_would_not_be_enough():
     other = trains("other", low=2, high=2)
     workers = [*workers_of(lent, "n"), *workers_of(other, "n")]
     assert decide([node("n", 4)], [lent, other, job("wide", low=2)], workers).actions == ()
+
+
+def test_free_gpus_that_a_waiting_gang_needs_are_not_lent_meanwhile():
+    giving = trains(
+        "giving",
+        extra=1,
+        high=2,
+        generation=3,
+        reclaim=Reclaim(extra=0, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+    greedy = trains("greedy", priority=1)
+    workers = [*workers_of(giving, "n"), *workers_of(greedy, "n")]
+    planned = decide([node("n", 4)], [giving, greedy, job("gang", low=2)], workers)
+    assert planned.actions == ()
+    assert refused(planned)["greedy"] is Reason.NO_FREE_GPU
+    planned = decide([node("n", 4)], [giving, greedy, job("vast", low=4)], workers)
+    assert planned.actions == (GrantExtra(job="greedy", extra=1),), "what comes back is not enough for that one"
 
 
 def test_only_what_is_on_the_right_node_is_reclaimed():

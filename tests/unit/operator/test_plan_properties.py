@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from hypothesis import HealthCheck, note, settings
+from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -84,6 +84,13 @@ class PlannerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((0.05, 1.0, 7.0, 31.0)))
     def pass_time(self, seconds: float) -> None:
         self.cluster.pass_time(seconds)
+
+    @rule(seconds=st.sampled_from((0.05, 4.0, 16.0)))
+    def the_world_lags(self, seconds: float) -> None:
+        """The scheduler ticks on while nothing that it did is to be seen yet."""
+        self.tick()
+        self.pass_time(seconds)
+        self.tick()
 
     @rule()
     def world_catches_up(self) -> None:
@@ -194,6 +201,7 @@ PlannerMachine.TestCase.settings = settings(
     max_examples=1000,
     stateful_step_count=25,
     deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a history takes minutes; its notes tell enough
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestPlanner = PlannerMachine.TestCase

@@ -98,8 +98,7 @@ def _due(snapshot: Snapshot, now: float) -> list[tuple[int, str]]:
         if job.admitted_at is None or job.finished or job.stopping is not None or job.ended is not None:
             continue
         promised = max((p.extra for p in snapshot.promises if p.job == job.key and now < p.expires_at), default=0)
-        kept = min(promised, job.extra if job.reclaim is None else job.reclaim.extra)
-        missing = _missing(snapshot, job, Role.EXTRA, kept)
+        missing = _missing(snapshot, job, Role.EXTRA, min(promised, job.extra))
         due += [(1, job.gpu_type or "")] * missing
     return due
 

@@ -34,7 +34,7 @@ PLAIN_PROGRESS_EVERY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class JobView:
+class JobRow:
     """What is shown of one job."""
 
     name: str
@@ -54,15 +54,15 @@ class JobView:
         return min(1.0, self.used_seconds / self.budget_seconds)
 
 
-def updated(view: JobView, event: AnyEvent) -> JobView:
-    """Return the view after an event of its job."""
-    view = replace(view, used_seconds=max(view.used_seconds, event.used_seconds))
+def updated(row: JobRow, event: AnyEvent) -> JobRow:
+    """Return the row after an event of its job."""
+    row = replace(row, used_seconds=max(row.used_seconds, event.used_seconds))
     match event:
         case TrainerStarted():
-            return replace(view, phase="Running", depth=event.depth, parameters=event.parameters, epoch=event.epoch)
+            return replace(row, phase="Running", depth=event.depth, parameters=event.parameters, epoch=event.epoch)
         case EpochFinished():
             return replace(
-                view,
+                row,
                 epoch=event.epoch,
                 accuracy=event.validation_accuracy,
                 depth=event.depth,
@@ -71,18 +71,19 @@ def updated(view: JobView, event: AnyEvent) -> JobView:
         case AdaptationFinished():
             adaptation = event.adaptation
             return replace(
-                view,
+                row,
                 decision=f"{adaptation.action} ({adaptation.result})",
                 depth=adaptation.depth_after,
                 parameters=adaptation.parameters_after,
             )
         case AllocationChanged():
-            return replace(view, gpus=event.allocation.gpus)
+            return replace(row, gpus=event.allocation.gpus)
         case JobChanged():
-            return replace(view, phase=event.phase)
+            return replace(row, phase=event.phase)
         case TrainerFinished():
-            return replace(view, accuracy=event.test_accuracy or view.accuracy, phase=event.phase)
-    return view
+            accuracy = row.accuracy if event.test_accuracy is None else event.test_accuracy
+            return replace(row, accuracy=accuracy, phase=event.phase)
+    return row
 
 
 def line_for(event: AnyEvent) -> str | None:
@@ -150,19 +151,19 @@ class Display(Protocol):
         """Take in the budget seconds that each job has used by now."""
 
 
-class _Views:
-    def __init__(self, jobs: Iterable[JobView]) -> None:
-        self.views = {view.name: view for view in jobs}
+class _Rows:
+    def __init__(self, jobs: Iterable[JobRow]) -> None:
+        self.rows = {row.name: row for row in jobs}
 
-    def take(self, job: str, event: AnyEvent) -> JobView:
-        self.views[job] = updated(self.views[job], event)
-        return self.views[job]
+    def take(self, job: str, event: AnyEvent) -> JobRow:
+        self.rows[job] = updated(self.rows[job], event)
+        return self.rows[job]
 
 
-class PlainDisplay(_Views):
+class PlainDisplay(_Rows):
     """One line an event that matters, and one a tenth of the budget."""
 
-    def __init__(self, jobs: Iterable[JobView], console: Console) -> None:
+    def __init__(self, jobs: Iterable[JobRow], console: Console) -> None:
         super().__init__(jobs)
         self._console = console
         self._announced: dict[str, float] = {}
@@ -177,27 +178,27 @@ class PlainDisplay(_Views):
 
     def show(self, job: str, event: AnyEvent) -> None:
         """Print the event's line, if it has one."""
-        view = self.take(job, event)
+        row = self.take(job, event)
         if line := line_for(event):
-            self._print(view, line)
+            self._print(row, line)
         elif isinstance(event, EpochFinished):
             next_at = self._announced.get(job, 0.0)
-            if view.used_share >= next_at:
-                self._announced[job] = view.used_share + PLAIN_PROGRESS_EVERY
-                self._print(view, f"epoch {view.epoch}, accuracy {event.validation_accuracy:.3f}, depth {view.depth}")
+            if row.used_share >= next_at:
+                self._announced[job] = row.used_share + PLAIN_PROGRESS_EVERY
+                self._print(row, f"epoch {row.epoch}, accuracy {event.validation_accuracy:.3f}, depth {row.depth}")
 
     def tick(self, used_seconds: dict[str, float]) -> None:
         """Nothing: lines are printed at events."""
 
-    def _print(self, view: JobView, line: str) -> None:
-        left = max(0.0, view.budget_seconds - view.used_seconds)
-        self._console.print(f"{view.name}  {left:7.1f} s left  {line}", highlight=False, soft_wrap=True)
+    def _print(self, row: JobRow, line: str) -> None:
+        left = max(0.0, row.budget_seconds - row.used_seconds)
+        self._console.print(f"{row.name}  {left:7.1f} s left  {line}", highlight=False, soft_wrap=True)
 
 
-class LiveDisplay(_Views):
+class LiveDisplay(_Rows):
     """A table that is redrawn in place, under the lines of the events."""
 
-    def __init__(self, jobs: Iterable[JobView], console: Console) -> None:
+    def __init__(self, jobs: Iterable[JobRow], console: Console) -> None:
         super().__init__(jobs)
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8, transient=False)
         self._lines = console
@@ -213,35 +214,35 @@ class LiveDisplay(_Views):
 
     def show(self, job: str, event: AnyEvent) -> None:
         """Print the event's line above the table, if it has one."""
-        view = self.take(job, event)
+        row = self.take(job, event)
         if line := line_for(event):
-            moment = Text(f"{view.used_seconds:7.1f} s  {view.name}  ", style="dim")
+            moment = Text(f"{row.used_seconds:7.1f} s  {row.name}  ", style="dim")
             self._lines.print(moment + Text(line, style="not dim"), highlight=False)
 
     def tick(self, used_seconds: dict[str, float]) -> None:
         """Move the budget bars."""
         for job, used in used_seconds.items():
-            self.views[job] = replace(self.views[job], used_seconds=max(used, self.views[job].used_seconds))
+            self.rows[job] = replace(self.rows[job], used_seconds=max(used, self.rows[job].used_seconds))
 
     def _table(self) -> Group:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in ("job", "phase", "time budget", "left", "epoch", "accuracy", "depth", "GPUs", "last decision"):
             table.add_column(name, no_wrap=True)
-        for view in self.views.values():
+        for row in self.rows.values():
             table.add_row(
-                view.name,
-                view.phase,
-                ProgressBar(total=1.0, completed=view.used_share, width=24),
-                f"{max(0.0, view.budget_seconds - view.used_seconds):.0f} s",
-                str(view.epoch),
-                "" if view.accuracy is None else f"{view.accuracy:.3f}",
-                str(view.depth or ""),
-                str(view.gpus),
-                Text(view.decision, style="green"),
+                row.name,
+                row.phase,
+                ProgressBar(total=1.0, completed=row.used_share, width=24),
+                f"{max(0.0, row.budget_seconds - row.used_seconds):.0f} s",
+                str(row.epoch),
+                "" if row.accuracy is None else f"{row.accuracy:.3f}",
+                str(row.depth or ""),
+                str(row.gpus),
+                Text(row.decision, style="green"),
             )
         return Group(Text(""), table)
 
 
-def display_for(jobs: Iterable[JobView], console: Console) -> Display:
+def display_for(jobs: Iterable[JobRow], console: Console) -> Display:
     """Return the live display on a terminal, the plain one elsewhere."""
     return LiveDisplay(jobs, console) if console.is_terminal else PlainDisplay(jobs, console)

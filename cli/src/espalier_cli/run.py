@@ -19,7 +19,7 @@ from espalier_api.events import AnyEvent
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
-from espalier_cli.display import JobView, display_for
+from espalier_cli.display import JobRow, display_for
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, run_local
 
 _OWN_FILES = (
@@ -82,7 +82,7 @@ def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
 
 def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, console: Console) -> Finished:
     """Run the jobs to their ends, or until SIGINT or SIGTERM; write each job's `result.json` and `training.png`."""
-    views = [JobView(job.metadata.name, job.spec.time_budget_seconds) for job in jobs]
+    views = [JobRow(job.metadata.name, job.spec.time_budget_seconds) for job in jobs]
     stopped = False
 
     async def run() -> dict[str, LocalOutcome]:

@@ -15,7 +15,7 @@ from espalier_api.documents import DocumentError
 from espalier_api.events import AnyEvent
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_api.result import RunResult, read_history, summarize
-from espalier_cli.display import JobView, LiveDisplay, PlainDisplay, line_for, updated
+from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, line_for, updated
 from espalier_cli.main import cli
 from espalier_cli.picture import Curve, draw_comparison, draw_training
 
@@ -107,7 +107,7 @@ def test_a_run_that_never_trained_is_drawn_too(tmp_path: Path, result: RunResult
 
 
 def test_the_view_follows_the_events(events: tuple[AnyEvent, ...]) -> None:
-    view = JobView("default/a", budget_seconds=10)
+    view = JobRow("default/a", budget_seconds=10)
     for event in events:
         view = updated(view, event)
     assert (view.epoch, view.accuracy, view.depth, view.gpus) == (2, 0.81, 5, 2)
@@ -131,7 +131,7 @@ def test_lines_tell_the_story(events: tuple[AnyEvent, ...]) -> None:
 def test_both_displays_show_the_job_and_its_decision(events: tuple[AnyEvent, ...], terminal: bool) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=140)
-    display = (LiveDisplay if terminal else PlainDisplay)([JobView("default/a", 10)], console)
+    display = (LiveDisplay if terminal else PlainDisplay)([JobRow("default/a", 10)], console)
     with display:
         for event in events:
             display.show("default/a", event)

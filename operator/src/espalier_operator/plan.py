@@ -15,7 +15,7 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     extra GPUs it falls no earlier than `minRuntimeSeconds` after it last rose.
 8.  Every unfinished job is named by an action or a refusal with its reason.
 9.  Planning again after grants and notices are applied plans nothing; after ends and releases, which free GPUs, at
-    most what these allow.
+    most what these allow. Workers of several GPUs may need one reclaim more where they are bound to other nodes.
 
 Queue: strictly in the policy's order on each type of GPU. A job that could run there and must wait holds back those
 behind it (no backfill): start times of running jobs' successors cannot be known, and what stands idle meanwhile is
@@ -82,8 +82,8 @@ class _Tick:
         """By running job: its extra workers less those that it gives back."""
         leaving = self._leaving(snapshot)
         self._room = Room(snapshot.nodes, snapshot.workers, leaving)
-        for job in self._running:
-            own, kept = self._extras[job.key], self._kept[job.key]
+        for job in snapshot.jobs:  # also those that end in this tick: their workers may just be binding
+            own, kept = self._extras[job.key], self._kept.get(job.key, 0)
             own += hold_promised(self._room, job, self._promises.get(job.key), own, kept, now)
         self._lent = Lent(self._running, self._extras, leaving, policy, now)
         self._pool = Pool(self._room, self._lent)

@@ -26,7 +26,8 @@ class Supply(IntEnum):
     """It is handed out."""
 
 
-_Buckets = dict[int, dict[str, None]]
+_Buckets = dict[tuple[int, int], dict[str, None]]
+"""Nodes by (free GPUs, GPUs free later): of nodes that fit equally well, the one with the poorer future is used."""
 
 
 class Room:
@@ -106,7 +107,7 @@ class Room:
             self._enter(node)
 
     def _place(self, buckets: _Buckets, gpus: int, now: int, later: int) -> str | None:
-        best = min((free for free in buckets if free >= gpus), default=None)
+        best = min((key for key in buckets if key[0] >= gpus), default=None)
         if best is None:
             return None
         node = next(iter(buckets[best]))
@@ -120,19 +121,19 @@ class Room:
         self._enter(node)
         self._journal.append((node, now, later))
 
-    def _places(self, node: str) -> tuple[tuple[_Buckets, int], tuple[_Buckets, int]]:
+    def _places(self, node: str) -> tuple[tuple[_Buckets, tuple[int, int]], tuple[_Buckets, tuple[int, int]]]:
         gpu_type, later = self._type[node], self._later[node]
         offer = min(self._now[node], later)
-        return (self._offers[gpu_type], offer), (self._hopes[gpu_type], later)
+        return (self._offers[gpu_type], (offer, later)), (self._hopes[gpu_type], (later, later))
 
     def _enter(self, node: str) -> None:
-        for buckets, free in self._places(node):
-            if free > 0:
-                buckets.setdefault(free, {})[node] = None
+        for buckets, key in self._places(node):
+            if key[0] > 0:
+                buckets.setdefault(key, {})[node] = None
 
     def _leave(self, node: str) -> None:
-        for buckets, free in self._places(node):
-            if free > 0:
-                del buckets[free][node]
-                if not buckets[free]:
-                    del buckets[free]
+        for buckets, key in self._places(node):
+            if key[0] > 0:
+                del buckets[key][node]
+                if not buckets[key]:
+                    del buckets[key]

@@ -258,6 +258,8 @@ def test_free_gpus_that_a_waiting_gang_needs_are_not_lent_meanwhile():
     planned = decide([node("n", 4)], [giving, greedy, job("gang", low=2)], workers)
     assert planned.actions == ()
     assert refused(planned)["greedy"] is Reason.NO_FREE_GPU
+    planned = decide([node("n", 4)], [giving, greedy, job("pair", gpus_per_worker=2)], workers)
+    assert planned.actions == (), "the free one is half of what a worker waits for"
     planned = decide([node("n", 4)], [giving, greedy, job("vast", low=4)], workers)
     assert planned.actions == (GrantExtra(job="greedy", extra=1),), "what comes back is not enough for that one"
 

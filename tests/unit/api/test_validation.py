@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -200,6 +200,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=500, deadline=None)
 @given(path=st.sampled_from(_leaves(FULL)), wrong=json_values, drop=st.booleans())
 def test_any_field_wrong_is_refused_by_name_or_accepted(path: tuple[str | int, ...], wrong: Any, drop: bool) -> None:
     document = copy.deepcopy(FULL)

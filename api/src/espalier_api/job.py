@@ -242,6 +242,7 @@ class JobSpec(Strict):
     backoff_limit: int = Field(default=3, ge=0, le=1000)
     """Failures of workers after which the job fails; preemptions do not count."""
     max_preemptions: int | None = Field(default=None, ge=0)
+    """How often GPUs may be taken by force, or workers ended from outside, before the job fails; default: no limit."""
     ttl_seconds_after_finished: float | None = Field(default=None, ge=0)
     preemption: Preemption = Preemption()
     adaptation: AdaptationSpec = AdaptationSpec()

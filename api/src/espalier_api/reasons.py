@@ -34,6 +34,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     PRE_RUNNING_DEADLINE_EXCEEDED = "PreRunningDeadlineExceeded"
     CRASH_LOOP = "CrashLoop"
+    TOO_MANY_PREEMPTIONS = "TooManyPreemptions"
     TRAINER_FAILED = "TrainerFailed"
     LOSS_NOT_FINITE = "LossNotFinite"
     INVALID_SPEC = "InvalidSpec"
@@ -71,6 +72,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.UNSCHEDULABLE: "no node takes its pods",
     Reason.PRE_RUNNING_DEADLINE_EXCEEDED: "it did not start training within preRunningDeadlineSeconds",
     Reason.CRASH_LOOP: "its workers failed more often than backoffLimit allows",
+    Reason.TOO_MANY_PREEMPTIONS: "its GPUs were taken from it more often than maxPreemptions allows",
     Reason.TRAINER_FAILED: "its trainer ended with an error",
     Reason.LOSS_NOT_FINITE: "its loss became NaN or infinite; the last good checkpoint is kept",
     Reason.INVALID_SPEC: "its specification cannot be run; `espalier validate` says what is wrong",

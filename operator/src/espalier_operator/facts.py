@@ -103,6 +103,7 @@ class Terms:
     """False for adaptation mode Off: extra GPUs would stand idle."""
     suspend: bool = False
     backoff_limit: int = 3
+    max_preemptions: int | None = None
     pre_running_deadline_seconds: float | None = None
 
     @classmethod
@@ -132,6 +133,7 @@ class Terms:
             adapts=spec.adaptation.mode is not AdaptationMode.OFF,
             suspend=spec.suspend,
             backoff_limit=spec.backoff_limit,
+            max_preemptions=spec.max_preemptions,
             pre_running_deadline_seconds=spec.pre_running_deadline_seconds,
         )
 
@@ -192,6 +194,8 @@ class JobFacts:
     failures: int = 0
     last_failure: str = ""
     """What the last failure looked like, for a person."""
+    preemptions: int = 0
+    """How often GPUs were taken from it by force, or its leader was ended from outside."""
     stopping: Stopping | None = None
     ended: Ended | None = None
     finished: bool = False

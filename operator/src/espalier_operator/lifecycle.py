@@ -18,6 +18,9 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
     if job.failures > job.terms.backoff_limit:
         message = f"{job.failures} failures, backoffLimit {job.terms.backoff_limit}; the last: {job.last_failure}"
         return Fail(job=job.key, reason=Reason.CRASH_LOOP, message=message)
+    if job.terms.max_preemptions is not None and job.preemptions > job.terms.max_preemptions:
+        message = f"{job.preemptions} preemptions, maxPreemptions {job.terms.max_preemptions}"
+        return Fail(job=job.key, reason=Reason.TOO_MANY_PREEMPTIONS, message=message)
     if job.used_seconds >= job.terms.time_budget_seconds + job.terms.grace_seconds:
         return Finish(job=job.key, reason=Reason.BUDGET_ENFORCED)
     if job.stopping is not None:

@@ -191,6 +191,21 @@ def test_a_leader_killed_from_outside_was_preempted_once_it_trained(local_run, j
     assert outcome.preemptions == 1
 
 
+def test_a_leader_ended_from_outside_too_often_fails_its_job(local_run, job_of):
+    killed = []
+
+    def kill_once(view):
+        if not killed and view.jobs[0].used_seconds > 0.3:
+            killed.append(json.loads((local_run.directory / "trainer.pid").read_text())["pid"])
+            os.kill(killed[0], signal.SIGTERM)
+        return False
+
+    story = local_run([job_of("one", maxPreemptions=0)], stop_when=kill_once)
+    outcome = story.outcomes["one"]
+    assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.TOO_MANY_PREEMPTIONS)
+    assert outcome.message == "1 preemptions, maxPreemptions 0"
+
+
 def test_another_specification_in_the_same_folder_is_refused(local_run, job_of):
     local_run([job_of("one", timeBudgetSeconds=0.2)])
     with pytest.raises(LocalRunError, match=r"state\.json: the specification of default/one was another one"):

@@ -363,6 +363,14 @@ def test_an_announced_departure_is_a_notice_that_ends_with_it():
             ),
         ),
         (
+            {"preemptions": 3, "max_preemptions": 2},
+            Fail(job="one", reason=Reason.TOO_MANY_PREEMPTIONS, message="3 preemptions, maxPreemptions 2"),
+        ),
+        (
+            {"preemptions": 2, "max_preemptions": 2, "used_seconds": 510.0},
+            Finish(job="one", reason=Reason.BUDGET_ENFORCED),
+        ),
+        (
             {"trained": False, "training": False, "admitted_at": NOW - 60, "pre_running_deadline_seconds": 60.0},
             Fail(job="one", reason=Reason.PRE_RUNNING_DEADLINE_EXCEEDED, message="60 s after admission"),
         ),

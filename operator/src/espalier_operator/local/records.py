@@ -35,6 +35,7 @@ def facts_of(job: LocalJob, now: float) -> JobFacts:
         gpu_seconds_used=job.meter.gpu_seconds_used,
         failures=job.failures,
         last_failure=job.last_failure,
+        preemptions=job.preemptions,
         stopping=job.stopping,
         ended=job.ended,
         finished=job.finished,

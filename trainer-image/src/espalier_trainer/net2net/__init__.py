@@ -4,7 +4,7 @@
     grown = deepen(model, points[0].id, example_input)      # same outputs, in eval and in train mode
     optimizer = grow_optimizer(optimizer, model, grown)     # moments of what was kept are kept
 
-Found by running the model once (`tracing`, `recorder` → `network`), judged in `points`, built in `insertion` with
+Found by running the model once (`tracing`, `recorder` → `graph`), judged in `points`, built in `insertion` with
 the values of `identity`, put in its place by `blocks` and `deepen`.
 """
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from espalier_trainer.net2net.graph import Graph, Operation
 from espalier_trainer.net2net.insertion import ACTIVATIONS
-from espalier_trainer.net2net.network import Network, Operation
 
 LAYERS = {"Linear": 0, "Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
 """Operators that growth repeats, with their number of spatial dimensions."""
@@ -28,10 +28,10 @@ class RefusedError(Exception):
     """A place fails a condition; the text completes `... cannot be deepened: `."""
 
 
-def check_layer(layer: Operation, modules: Mapping[str, nn.Module], network: Network, tied: Mapping[str, str]) -> None:
+def check_layer(layer: Operation, modules: Mapping[str, nn.Module], graph: Graph, tied: Mapping[str, str]) -> None:
     """Raise `RefusedError` unless the layer can be repeated: called once, a weight of its own, a batch of channels."""
     path = str(layer.module)
-    calls = network.calls[path]
+    calls = graph.calls[path]
     if calls > 1:
         raise RefusedError(
             f"{path!r} is called {calls} times and growth would change each call; give each call a module of its own"
@@ -69,14 +69,14 @@ def within(path: str, module: str) -> bool:
     return not module or path == module or path.startswith(f"{module}.")
 
 
-def reasons_of_layers(modules: Mapping[str, nn.Module], network: Network, marks: tuple[str, ...]) -> dict[str, str]:
+def reasons_of_layers(modules: Mapping[str, nn.Module], graph: Graph, marks: tuple[str, ...]) -> dict[str, str]:
     """Return for every layer why it is no growth point, should it turn out to be none."""
     reasons = {
         path: f"{path!r} is not called by itself in the model's forward"
         for path, module in modules.items()
-        if isinstance(module, _LAYER_CLASSES) and path not in network.calls
+        if isinstance(module, _LAYER_CLASSES) and path not in graph.calls
     }
-    for operation in network.operations.values():
+    for operation in graph.operations.values():
         if operation.operator not in LAYERS or operation.module is None:
             continue
         mark = next((mark for mark in marks if within(operation.module, mark)), None)
@@ -87,13 +87,13 @@ def reasons_of_layers(modules: Mapping[str, nn.Module], network: Network, marks:
                 "the model marks its places with DeepenBlock, and this layer is in none; mark it"
             )
         else:
-            reasons[operation.module] = _why_no_activation(operation, network)
+            reasons[operation.module] = _why_no_activation(operation, graph)
     return reasons
 
 
-def why_no_mark(mark: str, network: Network) -> str:
+def why_no_mark(mark: str, graph: Graph) -> str:
     """Return why a marked block is no growth point."""
-    if not network.calls.get(mark):
+    if not graph.calls.get(mark):
         return f"the marked block {mark!r} is not called as a whole in the model's forward"
     return (
         f"the marked block {mark!r} holds no activation behind a layer; expected one of {', '.join(LAYERS)}, "
@@ -101,12 +101,12 @@ def why_no_mark(mark: str, network: Network) -> str:
     )
 
 
-def _why_no_activation(layer: Operation, network: Network) -> str:
+def _why_no_activation(layer: Operation, graph: Graph) -> str:
     """Say what comes behind the layer instead of an activation."""
     waiting = [layer.name]
     for name in waiting:  # grows while it is read
-        for reader in network.consumers[name]:
-            operation = network.operations[reader]
+        for reader in graph.consumers[name]:
+            operation = graph.operations[reader]
             if operation.operator in TRANSPARENT or operation.operator == "Add":
                 if reader not in waiting:
                     waiting.append(reader)

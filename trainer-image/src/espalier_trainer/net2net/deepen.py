@@ -12,9 +12,9 @@ from torch.func import functional_call
 from espalier_api.architecture import GrowthError, GrowthPoint
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import attach
+from espalier_trainer.net2net.graph import Graph
 from espalier_trainer.net2net.identity import channel_moments, identity_scale_
 from espalier_trainer.net2net.insertion import build
-from espalier_trainer.net2net.network import Network
 from espalier_trainer.net2net.operators import is_leaf
 from espalier_trainer.net2net.points import Place, Places, find_places
 from espalier_trainer.net2net.tracing import ExampleInput, as_arguments, trace, undisturbed
@@ -60,11 +60,11 @@ def deepen_in_place(
     model: nn.Module, point_id: str, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
 ) -> None:
     """Do what `deepen` does to `model` itself; after a `GrowthError` the model may hold a half-placed block."""
-    network = trace(model, example_input)
-    place = _judged(model, network).get(point_id)
+    graph = trace(model, example_input)
+    place = _judged(model, graph).get(point_id)
     insert(model, place, example_input, insertion)
     if not is_leaf(model.get_submodule(place.host)):
-        _check_placed(model, place, network, example_input)
+        _check_placed(model, place, graph, example_input)
 
 
 def places_of(model: nn.Module, example_input: ExampleInput) -> Places:
@@ -72,18 +72,18 @@ def places_of(model: nn.Module, example_input: ExampleInput) -> Places:
     return _judged(model, trace(model, example_input))
 
 
-def _judged(model: nn.Module, network: Network) -> Places:
-    places = find_places(model, network)
-    if network.data_dependent and not places.found:
+def _judged(model: nn.Module, graph: Graph) -> Places:
+    places = find_places(model, graph)
+    if graph.data_dependent and not places.found:
         raise GrowthError(
             f"{type(model).__name__} decides by the values of a tensor what it executes "
-            f"(Tensor.{network.data_dependent}), so its layers cannot be followed; "
+            f"(Tensor.{graph.data_dependent}), so its layers cannot be followed; "
             "mark the places that may grow with DeepenBlock"
         )
     return places
 
 
-def _check_placed(model: nn.Module, place: Place, before: Network, example_input: ExampleInput) -> None:
+def _check_placed(model: nn.Module, place: Place, before: Graph, example_input: ExampleInput) -> None:
     """Make sure that a composite host runs its new child once, behind its output, and nothing else has changed.
 
     A forward of the user's own may run over its children, and would then run what was grown a second time.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from espalier_api.architecture import Architecture
 from espalier_api.job import Insertion
+from espalier_trainer.net2net.graph import Graph
 from espalier_trainer.net2net.insertion import layers_of
-from espalier_trainer.net2net.network import Network
 from espalier_trainer.net2net.points import Places
 
 
-def architecture_of(network: Network, places: Places, insertion: Insertion) -> Architecture:
+def architecture_of(graph: Graph, places: Places, insertion: Insertion) -> Architecture:
     """Return the description of a trace and its places, the points telling what `insertion` would add."""
     return Architecture(
-        layers=tuple(layers_of(network)),
-        outputs=network.outputs,
+        layers=tuple(layers_of(graph)),
+        outputs=graph.outputs,
         growth_points=tuple(place.point(insertion) for place in places.found),
     )

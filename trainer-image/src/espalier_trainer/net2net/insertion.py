@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from espalier_api.architecture import AttributeValue, Layer
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import InsertedBlock, InsertedResidual
+from espalier_trainer.net2net.graph import Graph
 from espalier_trainer.net2net.identity import (
     identity_kernel_,
     identity_matrix_,
     identity_scale_,
     padding_sides,
 )
-from espalier_trainer.net2net.network import Network
 from espalier_trainer.net2net.tracing import trace
 
 IDEMPOTENT = frozenset({"ReLU", "ReLU6", "Hardtanh"})
@@ -147,22 +147,22 @@ def insertion_layers(block: Block) -> tuple[Layer, ...]:
     """Return the description of a built block, names and inputs relative to it, `""` its input."""
     size = tuple(max(1, 2 * (before + behind)) for before, behind in block.sides)
     shape = (2, block.channels, *size) if size else (2, block.channels)
-    network = trace(build(block), torch.empty(shape, device="meta"))
-    return relative_layers(network, "input")
+    graph = trace(build(block), torch.empty(shape, device="meta"))
+    return relative_layers(graph, "input")
 
 
-def relative_layers(network: Network, given: str) -> tuple[Layer, ...]:
+def relative_layers(graph: Graph, given: str) -> tuple[Layer, ...]:
     """Return the layers of a traced block; the input `given` is named `""`."""
     return tuple(
         layer.model_copy(update={"inputs": tuple("" if name == given else name for name in layer.inputs)})
-        for layer in layers_of(network)
+        for layer in layers_of(graph)
         if layer.name != given
     )
 
 
-def layers_of(network: Network) -> Iterable[Layer]:
+def layers_of(graph: Graph) -> Iterable[Layer]:
     """Yield the api's layers of a traced network."""
-    for operation in network.ordered():
+    for operation in graph.ordered():
         yield Layer(
             name=operation.name,
             operator=operation.operator,

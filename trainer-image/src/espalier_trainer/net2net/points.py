@@ -27,8 +27,8 @@ from espalier_trainer.net2net.conditions import (
     why_no_mark,
     within,
 )
+from espalier_trainer.net2net.graph import Graph, Operation
 from espalier_trainer.net2net.insertion import ACTIVATIONS, OFFSET_AT_ZERO, Block, Norm, insertion_layers
-from espalier_trainer.net2net.network import Network, Operation
 from espalier_trainer.net2net.repeat import block_like
 
 _MAX_ADDITIONS = 3
@@ -84,9 +84,9 @@ class Places:
         raise GrowthError(f"{point_id!r} is not a growth point of this model; its growth points: {known}")
 
 
-def find_places(model: nn.Module, network: Network) -> Places:
-    """Return where `model`, of which `network` is the trace, can be deepened."""
-    return _Search(model, network).places()
+def find_places(model: nn.Module, graph: Graph) -> Places:
+    """Return where `model`, of which `graph` is the trace, can be deepened."""
+    return _Search(model, graph).places()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,9 @@ class _Chain:
 
 
 class _Search:
-    def __init__(self, model: nn.Module, network: Network) -> None:
-        self._grown = network
-        self._network = network.ungrown()
+    def __init__(self, model: nn.Module, graph: Graph) -> None:
+        self._grown = graph
+        self._graph = graph.ungrown()
         self._modules = dict(model.named_modules())
         self._tied = tied_weights(model)
         marks: list[str] = []
@@ -112,7 +112,7 @@ class _Search:
 
     def places(self) -> Places:
         found: list[Place] = []
-        refused = reasons_of_layers(self._modules, self._network, self._marks)
+        refused = reasons_of_layers(self._modules, self._graph, self._marks)
         hosts: set[str] = set()
         for wanted, activation, chain in self._candidates():
             point_id = wanted
@@ -129,15 +129,15 @@ class _Search:
             refused.pop(point_id, None)
             found.append(place)
         settled = {place.id for place in found} | set(refused)
-        refused |= {mark: why_no_mark(mark, self._network) for mark in self._marks if mark not in settled}
+        refused |= {mark: why_no_mark(mark, self._graph) for mark in self._marks if mark not in settled}
         return Places(tuple(found), refused)
 
     def _candidates(self) -> Iterator[tuple[str, Operation, _Chain]]:
         """Yield id, activation and layer of every place that has an activation behind a layer."""
-        if self._network.data_dependent and not self._marks:
+        if self._graph.data_dependent and not self._marks:
             return
         last: dict[str, tuple[Operation, _Chain]] = {}
-        for operation in self._network.operations.values():
+        for operation in self._graph.operations.values():
             if operation.operator not in ACTIVATIONS or not operation.inputs:
                 continue
             chain = self._layer_before(operation.inputs[0], 0)
@@ -148,7 +148,7 @@ class _Search:
             mark = next((path for path in self._marks if within(operation.scope, path)), None)
             if mark is not None and within(chain.layer.module, mark):
                 last[mark] = (operation, chain)
-        order = {name: place for place, name in enumerate(self._network.operations)}
+        order = {name: place for place, name in enumerate(self._graph.operations)}
         for mark, (operation, chain) in sorted(last.items(), key=lambda item: order[item[1][0].name]):
             yield mark, operation, chain
 
@@ -156,7 +156,7 @@ class _Search:
         """Return the layer whose output reaches operation `name`, through additions by the shortest way."""
         norm: Operation | None = None
         while True:
-            operation = self._network.operations[name]
+            operation = self._graph.operations[name]
             if operation.operator in LAYERS and operation.module is not None:
                 return _Chain(operation, norm, additions)
             if operation.operator == "Add" and additions < _MAX_ADDITIONS:
@@ -172,7 +172,7 @@ class _Search:
 
     def _place(self, point_id: str, activation: Operation, chain: _Chain) -> Place:
         layer = chain.layer
-        check_layer(layer, self._modules, self._network, self._tied)
+        check_layer(layer, self._modules, self._graph, self._tied)
         if activation.shape != layer.shape:
             raise RefusedError(
                 f"its output has shape {layer.shape}, the activation {activation.name!r} behind it "
@@ -197,23 +197,23 @@ class _Search:
             behind = self._innermost_host(activation)
             if behind is not None:
                 return behind, False
-        given = self._network.operations[activation.inputs[0]]
-        alone = self._network.consumers[given.name] == (activation.name,) and given.name not in self._network.outputs
+        given = self._graph.operations[activation.inputs[0]]
+        alone = self._graph.consumers[given.name] == (activation.name,) and given.name not in self._graph.outputs
         before = self._innermost_host(given) if alone else None
         if before is not None:
             return before, True
         what = f"the activation {activation.name!r}"
-        if activation.module is not None and self._network.calls[activation.module] > 1:
-            what += f" (called {self._network.calls[activation.module]} times)"
+        if activation.module is not None and self._graph.calls[activation.module] > 1:
+            what += f" (called {self._graph.calls[activation.module]} times)"
         raise RefusedError(
             f"neither {what} nor {given.name!r} before it is the output of a module called once; "
             "give the activation a module of its own"
         )
 
     def _innermost_host(self, operation: Operation) -> str | None:
-        if operation.module is not None and self._network.calls[operation.module] == 1:
+        if operation.module is not None and self._graph.calls[operation.module] == 1:
             return operation.module
-        fitting = [path for path in self._network.results if path and self._hosts(path, operation.name)]
+        fitting = [path for path in self._graph.results if path and self._hosts(path, operation.name)]
         return max(fitting, key=lambda path: path.count("."), default=None)
 
     def _hosts(self, path: str, name: str) -> bool:
@@ -223,11 +223,9 @@ class _Search:
         if own_order or isinstance(module, nn.ModuleList | nn.ModuleDict):
             return False  # its forward may well run over its children, of which `grown` would be one
         return (
-            self._network.calls.get(path) == 1
-            and self._network.results.get(path) == name
-            and not any(
-                within(self._network.operations[reader].scope, path) for reader in self._network.consumers[name]
-            )
+            self._graph.calls.get(path) == 1
+            and self._graph.results.get(path) == name
+            and not any(within(self._graph.operations[reader].scope, path) for reader in self._graph.consumers[name])
         )
 
     def _norm(self, chain: _Chain) -> Norm | None:

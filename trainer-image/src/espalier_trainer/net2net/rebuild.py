@@ -38,8 +38,8 @@ def rebuild(model: nn.Module, architecture: Architecture, example_input: Example
 
 def _check_equal(model: nn.Module, wanted: Architecture, example_input: ExampleInput) -> None:
     """Compare layers and edges; what a next growth would add is of no interest here."""
-    network = trace(model, example_input)
-    found = architecture_of(network, find_places(model, network), Insertion.EXACT)
+    graph = trace(model, example_input)
+    found = architecture_of(graph, find_places(model, graph), Insertion.EXACT)
     for ours, theirs in zip(found.layers, wanted.layers, strict=False):
         if ours != theirs:
             raise GrowthError(

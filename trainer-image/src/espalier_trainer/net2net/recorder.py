@@ -1,4 +1,4 @@
-"""The recorder: hooks on every module and a torch-function mode that together write a `Network`."""
+"""The recorder: hooks on every module and a torch-function mode that together write a `Graph`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from espalier_trainer.net2net.blocks import STACK, GrownStack
-from espalier_trainer.net2net.network import Network, Operation, Stack
+from espalier_trainer.net2net.graph import Graph, Operation, Stack
 from espalier_trainer.net2net.operators import (
     function_attributes,
     function_operator,
@@ -41,7 +41,7 @@ _SHAPE_KEEPING = frozenset(
 
 
 class Recorder(TorchFunctionMode):
-    """Records one forward of `model`; use as a context around it, then ask `network()`.
+    """Records one forward of `model`; use as a context around it, then ask `graph()`.
 
     `weights` maps the id of each parameter or buffer that the run uses to its path, `sizes` each path to its number
     of trainable scalars (0 for buffers, frozen parameters, and all but the first path of a tied parameter).
@@ -96,9 +96,9 @@ class Recorder(TorchFunctionMode):
         """Write down what the forward returned."""
         self._outputs = tuple(dict.fromkeys(self._read(result)))
 
-    def network(self) -> Network:
+    def graph(self) -> Graph:
         """Return what was recorded."""
-        return Network(
+        return Graph(
             operations=self._operations,
             outputs=self._outputs,
             calls=self._calls,

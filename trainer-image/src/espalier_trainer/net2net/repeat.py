@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch import nn
 
+from espalier_trainer.net2net.graph import Operation
 from espalier_trainer.net2net.insertion import Block, Norm
-from espalier_trainer.net2net.network import Operation
 
 
 def block_like(

@@ -24,14 +24,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.network import Network
+from espalier_trainer.net2net.graph import Graph
 from espalier_trainer.net2net.recorder import Recorder
 
 ExampleInput = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """One batch as the model's forward takes it: a tensor, positional arguments, or keyword arguments."""
 
 
-def trace(model: nn.Module, example_input: ExampleInput) -> Network:
+def trace(model: nn.Module, example_input: ExampleInput) -> Graph:
     """Return what `model` executes on inputs of the example's shape; the model is left as it was.
 
     Raises `GrowthError` for a wrapped, scripted or uninitialised model, and where its forward fails on the example.
@@ -88,7 +88,7 @@ def _record(
     *,
     training: bool,
     device: str | None,
-) -> Network:
+) -> Graph:
     tensors: dict[str, Tensor] = {}
     weights: dict[int, str] = {}
     sizes: dict[str, int] = {}
@@ -110,7 +110,7 @@ def _record(
     with undisturbed(model), mode(model, training=training), recorder:
         recorder.inputs(_named(model, args, kwargs))
         recorder.outputs(functional_call(model, tensors, args, kwargs, tie_weights=False))
-    return recorder.network()
+    return recorder.graph()
 
 
 def _stand_in(tensor: Tensor, device: str | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The traced network: plain data between the recorder that fills it and those who find places or describe it."""
+"""What a model was seen to execute: plain data between the recorder that fills it and those who read it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Network:
+class Graph:
     """Operations in execution order, and what the modules did."""
 
     operations: Mapping[str, Operation]
@@ -60,8 +60,8 @@ class Network:
                 readers[name].append(operation.name)
         object.__setattr__(self, "consumers", {name: tuple(found) for name, found in readers.items()})
 
-    def ungrown(self) -> Network:
-        """Return the network without the operations that growth added, as it was before."""
+    def ungrown(self) -> Graph:
+        """Return the graph without the operations that growth added, as it was before."""
         before = {stack.output: stack.input for stack in self.stacks.values()}
 
         def original(name: str) -> str:
@@ -69,7 +69,7 @@ class Network:
                 name = before[name]
             return name
 
-        return Network(
+        return Graph(
             operations={
                 name: replace(operation, inputs=tuple(map(original, operation.inputs)))
                 for name, operation in self.operations.items()

@@ -223,3 +223,30 @@ def test_growth_on_the_device() -> None:
         assert {parameter.device for parameter in grown.parameters()} == {images.device}
         with torch.no_grad():
             assert relative_error(grown.eval()(images), copy.deepcopy(model).eval()(images)) <= 1e-6
+
+
+class TwoNames(nn.Module):
+    """Holds one block under two names and calls it by the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = DeepenBlock(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+        self.first = block
+        self.second = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        result: Tensor = self.second(x)
+        return result
+
+
+@pytest.mark.parametrize("kind", list(Insertion))
+def test_a_module_with_two_names_keeps_its_tensors(kind: Insertion) -> None:
+    model = TwoNames()
+    example = torch.randn(5, 4)
+    parameters = [*model.parameters(), *model.buffers()]
+    before = copy.deepcopy(model.state_dict())
+    grown = deepen(model, "first", example, kind)
+    assert all(one is other for one, other in zip([*model.parameters(), *model.buffers()], parameters, strict=True))
+    assert all(torch.equal(value, grown.state_dict()[name]) for name, value in before.items())
+    torch.testing.assert_close(grown.eval()(example), model.eval()(example), rtol=1e-6, atol=1e-6)

@@ -17,7 +17,7 @@ from espalier_trainer.net2net.identity import channel_moments, identity_scale_
 from espalier_trainer.net2net.insertion import build
 from espalier_trainer.net2net.operators import is_leaf
 from espalier_trainer.net2net.points import Place, Places, find_places
-from espalier_trainer.net2net.tracing import ExampleInput, as_arguments, trace, undisturbed
+from espalier_trainer.net2net.tracing import ExampleInput, as_arguments, held, trace, undisturbed
 
 
 def growth_points(
@@ -119,10 +119,10 @@ def _calibrate(
     watch = norm.register_forward_pre_hook(lambda _module, args: seen.append(args[0].detach()))
     args, kwargs = as_arguments(example_input)
     # Buffers are lent copies: batch norms in train mode move their running statistics.
-    buffers: dict[str, Any] = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers: dict[str, Any] = {name: buffer.clone() for name, buffer in held(model, "_buffers")}
     try:
         with undisturbed(model):
-            functional_call(model, buffers, args, kwargs)
+            functional_call(model, buffers, args, kwargs, tie_weights=False)
     finally:
         watch.remove()
     mean, variance = channel_moments(seen[0])

@@ -60,6 +60,18 @@ def as_arguments(example_input: ExampleInput) -> tuple[tuple[Any, ...], dict[str
     return (example_input,), {}
 
 
+def held(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield path and tensor of each of the model's `_parameters` or `_buffers`, once for each module that holds it.
+
+    So a tied tensor comes several times, but a module with several names only by its first: `functional_call` leaves
+    behind what it was given where it is told twice to replace the same attribute.
+    """
+    for path, module in model.named_modules():
+        for name, tensor in getattr(module, kind).items():
+            if tensor is not None:
+                yield f"{path}.{name}" if path else name, tensor
+
+
 @contextmanager
 def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Put every module in one mode for a while; each gets its own mode back."""
@@ -93,14 +105,14 @@ def _record(
     weights: dict[int, str] = {}
     sizes: dict[str, int] = {}
     twins: dict[int, Tensor] = {}
-    for path, parameter in model.named_parameters(remove_duplicate=False):
+    for path, parameter in held(model, "_parameters"):
         first = id(parameter) not in twins
         if first:
             twins[id(parameter)] = _stand_in(parameter, device)
             weights[id(twins[id(parameter)])] = path
         tensors[path] = twins[id(parameter)]
         sizes[path] = parameter.numel() if first and parameter.requires_grad else 0
-    for path, buffer in model.named_buffers(remove_duplicate=False):
+    for path, buffer in held(model, "_buffers"):
         twin = twins.setdefault(id(buffer), _stand_in(buffer, device) if device else buffer.detach().clone())
         weights.setdefault(id(twin), path)
         tensors[path] = twin

@@ -99,6 +99,12 @@ def test_a_job_that_does_not_get_to_training_misses_its_deadline(local_run, job_
     assert story.outcomes["one"].used_seconds == 0
 
 
+def test_the_deadline_to_start_is_wall_time_at_any_time_scale(local_run, job_of):
+    """Importing torch takes as long when budgets pass faster."""
+    job = job_of("one", "startup=0.8", preRunningDeadlineSeconds=5, timeBudgetSeconds=20)
+    assert local_run([job], time_scale=20.0).outcomes["one"].reason is Reason.BUDGET_EXHAUSTED
+
+
 @pytest.mark.parametrize("damage", ["half", "future"])
 def test_unreadable_reports_are_warned_about_and_survived(local_run, job_of, damage):
     story = local_run([job_of("one", f"damage={damage}", timeBudgetSeconds=1)])
@@ -259,3 +265,10 @@ def test_the_phases_of_a_job_are_told_in_order(local_run, job_of):
 def test_two_runs_in_one_folder_are_refused(local_run, job_of):
     with run_lock(local_run.directory), pytest.raises(LocalRunError, match="another run is going on"):
         local_run([job_of("one", timeBudgetSeconds=0.3)])
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_cause(local_run, job_of):
+    local_run.directory = local_run.directory / "file" / "out"
+    local_run.directory.parent.write_text("")
+    with pytest.raises(LocalRunError, match=r"file/out: cannot be made a folder for results: Not a directory"):
+        local_run([job_of("one")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -121,6 +122,8 @@ def test_a_job_whose_base_gpu_is_gone_waits_again_with_its_budget_kept(local_run
     assert {o.reason for o in story.outcomes.values()} == {Reason.BUDGET_EXHAUSTED}
     assert story.outcomes["low"].used_seconds == pytest.approx(2, abs=0.2)
     assert (story.outcomes["high"].restarts, story.outcomes["low"].failures) == (0, 0)
+    phases = [phase for phase, _ in itertools.groupby(event.phase for event in story.told("low", JobChanged))]
+    assert phases == ["Starting", "Running", "Pending", "Starting", "Running", "Complete"]
 
 
 def test_jobs_start_in_the_order_of_priority_then_submission(local_run, job_of):

@@ -152,6 +152,9 @@ def test_no_driver_means_no_devices(tmp_path, monkeypatch):
     [
         ({"time_scale": 0.0}, "time scale 0.0: it must be a positive number"),
         ({"gpus": -1}, "gpus -1: it must be 0 or more"),
+        ({"gpus": 10**11}, "up to 100000000000 GPUs at once; at most 10000"),
+        ({"changes": (GpuChange(at_seconds=5, change=10**11),)}, "at most 10000 are allowed"),
+        ({"agent_url": "localhost:8500"}, "agent URL 'localhost:8500': it must be http://HOST"),
         ({"changes": (GpuChange(at_seconds=5, change=-2),)}, "2 GPUs go at 5 s where fewer are left"),
         ({"changes": (GpuChange(at_seconds=-5, change=2),)}, "times must be 0 or more"),
         (

@@ -222,7 +222,8 @@ class LocalJob:
         self._read_report()
         if self.leader is Leader.TRAINING or leader is Leader.TRAINING:
             leader = Leader.TRAINING
-            if not self.trained or self.phase is not JobPhase.RUNNING:
+            # One that waits again trains no more, though its last leader takes a moment to end.
+            if self.admitted_at is not None and (not self.trained or self.phase is not JobPhase.RUNNING):
                 self.trained = True
                 if not self.finished and self.stopping is None:
                     self.set_phase(JobPhase.RUNNING, Reason.RUNNING)

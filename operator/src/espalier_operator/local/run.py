@@ -6,7 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from espalier_api import environment as names
 from espalier_api.documents import write_document
@@ -53,6 +55,15 @@ async def run_local(
     return await LocalRun(jobs, settings, on_event, on_tick).run(stop)
 
 
+async def end_orphans(folders: Collection[Path], stop_wall_seconds: float) -> None:
+    """End the processes that a killed run has left: those that the pid files in `folders` name."""
+    files = [folder / name for folder in folders for name in (PID_FILE, agents.PID_FILE)]
+    found = await asyncio.gather(*(end_orphan(file, stop_wall_seconds) for file in files))
+    for file, was_there in zip(files, found, strict=True):
+        if was_there:
+            logger.warning("%s: a process that an earlier run had left was ended", file)
+
+
 class LocalRun:
     """One run: the loop, the processes, the files."""
 
@@ -70,7 +81,10 @@ class LocalRun:
             raise LocalRunError("a run needs at least one job, and jobs of different names")
         self._settings, self._on_tick = settings, on_tick
         self._jobs: dict[str, LocalJob] = {}
-        settings.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            settings.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalRunError(f"{error.filename}: cannot be made a folder for results: {error.strerror}") from error
         state = load_state(settings.directory, list(jobs))
         self._clock = ScaledClock(settings.time_scale, 0.0 if state is None else state.clock_seconds)
         seconds, done = (0.0, 0) if state is None else (state.timeline_seconds, state.changes_done)
@@ -82,15 +96,22 @@ class LocalRun:
         for name, job in by_name.items():
             folder = settings.directory if len(jobs) == 1 else settings.directory / name
             grace = max(settings.grace_wall_seconds * settings.time_scale, 0.1 * job.spec.time_budget_seconds)
-            local = LocalJob(job, folder, Terms.of(job, grace_seconds=grace), on_event)
-            local.open(settings.sources.get(name), before.get(job.key))
+            terms = Terms.of(job, grace_seconds=grace)
+            if (wall := terms.pre_running_deadline_seconds) is not None:
+                # Importing torch takes as long at any time scale.
+                terms = replace(terms, pre_running_deadline_seconds=wall * settings.time_scale)
+            try:
+                local = LocalJob(job, folder, terms, on_event)
+                local.open(settings.sources.get(name), before.get(job.key))
+            except OSError as error:
+                raise LocalRunError(f"{folder}: cannot be written to: {error.strerror}") from error
             self._jobs[job.key] = local
         self._backend = LocalBackend(
             self._jobs,
             self._gpus,
             self._timeline,
             self._clock,
-            Rules(),
+            Rules(stop_grace_seconds=Rules().stop_grace_seconds * settings.time_scale),
             stop_wall_seconds=settings.stop_wall_seconds,
             on_planned=self._planned,
         )
@@ -108,7 +129,8 @@ class LocalRun:
             return await self._run(stop)
 
     async def _run(self, stop: asyncio.Event) -> dict[str, LocalOutcome]:
-        await self._end_orphans()
+        folders = {self._settings.directory, *(job.directory for job in self._jobs.values())}
+        await end_orphans(folders, self._settings.stop_wall_seconds)
         tasks = [
             asyncio.create_task(self._loop.run()),
             asyncio.create_task(self._watch()),
@@ -244,14 +266,6 @@ class LocalRun:
         if self._settings.agent_command is None or self._settings.agent_url is not None or not needed:
             return None
         return agents.Agent(self._settings.agent_command, self._settings.directory, self._settings.restart_wall_seconds)
-
-    async def _end_orphans(self) -> None:
-        files = [job.directory / PID_FILE for job in self._jobs.values()]
-        files.append(self._settings.directory / agents.PID_FILE)
-        found = await asyncio.gather(*(end_orphan(file, self._settings.stop_wall_seconds) for file in files))
-        for file, was_there in zip(files, found, strict=True):
-            if was_there:
-                logger.warning("%s: a process that an earlier run had left was ended", file)
 
     async def _end_all(self) -> None:
         """End every process, read what each said last, and keep the state."""

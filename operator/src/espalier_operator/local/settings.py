@@ -8,6 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from espalier_api.job import AgentRef
+
+MAX_GPUS = 10_000
+"""As many as a job may ask for."""
+
 
 class LocalRunError(ValueError):
     """The run cannot be made as asked; the message names the setting or file and the remedy."""
@@ -40,7 +47,8 @@ class LocalSettings:
     devices: tuple[str, ...] = ()
     """Ids of CUDA devices to use, as many as there ever are at once; empty: the GPUs are simulated."""
     time_scale: float = 1.0
-    """Budget seconds in a second of wall time: for budgets, arrivals, notices, cooldowns and minimum runtimes."""
+    """Budget seconds in a second of wall time: for budgets, arrivals, notices, cooldowns and minimum runtimes.
+    Not for starting (`preRunningDeadlineSeconds`) and stopping, which take as long at any scale."""
     seed: int | None = None
     trainer_command: tuple[str, ...] = (sys.executable, "-m", "espalier_trainer")
     """For jobs whose template says no command of its own."""
@@ -66,6 +74,12 @@ class LocalSettings:
         """Check."""
         if not (math.isfinite(self.time_scale) and self.time_scale > 0):
             raise LocalRunError(f"time scale {self.time_scale}: it must be a positive number")
+        if self.agent_url is not None:
+            try:
+                AgentRef(url=self.agent_url)
+            except ValidationError as error:
+                message = f"agent URL {self.agent_url!r}: it must be http://HOST[:PORT] or https://HOST[:PORT]"
+                raise LocalRunError(message) from error
         if self.gpus < 0:
             raise LocalRunError(f"gpus {self.gpus}: it must be 0 or more")
         total = most = self.gpus
@@ -76,6 +90,8 @@ class LocalSettings:
             if total < 0:
                 raise LocalRunError(f"{-change.change} GPUs go at {change.at_seconds:g} s where fewer are left")
             most = max(most, total)
+        if most > MAX_GPUS:
+            raise LocalRunError(f"the run has up to {most} GPUs at once; at most {MAX_GPUS} are allowed")
         if self.devices and len(self.devices) < most:
             raise LocalRunError(
                 f"the run has up to {most} GPUs at once and this machine offers {len(self.devices)} "

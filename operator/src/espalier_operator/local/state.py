@@ -53,7 +53,11 @@ class RunState(Record):
 @contextmanager
 def run_lock(directory: Path) -> Iterator[None]:
     """Keep others from running in `directory`; the kernel lets go when this process dies. `LocalRunError` if taken."""
-    with (directory / LOCK_FILE).open("w", encoding="utf-8") as file:
+    try:
+        file = (directory / LOCK_FILE).open("w", encoding="utf-8")
+    except OSError as error:
+        raise LocalRunError(f"{directory}: cannot be written to: {error.strerror}") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

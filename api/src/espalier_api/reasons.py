@@ -62,7 +62,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.GPUS_GRANTED: "its base GPUs were granted",
     Reason.EXTRA_GPUS_GRANTED: "spare GPUs were lent to it",
     Reason.NEEDED_BY_OTHER_JOB: "another job needs the GPUs that were lent to it",
-    Reason.GPU_LOST: "a GPU that it used is gone",
+    Reason.GPU_LOST: "a GPU that it used is gone, or is announced to go",
     Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",

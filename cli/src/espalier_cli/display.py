@@ -95,7 +95,7 @@ def line_for(event: AnyEvent) -> str | None:
         case AllocationChanged():
             allocation = event.allocation
             return (
-                f"allocation {allocation.generation}: {allocation.gpus} GPUs, "
+                f"allocation {allocation.generation}: {allocation.gpus} GPU{'' if allocation.gpus == 1 else 's'}, "
                 f"{allocation.direction}{_why(allocation.reason)}"
             )
         case AllocationAcknowledged():

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from espalier_api.documents import write_text_atomically
 from espalier_api.events import AnyEvent
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
 from espalier_cli.display import JobRow, display_for
-from espalier_operator.local import LocalOutcome, LocalSettings, RunView, run_local
+from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, run_local, run_lock
 
 _OWN_FILES = (
     "state.json",
@@ -35,6 +36,7 @@ _OWN_FILES = (
     "result.json",
     "training.png",
 )
+_STOP_WALL_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,19 @@ def folder_of(directory: Path, job: str, jobs: Sequence[AdaptiveTrainingJob]) ->
 
 
 def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
-    """Remove what an earlier run of these jobs left in `directory`, and nothing else."""
-    for folder in {directory, *(folder_of(directory, job.metadata.name, jobs) for job in jobs)}:
-        for name in _OWN_FILES:
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    """Remove what an earlier run of these jobs left in `directory`, and nothing else.
+
+    `LocalRunError` where a run goes on in it.
+    """
+    if not directory.is_dir():
+        return
+    folders = {directory, *(folder_of(directory, job.metadata.name, jobs) for job in jobs)}
+    with run_lock(directory):
+        asyncio.run(end_orphans(folders, _STOP_WALL_SECONDS))  # they would write once more
+        for folder in folders:
+            for name in _OWN_FILES:
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, console: Console) -> Finished:
@@ -133,7 +143,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
         gpu_seconds_used=outcome.gpu_seconds_used,
     )
     text = json.dumps(result.to_json(), indent=1)
-    (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+    write_text_atomically(folder / "result.json", text + "\n")
     if draw and events:
         from espalier_cli.picture import Curve, draw_training  # matplotlib takes a second to import
 
@@ -143,7 +153,10 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
 
 def resume_command(directory: Path) -> str:
     """Return the command that takes an interrupted run up again: the same, without `--restart`."""
-    words = [Path(sys.argv[0]).name, *(word for word in sys.argv[1:] if word != "--restart")]
+    name = Path(sys.argv[0]).name
+    found = shutil.which(name)
+    here = found is not None and Path(found).resolve() == Path(sys.argv[0]).resolve()
+    words = [name if here else sys.argv[0], *(word for word in sys.argv[1:] if word != "--restart")]
     if not any(word == "--output" or word.startswith("--output=") for word in words):
         words += ["--output", str(directory)]
     return shlex.join(words)

@@ -26,7 +26,9 @@ from espalier_operator.local.gpus import cuda_devices
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--gpus", type=click.IntRange(min=0), help="GPUs at the beginning.  [default: all CUDA devices, or 1]")
-@click.option("--arrive", multiple=True, metavar="WHEN:COUNT", help="GPUs come: 20s:1, or 30%:1 of the time budget.")
+@click.option(
+    "--arrive", multiple=True, metavar="WHEN:COUNT", help="GPUs come: 20s:1, or 30%:1 of the (first job's) budget."
+)
 @click.option("--depart", multiple=True, metavar="WHEN:COUNT", help="GPUs go, after the jobs' noticeSeconds of notice.")
 @click.option("--submit", multiple=True, metavar="JOB:WHEN", help="Submit a job later than the others.")
 @click.option("--simulate", is_flag=True, help="Count GPUs without using them, even where there are CUDA devices.")
@@ -96,11 +98,10 @@ def run(
     except (TimelineError, LocalRunError) as error:
         hint = "--simulate counts GPUs without using them" if devices else None
         raise BadInput(str(error), hint) from error
-    if restart:
-        clear(directory, jobs)
-    directory.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     try:
+        if restart:
+            clear(directory, jobs)
         finished = run_jobs(jobs, settings, console)
     except (LocalRunError, DocumentError) as error:
         raise BadInput(str(error), "--restart forgets what the folder holds; another --output keeps it") from error

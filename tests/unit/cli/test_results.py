@@ -18,6 +18,7 @@ from espalier_api.result import RunResult, read_history, summarize
 from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, line_for, updated
 from espalier_cli.main import cli
 from espalier_cli.picture import Curve, draw_comparison, draw_training
+from espalier_operator.local import run_lock
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_the_view_follows_the_events(events: tuple[AnyEvent, ...]) -> None:
 def test_lines_tell_the_story(events: tuple[AnyEvent, ...]) -> None:
     lines = [line for event in events if (line := line_for(event))]
     assert lines == [
-        "allocation 1: 1 GPUs, none",
+        "allocation 1: 1 GPU, none",
         "training starts on cpu: depth 4, 100 parameters",
         "allocation 2: 2 GPUs, up, ExtraGPUsGranted: spare GPUs were lent to it",
         "allocation 2 acknowledged after 0.10 s",
@@ -139,3 +140,16 @@ def test_both_displays_show_the_job_and_its_decision(events: tuple[AnyEvent, ...
     text = stream.getvalue()
     assert "Deepen(block0)" in text
     assert "default/a" in text
+
+
+def test_restart_does_not_touch_a_folder_in_which_a_run_goes_on(
+    tmp_path: Path, finished_run: Callable[..., Path]
+) -> None:
+    folder, job = finished_run("a"), tmp_path / "a.yaml"
+    job.write_text(f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec: {{timeBudgetSeconds: 1}}\n")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with run_lock(folder):
+        outcome = CliRunner().invoke(cli, ["run", str(job), "--simulate", "--restart", "--output", str(folder)])
+    assert outcome.exit_code == 2
+    assert "another run is going on in this folder" in outcome.stderr
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"} == before

@@ -204,7 +204,8 @@ class LiveDisplay(_Rows):
         self._lines = console
 
     def __enter__(self) -> Self:
-        self._live.start()
+        # Drawn before any line is printed: a line printed meanwhile would not know that there is a table to replace.
+        self._live.start(refresh=True)
         return self
 
     def __exit__(

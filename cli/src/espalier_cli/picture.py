@@ -63,7 +63,7 @@ def draw_training(curve: Curve, path: Path) -> None:
     accuracy.legend(loc="lower right", fontsize=8, frameon=False)
     gpus.set_xlabel("time budget used (s)")
     gpus.set_xlim(0, max([result.time_budget_seconds, result.used_seconds, *times]) * 1.01)
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
 def draw_comparison(curves: Sequence[Curve], path: Path) -> None:
@@ -86,7 +86,7 @@ def draw_comparison(curves: Sequence[Curve], path: Path) -> None:
     axes.set_ylabel("validation accuracy")
     axes.legend(loc="lower right", fontsize=9, frameon=False)
     axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
 def _title(result: RunResult) -> str:
@@ -129,3 +129,12 @@ def _mark_growth(every: Sequence[Axes], events: Sequence[AnyEvent]) -> None:
                 ha="right",
                 va="bottom",
             )
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write the figure whole or not at all."""
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise

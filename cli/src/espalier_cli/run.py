@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import click
 from rich.console import Console
 
 from espalier_api.documents import write_text_atomically
@@ -23,6 +24,7 @@ from espalier_api.status import JobPhase
 from espalier_cli.display import JobRow, display_for
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, run_local, run_lock
 
+RESULT_FILE, PICTURE_FILE = "result.json", "training.png"
 _OWN_FILES = (
     "state.json",
     "job.yaml",
@@ -33,8 +35,8 @@ _OWN_FILES = (
     "trainer.log",
     "agent.log",
     "agent.url",
-    "result.json",
-    "training.png",
+    RESULT_FILE,
+    PICTURE_FILE,
 )
 _STOP_WALL_SECONDS = 4.0
 
@@ -128,7 +130,10 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
 
 
 def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome, *, draw: bool) -> RunResult:
-    """Write `result.json`, and with `draw` and something to draw `training.png`; return the result."""
+    """Write `result.json`, and with `draw` and something to draw `training.png`; return the result.
+
+    A full disk is warned about: what the run came to is said on the terminal all the same.
+    """
     history = folder / "history.jsonl"
     events = read_history(history) if history.exists() else ()
     over = outcome.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
@@ -143,11 +148,14 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
         gpu_seconds_used=outcome.gpu_seconds_used,
     )
     text = json.dumps(result.to_json(), indent=1)
-    write_text_atomically(folder / "result.json", text + "\n")
-    if draw and events:
-        from espalier_cli.picture import Curve, draw_training  # matplotlib takes a second to import
+    try:
+        write_text_atomically(folder / RESULT_FILE, text + "\n")
+        if draw and events:
+            from espalier_cli.picture import Curve, draw_training  # matplotlib takes a second to import
 
-        draw_training(Curve(job.metadata.name, result, events), folder / "training.png")
+            draw_training(Curve(job.metadata.name, result, events), folder / PICTURE_FILE)
+    except OSError as error:
+        click.echo(f"warning: {folder}: results cannot be kept: {error.strerror or error}", err=True)
     return result
 
 

@@ -17,7 +17,17 @@ from espalier_api.documents import DocumentError
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.validation import JobFileError, load_jobs
 from espalier_cli.errors import BadInput
-from espalier_cli.run import Finished, clear, default_directory, folder_of, resume_command, run_jobs, with_changes
+from espalier_cli.run import (
+    PICTURE_FILE,
+    RESULT_FILE,
+    Finished,
+    clear,
+    default_directory,
+    folder_of,
+    resume_command,
+    run_jobs,
+    with_changes,
+)
 from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment
 from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
@@ -165,5 +175,5 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
         if result.phase == "Failed":
             click.echo(f"{name}: {result.message or result.reason}", err=True)
         folder = folder_of(directory, name, jobs)
-        if (folder / "training.png").exists():
-            click.echo(f"{name}: {folder / 'training.png'}, {folder / 'result.json'}", err=True)
+        if (folder / PICTURE_FILE).exists():
+            click.echo(f"{name}: {folder / PICTURE_FILE}, {folder / RESULT_FILE}", err=True)

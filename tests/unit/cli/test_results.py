@@ -14,11 +14,14 @@ from rich.console import Console
 from espalier_api.documents import DocumentError
 from espalier_api.events import AnyEvent
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
+from espalier_api.reasons import Reason
 from espalier_api.result import RunResult, read_history, summarize
+from espalier_api.status import JobPhase
 from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, line_for, updated
 from espalier_cli.main import cli
 from espalier_cli.picture import Curve, draw_comparison, draw_training
-from espalier_operator.local import run_lock
+from espalier_cli.run import write_results
+from espalier_operator.local import LocalOutcome, run_lock
 
 
 @pytest.fixture
@@ -153,3 +156,36 @@ def test_restart_does_not_touch_a_folder_in_which_a_run_goes_on(
     assert outcome.exit_code == 2
     assert "another run is going on in this folder" in outcome.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"} == before
+
+
+def test_the_live_table_is_drawn_before_anything_is_printed_above_it() -> None:
+    stream = io.StringIO()
+    with LiveDisplay([JobRow("a", 10)], Console(file=stream, force_terminal=True, width=140)):
+        assert "time budget" in stream.getvalue()
+
+
+def test_a_full_disk_does_not_keep_a_run_from_saying_what_it_came_to(
+    tmp_path: Path, finished_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = AdaptiveTrainingJob.model_validate(
+        {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"timeBudgetSeconds": 10}}
+    )
+    outcome = LocalOutcome(
+        job="a",
+        phase=JobPhase.COMPLETE,
+        reason=Reason.BUDGET_EXHAUSTED,
+        message="",
+        exit_code=0,
+        used_seconds=10.0,
+        gpu_seconds_used=10.0,
+        restarts=0,
+        failures=0,
+        preemptions=0,
+        report=None,
+        allocations=(),
+    )
+    folder = finished_run("a")
+    (folder / "training.png").symlink_to("/dev/full")
+    assert write_results(folder, job, outcome, draw=True).test_accuracy == 0.81
+    assert "results cannot be kept: No space left on device" in capsys.readouterr().err
+    assert not (folder / "training.png").exists()

@@ -89,7 +89,10 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
     if picture is not None:
         from espalier_cli.picture import draw_comparison
 
-        draw_comparison(curves, picture)
+        try:
+            draw_comparison(curves, picture)
+        except OSError as error:
+            raise BadInput(f"{picture}: cannot be written: {error.strerror or error}") from error
         click.echo(f"picture: {picture}", err=True)
 
 

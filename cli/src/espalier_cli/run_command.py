@@ -114,7 +114,9 @@ def run(
             clear(directory, jobs)
         finished = run_jobs(jobs, settings, console)
     except (LocalRunError, DocumentError) as error:
-        raise BadInput(str(error), "--restart forgets what the folder holds; another --output keeps it") from error
+        used = (directory / "state.json").exists()
+        hint = "--restart forgets what the folder holds; another --output keeps it" if used else None
+        raise BadInput(str(error), hint) from error
     _print(finished, directory, jobs, as_json=as_json)
     if finished.interrupted:
         click.echo(f"interrupted; to go on: {resume_command(directory)}", err=True)

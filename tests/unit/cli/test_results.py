@@ -189,3 +189,10 @@ def test_a_full_disk_does_not_keep_a_run_from_saying_what_it_came_to(
     assert write_results(folder, job, outcome, draw=True).test_accuracy == 0.81
     assert "results cannot be kept: No space left on device" in capsys.readouterr().err
     assert not (folder / "training.png").exists()
+
+
+def test_a_picture_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, finished_run: Callable[..., Path]) -> None:
+    place = tmp_path / "missing" / "x.png"
+    outcome = CliRunner().invoke(cli, ["compare", str(finished_run("a")), "--picture", str(place)])
+    assert outcome.exit_code == 2
+    assert f"error: {place}: cannot be written: No such file or directory" in outcome.stderr

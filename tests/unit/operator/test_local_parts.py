@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import resource
+import signal
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from espalier_api.events import Warned
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
+from espalier_api.result import read_history
 from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import Ended, Role
 from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
@@ -198,7 +201,7 @@ def test_a_history_is_continued_without_telling_anything_twice(tmp_path: Path):
     again = History(tmp_path, told.append)
     again.follow()
     assert [event.message for event in told] == ["one", "ours", "two"]
-    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 4
+    assert [event.message for event in read_history(tmp_path / "history.jsonl")] == ["one", "ours", "two"]
 
 
 def test_a_history_that_cannot_be_written_is_warned_about_once(tmp_path, caplog):
@@ -209,3 +212,20 @@ def test_a_history_that_cannot_be_written_is_warned_about_once(tmp_path, caplog)
     history.add(warned("two"))
     assert [event.message for event in told] == ["one", "two"]
     assert len(caplog.records) == 1
+
+
+def test_what_did_not_fit_on_the_disk_leaves_no_half_line(tmp_path):
+    """A limit on the size of files cuts a write short as a full disk does."""
+    history = History(tmp_path, lambda event: None)
+    history.add(warned("one"))
+    path = tmp_path / "history.jsonl"
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
+        history.add(warned("lost"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    history.add(warned("two"))
+    assert [event.message for event in read_history(path)] == ["one", "two"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,10 +27,11 @@ class History:
         self._failing = False
         known: set[str] = set()
         if self._path.exists():
-            text = self._path.read_text(encoding="utf-8", errors="replace")
-            known = set(text.splitlines())
-            if text and not text.endswith("\n"):  # the scheduler was killed while it wrote
-                self._write("\n")
+            data = self._path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):  # the scheduler was killed while it wrote
+                os.truncate(self._path, whole)
+            known = set(data[:whole].decode("utf-8", errors="replace").splitlines())
         events = directory / EVENTS_FILE
         self._tail = EventTail(events, offset_after(events, known) if known else 0)
 
@@ -48,11 +51,17 @@ class History:
         self._on_event(event)
 
     def _write(self, text: str) -> None:
+        whole = None
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(text)
+            with self._path.open("ab", buffering=0) as file:
+                whole = file.tell()
+                data = text.encode()
+                if file.write(data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._failing = False
         except OSError as error:
+            if whole is not None:  # half a line would damage the next one too
+                os.truncate(self._path, whole)
             if not self._failing:
                 logger.warning("%s cannot be written, events are lost: %s", self._path, error)
             self._failing = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from threading import Lock
 
 import pytest
 import torch
@@ -68,7 +70,7 @@ class OverChildren(nn.Module):
         """Return a tensor of x's shape."""
         for child in self.children():
             x = child(x)
-        return torch.relu(x + 1)
+        return torch.relu(x)
 
 
 def _tied() -> nn.Module:
@@ -187,20 +189,67 @@ def test_a_failing_forward_is_told() -> None:
         growth_points(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 5))
 
 
-def test_a_forward_over_its_children_is_not_grown_silently() -> None:
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = OverChildren()
+class ByClass(nn.Module):
+    """Runs its linear layers, and what is exactly a ReLU."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.body(x)
-            return result
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)])
 
-    model = Wrapped()
-    for point in growth_points(model, torch.randn(3, 4)):
-        with pytest.raises(GrowthError, match=r"the forward of 'body' \(GrownOverChildren\) depends on which children"):
-            deepen(model, point.id, torch.randn(3, 4))
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        for layer in self.layers:
+            x = layer(x) if isinstance(layer, nn.Linear) or type(layer) is nn.ReLU else x
+        return x
+
+
+class Penalised(nn.Module):
+    """Adds the square of all weights that it has to its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        result: Tensor = self.layer(x)
+        for parameter in self.parameters():
+            result = result + parameter.square().sum()
+        return result
+
+
+LOOKING: dict[str, tuple[type[nn.Module], str, str]] = {
+    "over its children": (OverChildren, "body.second", "'body' (OverChildren)"),
+    "by class": (ByClass, "body.layers.0", "'body.layers.1' (ReLU)"),
+    "over its parameters": (Penalised, "body.layer.0", "'body.layer.1' (ReLU)"),
+}
+
+
+@pytest.mark.parametrize("case", LOOKING)
+def test_a_forward_that_looks_at_its_modules_is_neither_offered_nor_grown(case: str) -> None:
+    kind, point, host = LOOKING[case]
+    other = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model = nn.Sequential(OrderedDict(body=kind(), other=other))
+    example = torch.randn(3, 4)
+    offered = ["other.0"]
+    assert [found.id for found in growth_points(model, example)] == offered
+    assert [found.id for found in describe(model, example).growth_points] == offered
+    with pytest.raises(GrowthError) as error:
+        deepen(model, point, example)
+    assert str(error.value) == (
+        f"{point!r} cannot be deepened: growth has its place behind {host}, and the model's forward behaves "
+        "differently with one more module in it; give the activation a module of its own, and do not let the "
+        "forward depend on which modules there are or on their exact class"
+    )
+    assert torch.equal(deepen(model, "other.0", example)(example), model(example))
+
+
+def test_a_model_that_cannot_be_copied_offers_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.lock = Lock()  # type: ignore[assignment]
+    assert growth_points(model, torch.randn(3, 4)) == []
+    with pytest.raises(GrowthError, match=r"Sequential cannot be copied \(TypeError: .*lock.*keep out of its modules"):
+        deepen(model, "0", torch.randn(3, 4))
 
 
 def test_marked_places_of_a_model_that_decides_by_values_grow() -> None:

@@ -250,3 +250,12 @@ def test_a_module_with_two_names_keeps_its_tensors(kind: Insertion) -> None:
     assert all(one is other for one, other in zip([*model.parameters(), *model.buffers()], parameters, strict=True))
     assert all(torch.equal(value, grown.state_dict()[name]) for name, value in before.items())
     torch.testing.assert_close(grown.eval()(example), model.eval()(example), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+def test_a_model_with_a_computed_weight_is_copied() -> None:
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
+    example = torch.randn(5, 4)
+    wanted = model(example)
+    assert [point.id for point in growth_points(model, example)] == ["2"]
+    assert torch.equal(deepen(model, "2", example)(example), wanted)

@@ -7,8 +7,8 @@ from torch import nn
 from espalier_api.architecture import Architecture
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.description import architecture_of
-from espalier_trainer.net2net.points import find_places
 from espalier_trainer.net2net.tracing import ExampleInput, trace
+from espalier_trainer.net2net.trial import tried_places
 
 __all__ = ["ExampleInput", "describe"]
 
@@ -24,4 +24,4 @@ def describe(model: nn.Module, example_input: ExampleInput, insertion: Insertion
     growth points only where it marks them. Raises `GrowthError` where the model cannot be run on the example.
     """
     network = trace(model, example_input)
-    return architecture_of(network, find_places(model, network), insertion)
+    return architecture_of(network, tried_places(model, network, example_input), insertion)

@@ -4,8 +4,8 @@
     grown = deepen(model, points[0].id, example_input)      # same outputs, in eval and in train mode
     optimizer = grow_optimizer(optimizer, model, grown)     # moments of what was kept are kept
 
-Found by running the model once (`tracing`, `recorder` → `graph`), judged in `points`, built in `insertion` with
-the values of `identity`, put in its place by `blocks` and `deepen`.
+Found by running the model once (`tracing`, `recorder` → `graph`), judged in `points`, tried in `trial`, built in
+`insertion` with the values of `identity`, put in its place by `blocks` and `deepen`.
 """
 
 from espalier_api.architecture import GrowthError, GrowthPoint

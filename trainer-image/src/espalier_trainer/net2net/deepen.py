@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, cast
 
 import torch
@@ -12,12 +11,13 @@ from torch.func import functional_call
 from espalier_api.architecture import GrowthError, GrowthPoint
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import attach
+from espalier_trainer.net2net.conditions import RefusedError
 from espalier_trainer.net2net.graph import Graph
 from espalier_trainer.net2net.identity import channel_moments, identity_scale_
 from espalier_trainer.net2net.insertion import build
-from espalier_trainer.net2net.operators import is_leaf
 from espalier_trainer.net2net.points import Place, Places, find_places
 from espalier_trainer.net2net.tracing import ExampleInput, as_arguments, held, trace, undisturbed
+from espalier_trainer.net2net.trial import check_placed, copied, tried_places
 
 
 def growth_points(
@@ -51,7 +51,7 @@ def deepen(
 
     Raises `GrowthError`, naming the layer and the reason, where `point_id` is no growth point.
     """
-    grown = copy.deepcopy(model)
+    grown = copied(model)
     deepen_in_place(grown, point_id, example_input, insertion)
     return grown
 
@@ -61,19 +61,21 @@ def deepen_in_place(
 ) -> None:
     """Do what `deepen` does to `model` itself; after a `GrowthError` the model may hold a half-placed block."""
     graph = trace(model, example_input)
-    place = _judged(model, graph).get(point_id)
+    place = _judged(model, graph, find_places(model, graph)).get(point_id)
     insert(model, place, example_input, insertion)
-    if not is_leaf(model.get_submodule(place.host)):
-        _check_placed(model, place, graph, example_input)
+    try:
+        check_placed(model, [place], graph, example_input)
+    except RefusedError as reason:
+        raise GrowthError(f"{point_id!r} cannot be deepened: {reason}") from reason
 
 
 def places_of(model: nn.Module, example_input: ExampleInput) -> Places:
     """Return the places of `model`; raises `GrowthError` where nothing can be known of them."""
-    return _judged(model, trace(model, example_input))
+    graph = trace(model, example_input)
+    return _judged(model, graph, tried_places(model, graph, example_input))
 
 
-def _judged(model: nn.Module, graph: Graph) -> Places:
-    places = find_places(model, graph)
+def _judged(model: nn.Module, graph: Graph, places: Places) -> Places:
     if graph.data_dependent and not places.found:
         raise GrowthError(
             f"{type(model).__name__} decides by the values of a tensor what it executes "
@@ -81,21 +83,6 @@ def _judged(model: nn.Module, graph: Graph) -> Places:
             "mark the places that may grow with DeepenBlock"
         )
     return places
-
-
-def _check_placed(model: nn.Module, place: Place, before: Graph, example_input: ExampleInput) -> None:
-    """Make sure that a composite host runs its new child once, behind its output, and nothing else has changed.
-
-    A forward of the user's own may run over its children, and would then run what was grown a second time.
-    """
-    after = trace(model, example_input)
-    stack = after.stacks.get(place.stack)
-    if after.calls.get(place.stack) != 1 or stack is None or after.ungrown().operations != before.ungrown().operations:
-        raise GrowthError(
-            f"{place.id!r} cannot be deepened: the forward of {place.host!r} "
-            f"({type(model.get_submodule(place.host)).__name__}) depends on which children it has, and behaves "
-            "differently with one more; give the activation a module of its own"
-        )
 
 
 def insert(model: nn.Module, place: Place, example_input: ExampleInput, insertion: Insertion) -> None:

@@ -48,6 +48,8 @@ class Graph:
     results: Mapping[str, str]
     """For each module that returned one tensor: the operation that made it, growth behind the module left out."""
     stacks: Mapping[str, Stack]
+    real: bool = False
+    """The model ran on its own device with real data, since it could not without (on meta tensors)."""
     data_dependent: str | None = None
     """The call that turned a tensor's values into a decision, if any was seen."""
     consumers: Mapping[str, tuple[str, ...]] = field(init=False)
@@ -79,6 +81,7 @@ class Graph:
             calls=self.calls,
             results={path: original(name) for path, name in self.results.items() if not self._grown(path)},
             stacks={},
+            real=self.real,
             data_dependent=self.data_dependent,
         )
 

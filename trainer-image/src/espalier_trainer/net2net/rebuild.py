@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import nn
 
 from espalier_api.architecture import Architecture, GrowthError
@@ -12,6 +10,7 @@ from espalier_trainer.net2net.deepen import insert, places_of
 from espalier_trainer.net2net.description import architecture_of
 from espalier_trainer.net2net.points import find_places
 from espalier_trainer.net2net.tracing import ExampleInput, trace
+from espalier_trainer.net2net.trial import copied
 
 
 def rebuild(model: nn.Module, architecture: Architecture, example_input: ExampleInput) -> nn.Module:
@@ -21,7 +20,7 @@ def rebuild(model: nn.Module, architecture: Architecture, example_input: Example
     are identities. Raises `GrowthError` naming the first layer in which the two differ, where `model` is not the
     starting model of that description.
     """
-    grown = copy.deepcopy(model)
+    grown = copied(model)
     names = {layer.name for layer in architecture.layers}
     if architecture.growth_history:
         places = places_of(grown, example_input)

@@ -96,14 +96,15 @@ class Recorder(TorchFunctionMode):
         """Write down what the forward returned."""
         self._outputs = tuple(dict.fromkeys(self._read(result)))
 
-    def graph(self) -> Graph:
-        """Return what was recorded."""
+    def graph(self, *, real: bool) -> Graph:
+        """Return what was recorded, of a run on real data or on meta tensors."""
         return Graph(
             operations=self._operations,
             outputs=self._outputs,
             calls=self._calls,
             results=self._results,
             stacks=self._stacks,
+            real=real,
             data_dependent=self._decision,
         )
 

@@ -122,7 +122,7 @@ def _record(
     with undisturbed(model), mode(model, training=training), recorder:
         recorder.inputs(_named(model, args, kwargs))
         recorder.outputs(functional_call(model, tensors, args, kwargs, tie_weights=False))
-    return recorder.graph()
+    return recorder.graph(real=device is None)
 
 
 def _stand_in(tensor: Tensor, device: str | None) -> Tensor:

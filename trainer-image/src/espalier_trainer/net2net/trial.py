@@ -1,0 +1,100 @@
+"""Trying places before they are offered: does the model run as before when their hosts have one more child?
+
+A host's class changes and its `grown` is one more module of the model. A forward that runs over its children, counts
+them or asks for `type(child)` may then do something else; that shows only when it runs. The trial runs on a copy
+that shares the model's tensors, with meta blocks, for all places together; only if that fails, for fewer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor, nn
+
+from espalier_api.architecture import GrowthError
+from espalier_api.job import Insertion
+from espalier_trainer.net2net.blocks import attach, base_class
+from espalier_trainer.net2net.conditions import RefusedError
+from espalier_trainer.net2net.graph import Graph
+from espalier_trainer.net2net.insertion import build
+from espalier_trainer.net2net.points import Place, Places, find_places
+from espalier_trainer.net2net.tracing import ExampleInput, held, trace
+
+
+def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Places:
+    """Return the places of `model`, of which `graph` is the trace on the example, that stand the trial."""
+    places = find_places(model, graph)
+    # What is grown already has stood it.
+    failed = _failing(model, graph, [place for place in places.found if not place.grown], example_input)
+    return Places(
+        found=tuple(place for place in places.found if place.id not in failed),
+        refused=places.refused | failed,
+    )
+
+
+def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
+    """Return a copy of `model`; with `share`, one that has the same parameters and buffers.
+
+    Tensors that a module computed and kept (the weight of `torch.nn.utils.weight_norm`) cannot be copied by
+    `copy.deepcopy`; the copy has their values until it computes its own. Raises `GrowthError` where a module
+    cannot be copied.
+    """
+    memo: dict[int, object] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    if share:
+        memo |= {id(tensor): tensor for kind in ("_parameters", "_buffers") for _, tensor in held(model, kind)}
+    try:
+        return copy.deepcopy(model, memo)
+    # Whatever a module of the user raises that holds what cannot be copied: a lock, a file, a generator.
+    except Exception as error:
+        raise GrowthError(
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); growth returns a copy, so "
+            "keep out of its modules what copy.deepcopy does not take"
+        ) from error
+
+
+def check_placed(model: nn.Module, places: Sequence[Place], before: Graph, example_input: ExampleInput) -> None:
+    """Raise `RefusedError` unless `model`, grown at `places`, runs each growth once and all else as `before`."""
+    problem = "behaves differently with one more module in it"
+    try:
+        after = trace(model, example_input)
+    except GrowthError as error:
+        after, problem = None, f"fails with one more module in it ({error.__cause__ or error})"
+    if (
+        after is None
+        or any(after.calls.get(place.stack) != 1 or place.stack not in after.stacks for place in places)
+        or after.ungrown().operations != before.ungrown().operations
+    ):
+        hosts = ", ".join(
+            f"{place.host!r} ({base_class(model.get_submodule(place.host)).__name__})" for place in places
+        )
+        raise RefusedError(
+            f"growth has its place behind {hosts}, and the model's forward {problem}; give the activation a module "
+            "of its own, and do not let the forward depend on which modules there are or on their exact class"
+        )
+
+
+def _failing(model: nn.Module, graph: Graph, places: Sequence[Place], example_input: ExampleInput) -> dict[str, str]:
+    """Return the ids of those among `places` that fail the trial, with the reasons."""
+    if not places:
+        return {}
+    try:
+        trial = copied(model, share=True)
+        for place in places:
+            like = cast(Tensor, trial.get_submodule(place.layer).weight) if graph.real else None
+            attach(trial.get_submodule(place.host), build(place.block.variant(Insertion.EXACT), like))
+        check_placed(trial, places, graph, example_input)
+    except RefusedError as reason:
+        if len(places) == 1:
+            return {places[0].id: str(reason)}
+        half = len(places) // 2
+        first = _failing(model, graph, places[:half], example_input)
+        return first | _failing(model, graph, places[half:], example_input)
+    except GrowthError as error:
+        return {place.id: str(error) for place in places}
+    return {}

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from espalier_api.base import Strict
+from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_api.status import JobStatus
 
 GROUP = "espalier.dev"
@@ -16,7 +17,6 @@ API_VERSION = f"{GROUP}/v1alpha1"
 KIND = "AdaptiveTrainingJob"
 MAX_NAME_LENGTH = 52
 """A job's name plus the suffixes of its pods must fit a label (63)."""
-DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
 _ENTRYPOINT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -188,39 +188,6 @@ class CheckpointSpec(Strict):
     interval_seconds: float = Field(default=60, gt=0, le=86400)
 
 
-class ResourceRequirements(Strict):
-    """Part of a container; only GPU limits are read."""
-
-    model_config = ConfigDict(extra="allow")
-    limits: dict[str, int | float | str] = Field(default_factory=dict)
-    requests: dict[str, int | float | str] = Field(default_factory=dict)
-
-
-class Container(Strict):
-    """A container of the pod template: an ordinary Kubernetes container, of which we read these fields."""
-
-    model_config = ConfigDict(extra="allow")
-    name: str = "trainer"
-    image: str | None = None
-    command: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-    resources: ResourceRequirements = ResourceRequirements()
-
-
-class PodSpec(Strict):
-    """An ordinary pod spec, of which we read the containers."""
-
-    model_config = ConfigDict(extra="allow")
-    containers: tuple[Container, ...] = Field(min_length=1)
-
-
-class PodTemplate(Strict):
-    """An ordinary pod template."""
-
-    model_config = ConfigDict(extra="allow")
-    spec: PodSpec
-
-
 class JobSpec(Strict):
     """`spec` of an `AdaptiveTrainingJob`."""
 
@@ -265,16 +232,7 @@ class JobSpec(Strict):
 
         Raises `ValueError` when a limit is not a whole number, which Kubernetes would refuse too.
         """
-        if self.template is None:
-            return 1
-        total = 0
-        for container in self.template.spec.containers:
-            limit = container.resources.limits.get(resource, 0)
-            if not str(limit).isdecimal():
-                place = f"container {container.name!r}"
-                raise ValueError(f"{place} has a limit of {limit} {resource}; must be a whole number")
-            total += int(limit)
-        return total
+        return 1 if self.template is None else self.template.gpus(resource)
 
 
 class ObjectMeta(Strict):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from espalier_api.job import API_VERSION, DEFAULT_GPU_RESOURCE, GROUP, KIND, AdaptiveTrainingJob
+from espalier_api.job import API_VERSION, GROUP, KIND, AdaptiveTrainingJob
+from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
+from espalier_api.wording import kind_of, message_of
 
 MAX_NODES = 100_000
 """A job file with more values than this (YAML aliases multiply) is refused unread."""
@@ -78,7 +79,7 @@ def parse_jobs(text: str, source: str, resource: str = DEFAULT_GPU_RESOURCE) -> 
     for document in _documents(text, source):
         if not isinstance(document, CommentedMap):
             line = document.lc.line + 1 if isinstance(document, CommentedSeq) else 1
-            problems.append(Problem(source, line, "", f"is {_kind_of(document)}; must be a mapping (a job)"))
+            problems.append(Problem(source, line, "", f"is {kind_of(document)}; must be a mapping (a job)"))
         elif _belongs_to_others(document):
             continue
         else:
@@ -127,17 +128,36 @@ def _check(document: CommentedMap, source: str, resource: str) -> tuple[list[Pro
         # for tuples and texts for enums.
         job = AdaptiveTrainingJob.model_validate_json(json.dumps(plain), strict=True)
     except ValidationError as error:
-        return [_problem(details, document, source) for details in _most_specific(error.errors())], None
-    if job.spec.template is not None:
-        place: _Loc = ("spec", "template", "spec", "containers")
-        try:
-            gpus = job.spec.gpus_per_worker(resource)
-        except ValueError as error:
-            return [Problem(source, _line(document, place), _dotted(place), str(error))], None
-        if gpus < 1:
-            message = f"no container has a limit of {resource}; the GPUs of a worker are read there, and it needs one"
-            return [Problem(source, _line(document, place), _dotted(place), message)], None
-    return [], job
+        found = [_problem(details, document, source) for details in _most_specific(error.errors())]
+        return [*found, *_template_problems(_template_of(plain), document, source, resource)], None
+    found = _template_problems(job.spec.template, document, source, resource)
+    return found, None if found else job
+
+
+def _template_of(plain: Any) -> PodTemplate | None:
+    """Return the template of a job that is wrong elsewhere, None where it has none or one that is wrong itself."""
+    try:
+        return PodTemplate.model_validate_json(json.dumps(plain["spec"]["template"]), strict=True)
+    except (KeyError, TypeError, ValidationError):
+        return None
+
+
+def _template_problems(
+    template: PodTemplate | None, document: CommentedMap, source: str, resource: str
+) -> list[Problem]:
+    """Return what the types cannot say: a worker needs a whole number of GPUs, and at least one."""
+    if template is None:
+        return []
+    place: _Loc = ("spec", "template", "spec", "containers")
+    try:
+        message = (
+            f"no container has a limit of {resource}; the GPUs of a worker are read there, and it needs one"
+            if template.gpus(resource) < 1
+            else ""
+        )
+    except ValueError as error:
+        message = str(error)
+    return [Problem(source, _line(document, place), _dotted(place), message)] if message else []
 
 
 def _plain(document: Any) -> Any:
@@ -152,7 +172,7 @@ def _plain(document: Any) -> Any:
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str):
-                    raise ValueError(f"{path}: key {key!r} is {_kind_of(key)}; keys must be text, so quote it")
+                    raise ValueError(f"{path}: key {key!r} is {kind_of(key)}; keys must be text, so quote it")
             return {str(key): walk(item, f"{path}.{key}".lstrip(".")) for key, item in value.items()}
         if isinstance(value, list):
             return [walk(item, f"{path}[{index}]") for index, item in enumerate(value)]
@@ -184,7 +204,7 @@ def _place(loc: _Loc) -> _Loc:
 
 def _problem(details: ErrorDetails, document: CommentedMap, source: str) -> Problem:
     place = _place(details["loc"])
-    return Problem(source, _line(document, place), _dotted(place), _message(details, place))
+    return Problem(source, _line(document, place), _dotted(place), message_of(details, place))
 
 
 def _dotted(place: _Loc) -> str:
@@ -209,93 +229,3 @@ def _line(document: CommentedMap, place: _Loc) -> int:
         except (KeyError, IndexError, TypeError):
             break
     return line + 1
-
-
-_KINDS: tuple[tuple[type, str], ...] = (
-    (bool, "true or false"),
-    (int, "a whole number"),
-    (float, "a number"),
-    (str, "text"),
-    (Mapping, "a mapping"),
-    (list, "a list"),
-)
-
-
-def _kind_of(value: object) -> str:
-    if value is None:
-        return "empty"
-    return next((name for kind, name in _KINDS if isinstance(value, kind)), type(value).__name__)
-
-
-_WANTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "string": "text",
-    "bool": "true or false",
-    "list": "a list",
-    "tuple": "a list",
-    "dict": "a mapping",
-    "model": "a mapping",
-    "model_attributes": "a mapping",
-    "finite_number": "a finite number",
-}
-
-
-def _message(details: ErrorDetails, place: _Loc) -> str:
-    kind, given, context = details["type"], details["input"], details.get("ctx", {})
-    shown = json.dumps(given, ensure_ascii=False) if not isinstance(given, dict | list) else _kind_of(given)
-    if len(shown) > 60:
-        shown = shown[:57] + "..."
-    match kind:
-        case "missing":
-            return "is missing, and it is needed"
-        case "extra_forbidden":
-            return _unknown(place)
-        case "enum" | "literal_error":
-            return f"is {shown}; allowed: {context['expected']}"
-        case "value_error":
-            return str(context["error"])
-        case "string_pattern_mismatch":
-            return f"is {shown}; must match {context['pattern']}"
-        case "too_short" | "string_too_short":
-            return f"has {len(given)} items; at least {context.get('min_length')} needed"
-    for key, relation in (("gt", "greater than"), ("ge", "at least"), ("lt", "less than"), ("le", "at most")):
-        if key in context:
-            limit = context[key]
-            whole = isinstance(limit, float) and limit.is_integer()
-            return f"is {shown}; must be {relation} {int(limit) if whole else limit}"
-    if "_" in kind and (wanted := _WANTED.get(kind.removesuffix("_type").removesuffix("_parsing"))):
-        return f"is {shown}{'' if given is None else f' ({_kind_of(given)})'}; must be {wanted}"
-    reason = details["msg"]
-    return f"is {shown}; {reason[0].lower()}{reason[1:]}"
-
-
-def _unknown(place: _Loc) -> str:
-    known = _known_fields(place[:-1])
-    near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
-    if near:
-        return f"unknown field; did you mean {near[0]}?"
-    return f"unknown field; known here: {', '.join(known)}"
-
-
-def _known_fields(parents: _Loc) -> list[str]:
-    """Return the outside names of the fields of the model that `parents` leads to."""
-    model: Any = AdaptiveTrainingJob
-    for part in parents:
-        if isinstance(part, int):
-            continue
-        field = next((f for f in model.model_fields.values() if (f.alias or "") == part), None)
-        if field is None:
-            return []
-        model = _model_in(field.annotation)
-        if model is None:
-            return []
-    return sorted(field.alias or name for name, field in model.model_fields.items())
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) in (Union, tuple, list) or get_args(annotation):
-        return next((model for arg in get_args(annotation) if (model := _model_in(arg))), None)
-    return None

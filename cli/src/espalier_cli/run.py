@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 
 from espalier_api.documents import write_text_atomically
-from espalier_api.events import AnyEvent
+from espalier_api.events import AnyEvent, EpochFinished
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
@@ -150,7 +150,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
     text = json.dumps(result.to_json(), indent=1)
     try:
         write_text_atomically(folder / RESULT_FILE, text + "\n")
-        if draw and events:
+        if draw and any(isinstance(event, EpochFinished) for event in events):
             from espalier_cli.picture import Curve, draw_training  # matplotlib takes a second to import
 
             draw_training(Curve(job.metadata.name, result, events), folder / PICTURE_FILE)

@@ -14,7 +14,8 @@ from typing import Any, Final, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from espalier_api.job import DEFAULT_GPU_RESOURCE, AdaptationMode, AdaptiveTrainingJob
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
 
 SNAPSHOT_VERSION: Final = 1

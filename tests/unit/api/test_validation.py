@@ -233,3 +233,23 @@ def test_any_field_wrong_is_refused_by_name_or_accepted(path: tuple[str | int, .
             assert not named or changed[0] in named or named in related
     else:
         assert all(isinstance(job, AdaptiveTrainingJob) for job in jobs)
+
+
+def test_the_gpus_of_a_template_are_judged_beside_other_problems() -> None:
+    text = f"""\
+apiVersion: {API_VERSION}
+kind: AdaptiveTrainingJob
+metadata: {{name: a}}
+spec:
+  timeBudgetSeconds: 0
+  checkpoint: {{path: ""}}
+  template: {{spec: {{containers: [{{resources: {{limits: {{nvidia.com/gpu: 1.5}}}}}}]}}}}
+"""
+    with pytest.raises(JobFileError) as caught:
+        parse_jobs(text, "job.yaml")
+    assert [str(problem) for problem in caught.value.problems] == [
+        "job.yaml:5: spec.timeBudgetSeconds: is 0; must be greater than 0",
+        "job.yaml:6: spec.checkpoint.path: is empty; text is needed",
+        "job.yaml:7: spec.template.spec.containers: container 'trainer' has a limit of 1.5 nvidia.com/gpu; "
+        "must be a whole number",
+    ]

@@ -23,14 +23,35 @@ from espalier_cli.picture import Curve, draw_comparison, draw_training
 from espalier_cli.run import write_results
 from espalier_operator.local import LocalOutcome, run_lock
 
+JOB_OF_TEN_SECONDS = AdaptiveTrainingJob.model_validate(
+    {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"timeBudgetSeconds": 10}}
+)
+OUTCOME = LocalOutcome(
+    job="a",
+    phase=JobPhase.COMPLETE,
+    reason=Reason.BUDGET_EXHAUSTED,
+    message="",
+    exit_code=0,
+    used_seconds=10.0,
+    gpu_seconds_used=10.0,
+    restarts=0,
+    failures=0,
+    preemptions=0,
+    report=None,
+    allocations=(),
+)
+
 
 @pytest.fixture
 def result(events: tuple[AnyEvent, ...]) -> RunResult:
-    job = AdaptiveTrainingJob.model_validate(
-        {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"timeBudgetSeconds": 10}}
-    )
     return summarize(
-        job, events, seed=3, phase="Complete", reason="BudgetExhausted", used_seconds=10.01, gpu_seconds_used=17.5
+        JOB_OF_TEN_SECONDS,
+        events,
+        seed=3,
+        phase="Complete",
+        reason="BudgetExhausted",
+        used_seconds=10.01,
+        gpu_seconds_used=17.5,
     )
 
 
@@ -167,26 +188,9 @@ def test_the_live_table_is_drawn_before_anything_is_printed_above_it() -> None:
 def test_a_full_disk_does_not_keep_a_run_from_saying_what_it_came_to(
     tmp_path: Path, finished_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = AdaptiveTrainingJob.model_validate(
-        {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"timeBudgetSeconds": 10}}
-    )
-    outcome = LocalOutcome(
-        job="a",
-        phase=JobPhase.COMPLETE,
-        reason=Reason.BUDGET_EXHAUSTED,
-        message="",
-        exit_code=0,
-        used_seconds=10.0,
-        gpu_seconds_used=10.0,
-        restarts=0,
-        failures=0,
-        preemptions=0,
-        report=None,
-        allocations=(),
-    )
     folder = finished_run("a")
     (folder / "training.png").symlink_to("/dev/full")
-    assert write_results(folder, job, outcome, draw=True).test_accuracy == 0.81
+    assert write_results(folder, JOB_OF_TEN_SECONDS, OUTCOME, draw=True).test_accuracy == 0.81
     assert "results cannot be kept: No space left on device" in capsys.readouterr().err
     assert not (folder / "training.png").exists()
 
@@ -196,3 +200,12 @@ def test_a_picture_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, fini
     outcome = CliRunner().invoke(cli, ["compare", str(finished_run("a")), "--picture", str(place)])
     assert outcome.exit_code == 2
     assert f"error: {place}: cannot be written: No such file or directory" in outcome.stderr
+
+
+def test_no_picture_is_drawn_of_a_run_that_never_trained(finished_run: Callable[..., Path]) -> None:
+    folder = finished_run("a")
+    lines = (folder / "history.jsonl").read_text().splitlines(keepends=True)
+    (folder / "history.jsonl").write_text("".join(line for line in lines if "EpochFinished" not in line))
+    write_results(folder, JOB_OF_TEN_SECONDS, OUTCOME, draw=True)
+    assert (folder / "result.json").exists()
+    assert not (folder / "training.png").exists()

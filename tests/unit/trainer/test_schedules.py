@@ -116,6 +116,8 @@ def test_state_survives_json(name, fields):
         ("torch:StepLR", {}, "its options: step_size, gamma, last_epoch"),
         ("torch:StepLR", {"step": 3}, "training.schedule.options"),
         ("torch:LambdaLR", {"lr_lambda": "x"}, "training.schedule"),
+        ("torch:StepLR", {"step_size": 0}, "modulo by zero"),
+        ("torch:ExponentialLR", {"gamma": "0.9"}, "its options: gamma"),
     ],
 )
 def test_wrong_schedules_say_what_is_allowed(name, options, said):
@@ -124,9 +126,17 @@ def test_wrong_schedules_say_what_is_allowed(name, options, said):
     assert said in str(error.value)
 
 
-def test_scheduler_past_its_last_step_says_so():
+def test_scheduler_past_its_last_step_keeps_its_last_rate_and_says_so_once(caplog):
     schedule = _schedule("torch:OneCycleLR", options={"max_lr": 0.3, "total_steps": 2})
-    schedule.epoch_finished(None)
-    schedule.epoch_finished(None)
-    with pytest.raises(ScheduleError, match="cannot go on"):
+    first = schedule.rate(_at(0))
+    for _ in range(2):
         schedule.epoch_finished(None)
+    last = schedule.rate(_at(0))
+    for _ in range(3):
+        schedule.epoch_finished(None)
+        assert schedule.rate(_at(0)) == last
+    assert caplog.text.count("has ended") == 1
+    schedule.restart(_at(5))
+    assert schedule.rate(_at(5)) == first
+    schedule.epoch_finished(None)
+    assert schedule.rate(_at(5)) != first

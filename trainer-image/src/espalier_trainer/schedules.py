@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +20,8 @@ from torch.optim import lr_scheduler
 
 from espalier_api.job import ScheduleSpec
 from espalier_trainer.errors import ScheduleError
+
+logger = logging.getLogger(__name__)
 
 State = dict[str, Any]
 
@@ -143,6 +148,9 @@ class TorchSchedule:
 
     It drives an optimizer of its own with one dummy parameter: only the learning rate is taken over. Its state is
     how it was stepped (the validation losses, which `ReduceLROnPlateau` reads), replayed when training resumes.
+
+    One that ends (`OneCycleLR` after `total_steps`) leaves its last rate: how many epochs fit into a time budget is
+    known to nobody, so that is no reason to end training.
     """
 
     name: str
@@ -151,8 +159,13 @@ class TorchSchedule:
     _losses: list[float | None] = field(init=False, default_factory=list)
     _optimizer: torch.optim.Optimizer = field(init=False)
     _scheduler: lr_scheduler.LRScheduler = field(init=False)
+    _ended: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
+        self._build()
+        # Some options fail only when they are first used: better now than at the end of the first epoch.
+        with self._options_checked():
+            self._step(1.0)
         self._build()
 
     def rate(self, moment: Moment) -> float:
@@ -183,10 +196,17 @@ class TorchSchedule:
     def _build(self) -> None:
         parameter = torch.nn.Parameter(torch.zeros(()))
         self._optimizer = torch.optim.SGD([parameter], lr=self.initial, momentum=0.9)
+        self._ended = False
         kind = _scheduler_class(self.name)
-        try:
+        with self._options_checked():
             self._scheduler = kind(self._optimizer, **self.options)
-        except (TypeError, ValueError, AttributeError) as error:
+
+    @contextmanager
+    def _options_checked(self) -> Iterator[None]:
+        try:
+            yield
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+            kind = _scheduler_class(self.name)
             signature = [name for name in inspect.signature(kind).parameters if name != "optimizer"]
             raise ScheduleError(
                 f"training.schedule.options: torch:{self.name} does not take {self.options} ({error}); "
@@ -194,6 +214,8 @@ class TorchSchedule:
             ) from error
 
     def _step(self, validation_loss: float | None) -> None:
+        if self._ended:
+            return
         self._optimizer.step()  # torch warns where a scheduler is stepped before its optimizer
         try:
             if isinstance(self._scheduler, lr_scheduler.ReduceLROnPlateau):
@@ -204,8 +226,11 @@ class TorchSchedule:
                 # SequentialLR warns about its own way of stepping.
                 warnings.filterwarnings("ignore", "The epoch parameter in `scheduler.step", UserWarning)
                 self._scheduler.step()
-        except ValueError as error:  # OneCycleLR after its last step
-            raise ScheduleError(f"training.schedule: torch:{self.name} cannot go on: {error}") from error
+        except ValueError as error:
+            if not self._losses:
+                raise  # its first step: the options are wrong
+            self._ended = True
+            logger.warning("training.schedule: torch:%s has ended, its last rate stays: %s", self.name, error)
 
 
 def build_schedule(spec: ScheduleSpec, initial: float) -> Schedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import warnings
 
@@ -133,6 +134,17 @@ def test_changed_folder_is_decoded_again(tmp_path):
     before = load_data(spec)
     (path / "test" / "cat" / "extra.png").write_bytes(_png(99))
     assert len(load_data(spec).test) == len(before.test) + 1
+
+
+def test_image_overwritten_in_place_is_decoded_again(tmp_path):
+    path = _folder(tmp_path / "images")
+    spec = DatasetSpec(name="imagefolder", path=str(path))
+    before = load_data(spec)
+    first = sorted((path / "test" / "cat").iterdir())[0]
+    times = first.parent.stat()
+    first.write_bytes(_png(99))
+    os.utime(first.parent, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert not torch.equal(load_data(spec).test.inputs, before.test.inputs)
 
 
 def test_image_folder_without_splits_is_divided(tmp_path):

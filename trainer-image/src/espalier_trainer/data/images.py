@@ -170,13 +170,20 @@ def _cache_path(path: Path, geometry: Geometry) -> Path:
 
 
 def _fingerprint(path: Path) -> str:
-    """Return the newest change and the number of entries of a folder's first two levels (cheap, no image is read)."""
+    """Return a digest of the names, sizes and times of a folder's files; no image is read (60,000 files: about 1 s)."""
     if not path.is_dir():
         return ""
-    folders = [path, *(child for child in path.iterdir() if child.is_dir())]
-    folders += [grandchild for folder in folders[1:] for grandchild in folder.iterdir() if grandchild.is_dir()]
-    newest = max(folder.stat().st_mtime_ns for folder in folders)
-    return f"{newest}-{sum(len(os.listdir(folder)) for folder in folders)}"
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        for name in sorted(files):
+            file = os.path.join(folder, name)
+            try:
+                status = os.stat(file)
+            except OSError:
+                continue  # a dangling link; reading it says so
+            digest.update(f"{file}|{status.st_size}|{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
 
 
 def _read_cache(path: Path) -> ImageArrays | None:

@@ -95,3 +95,10 @@ def test_unusable_models_say_what_is_allowed(spec, said):
     with pytest.raises(ModelError) as error:
         build_model(ModelSpec.model_validate(spec), 10, torch.zeros(2, 1, 8, 8))
     assert said in str(error.value)
+
+
+def test_entrypoint_that_is_not_python_says_so(tmp_path, monkeypatch, digits):
+    (tmp_path / "half_written_net.py").write_text("def net(:")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match="'half_written_net' is not valid Python"):
+        build_model(ModelSpec(entrypoint="half_written_net:net"), 10, digits.example_input())

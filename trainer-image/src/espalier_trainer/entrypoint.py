@@ -14,6 +14,8 @@ def load_entrypoint(path: str, field: str, error: type[TrainerError]) -> Callabl
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
+    except SyntaxError as cause:
+        raise error(f"{field}: {path!r}: {module_name!r} is not valid Python ({cause})") from cause
     except ImportError as cause:
         raise error(
             f"{field}: {path!r}: cannot import {module_name!r} ({cause}); "

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier_api.advice import Action
+from espalier_api.advice import Action, AdviceRequest, OutcomeReport
 from espalier_api.events import AdaptationFinished, EpochFinished, TrainerFinished, TrainerStarted, Warned
 from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_trainer import loop
-from espalier_trainer.advisor import NoAgent, Scripted, WithFallback
+from espalier_trainer.advisor import Decision, NoAgent, Scripted, WithFallback
+from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
 from espalier_trainer.data import Data, TensorSource
 from espalier_trainer.fallback import Heuristic
-from espalier_trainer.scheduler import Arrival
+from espalier_trainer.models import build_model
+from espalier_trainer.report import MemoryReporter
+from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
 BLOCK0 = Action.deepen("block0")
 STEPS_AN_EPOCH = 17
@@ -259,3 +262,64 @@ def test_model_that_cannot_be_described_is_trained_as_it_is(run, make_job, tmp_p
     assert done.result.adaptations == ()
     assert done.result.depth_after == 4
     assert [event.reason for event in done.reporter.events if isinstance(event, Warned)] == ["NotGrowable"]
+
+
+class UsesUpTheBudget:
+    """An advisor whose answer comes when no budget is left."""
+
+    def __init__(self) -> None:
+        self.scheduler: VirtualScheduler | None = None
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        self.scheduler.start(request.time_budget_seconds)
+        return Decision("late", BLOCK0, AdaptationSource.AGENT, "late")
+
+    def report_outcome(self, outcome: OutcomeReport) -> None:
+        return
+
+
+def test_advice_that_takes_the_rest_of_the_budget_neither_grows_nor_trains(digits, make_job):
+    job = make_job()
+    scheduler = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.002, (Arrival(0.1, 2),))
+    advisor = UsesUpTheBudget()
+    advisor.scheduler = scheduler
+    model = build_model(job.spec.training.model, digits.classes, digits.example_input())
+    result = loop.Trainer(job, model, digits, scheduler, advisor=advisor).run()
+    (adaptation,) = result.adaptations
+    assert adaptation.result is AdaptationResult.FAILED
+    assert "used up" in adaptation.message
+    assert result.depth_after == result.depth_before
+    assert result.steps == 51
+    assert result.reason is Reason.BUDGET_EXHAUSTED
+
+
+def test_checkpoint_that_takes_the_rest_of_the_budget_is_followed_by_no_step(digits, make_job, tmp_path):
+    job = make_job(checkpoint={"intervalSeconds": 0.1})
+    scheduler = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.002)
+
+    class SlowStore(CheckpointStore):
+        def save(self, checkpoint: Checkpoint) -> Path:
+            scheduler.start(job.spec.time_budget_seconds)
+            return super().save(checkpoint)
+
+    model = build_model(job.spec.training.model, digits.classes, digits.example_input())
+    result = loop.Trainer(job, model, digits, scheduler, checkpoints=SlowStore(tmp_path)).run()
+    assert result.steps == 50
+    assert result.phase is TrainerPhase.COMPLETED
+    assert result.test_accuracy is not None
+
+
+def test_final_checkpoint_is_announced_with_the_evaluation(digits, make_job, tmp_path):
+    job = make_job(timeBudgetSeconds=0.05)
+    reporter = MemoryReporter()
+    phases = []
+
+    class Store(CheckpointStore):
+        def save(self, checkpoint: Checkpoint) -> Path:
+            phases.append(reporter.report.phase)
+            return super().save(checkpoint)
+
+    model = build_model(job.spec.training.model, digits.classes, digits.example_input())
+    scheduler = VirtualScheduler(0.05, lambda _: 0.002)
+    loop.Trainer(job, model, digits, scheduler, checkpoints=Store(tmp_path), reporter=reporter).run()
+    assert phases == [TrainerPhase.EVALUATING]

@@ -107,6 +107,8 @@ class Adapter:
             return network, AdaptationResult.DRY_RUN, "control: only the learning-rate schedule begins again"
         if self.job.spec.adaptation.mode is AdaptationMode.DRY_RUN:
             return network, AdaptationResult.DRY_RUN, problem
+        if self.scheduler.time_left() <= 0:
+            return network, AdaptationResult.FAILED, "the time budget was used up while advice was waited for"
         try:
             grown = network.deepened(target, self.example_input, self.job.spec.adaptation.insertion)
         except GrowthError as error:

@@ -4,7 +4,7 @@ while time is left: if the job has extra GPUs, ask the advisor and adapt; train 
 
 Every step boundary is a point at which the trainer can be interrupted: there it sees the deadline, new allocations
 (acknowledged at once, up and down alike) and the demand to stop. So the budget is kept to within one step, plus the
-final evaluation on the test split, which is announced (phase `Evaluating`) and counted.
+final checkpoint and evaluation on the test split, which are announced (phase `Evaluating`) and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from espalier_trainer.evaluation import Evaluation, evaluate
 from espalier_trainer.narrator import Narrator
 from espalier_trainer.network import Network, new_network
 from espalier_trainer.optimizers import set_learning_rate
-from espalier_trainer.progress import Ending, Progress, TrainingResult, result_of
+from espalier_trainer.progress import Ending, Progress, StepGaps, TrainingResult, result_of
 from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import Scheduler
 from espalier_trainer.schedules import Moment, Schedule, build_schedule
@@ -71,7 +71,6 @@ class Trainer:
         self._checkpoints = checkpoints
         self._used_before = used_seconds
         self._stop = stop
-        self._clock = clock
         self._example = self._data.example_input()
         self._schedule: Schedule = build_schedule(self._training.schedule, self._training.optimizer.learning_rate)
         self._start, self._cannot_grow = new_network(
@@ -96,8 +95,7 @@ class Trainer:
         self._network = self._start
         self._allocation = Allocation()
         self._ungrown: Network | None = None
-        self._last_step: float | None = None
-        self._epoch_gap = 0.0
+        self._gaps = StepGaps(clock)
         self._evaluation_cost = 0.0
 
     @property
@@ -114,6 +112,8 @@ class Trainer:
         test: Evaluation | None = None
         try:
             ending = self._train()
+            if ending.phase is TrainerPhase.COMPLETED:
+                self._narrator.enter(TrainerPhase.EVALUATING)
             self._saver.save(self._network, self._progress, self._scheduler.used_seconds(), self._narrator)
             if ending.phase is TrainerPhase.COMPLETED:
                 ending, test = self._evaluate_test(ending)
@@ -145,6 +145,8 @@ class Trainer:
         while (ending := self._boundary()) is None:
             if self._progress.cursor == 0:
                 self._adapt()
+                if self._scheduler.time_left() <= 0:
+                    continue  # adapting took the rest of the budget
             self._train_epoch()
         return ending
 
@@ -166,6 +168,8 @@ class Trainer:
         used = scheduler.used_seconds()
         if self._saver.is_due(used):
             self._saver.save(self._network, self._progress, used, self._narrator)
+            if scheduler.time_left() <= 0:  # a large model takes a while to write
+                return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
         self._narrator.report()
         return None
 
@@ -214,7 +218,7 @@ class Trainer:
             progress.cursor += 1
             progress.step += 1
             progress.epoch_loss_sum += loss
-            self._measure_gap()
+            self._gaps.step_finished(progress)
             self._scheduler.step_finished(self._network.architecture)
         self._finish_epoch(len(order))
 
@@ -267,27 +271,17 @@ class Trainer:
         self._schedule.epoch_finished(evaluation.loss if evaluation else None)
         if evaluation is not None:
             progress.validated(evaluation.accuracy, evaluation.loss)
-            self._narrator.epoch_finished(train_loss, evaluation, self._epoch_gap)
-            self._epoch_gap = 0.0
+            self._narrator.epoch_finished(train_loss, evaluation, self._gaps.take())
 
     def _cannot_go_on(self) -> bool:
         return self._scheduler.time_left() <= 0 or self._stop() or self._scheduler.stop_requested()
 
     def _evaluate_test(self, ending: Ending) -> tuple[Ending, Evaluation | None]:
-        self._narrator.enter(TrainerPhase.EVALUATING)
         test = evaluate(self._network.module, self._data.test, self._training.batch_size, self._stop)
         if test is None:
             stopped = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop in its last evaluation")
             return stopped, None
         return ending, test
-
-    def _measure_gap(self) -> None:
-        now = self._clock()
-        if self._last_step is not None:
-            gap = now - self._last_step
-            self._epoch_gap = max(self._epoch_gap, gap)
-            self._progress.max_step_gap_seconds = max(self._progress.max_step_gap_seconds, gap)
-        self._last_step = now
 
     def _moment(self) -> Moment:
         return Moment(self._scheduler.used_seconds(), self._scheduler.time_budget())

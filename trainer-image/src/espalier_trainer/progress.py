@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from espalier_api.allocation import Allocation
@@ -41,6 +42,29 @@ class Progress:
         self.metrics["validation_loss"] = loss
         if self.adaptations and self.adaptations[-1].accuracy_after is None:
             self.adaptations[-1] = self.adaptations[-1].model_copy(update={"accuracy_after": accuracy})
+
+
+@dataclass
+class StepGaps:
+    """Wall seconds between the ends of two optimizer steps: what evaluating, saving and growing cost training."""
+
+    clock: Callable[[], float]
+    _last: float | None = None
+    _longest: float = 0.0
+
+    def step_finished(self, progress: Progress) -> None:
+        """Measure the gap that ends now."""
+        now = self.clock()
+        if self._last is not None:
+            gap = now - self._last
+            self._longest = max(self._longest, gap)
+            progress.max_step_gap_seconds = max(progress.max_step_gap_seconds, gap)
+        self._last = now
+
+    def take(self) -> float:
+        """Return the longest gap since this was last asked."""
+        longest, self._longest = self._longest, 0.0
+        return longest
 
 
 @dataclass(frozen=True, slots=True)

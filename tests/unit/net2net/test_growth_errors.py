@@ -103,6 +103,12 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         "'0' cannot be deepened: no activation comes behind '0', so a new layer would be one with it; "
         "put an activation there",
     ),
+    "no slope at zero": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.0)),
+        "0",
+        "'0' cannot be deepened: the activation '1' behind it is LeakyReLU with {'negative_slope': 0.0}, of slope 0 "
+        "at 0, where a zero branch never learns; use ReLU",
+    ),
     "tied": (
         _tied,
         "0",

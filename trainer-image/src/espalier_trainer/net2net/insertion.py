@@ -41,6 +41,9 @@ ZERO_AT_ZERO = frozenset(
 )
 """Other activations with f(0) = 0 and a slope there, which a zero branch needs to learn."""
 
+SLOPE_AT_ZERO: Mapping[str, str] = {"LeakyReLU": "negative_slope", "ELU": "alpha"}
+"""The setting that is an activation's slope at 0 (torch takes the one from the left); 0 makes it a ReLU."""
+
 OFFSET_AT_ZERO = frozenset({"Sigmoid", "Hardsigmoid", "Softplus", "LogSigmoid"})
 """Activations with f(0) ≠ 0: only their input can be hosted."""
 
@@ -90,7 +93,7 @@ class Block:
 
     def variant(self, insertion: Insertion) -> Block:
         """Return the block as this insertion makes it: the exact one has no batch norm."""
-        return replace(self, norm=None) if insertion is Insertion.EXACT else self
+        return replace(self, norm=None) if Insertion(insertion) is Insertion.EXACT else self
 
 
 def build(block: Block, like: Tensor | None = None) -> nn.Module:

@@ -28,7 +28,7 @@ from espalier_trainer.net2net.conditions import (
     within,
 )
 from espalier_trainer.net2net.graph import Graph, Operation
-from espalier_trainer.net2net.insertion import ACTIVATIONS, OFFSET_AT_ZERO, Block, Norm, insertion_layers
+from espalier_trainer.net2net.insertion import ACTIVATIONS, OFFSET_AT_ZERO, SLOPE_AT_ZERO, Block, Norm, insertion_layers
 from espalier_trainer.net2net.repeat import block_like
 
 _MAX_ADDITIONS = 3
@@ -177,6 +177,11 @@ class _Search:
             raise RefusedError(
                 f"its output has shape {layer.shape}, the activation {activation.name!r} behind it "
                 f"{activation.shape}; a layer that changes no shape has no place there"
+            )
+        if activation.attributes.get(SLOPE_AT_ZERO.get(activation.operator, "")) == 0:
+            raise RefusedError(
+                f"the activation {activation.name!r} behind it is {activation.operator} with "
+                f"{dict(activation.attributes)}, of slope 0 at 0, where a zero branch never learns; use ReLU"
             )
         host, activation_first = self._host(point_id, activation)
         block = block_like(self._modules[str(layer.module)], layer, activation, activation_first, self._norm(chain))

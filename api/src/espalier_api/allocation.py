@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import AwareDatetime, Field
 
 from espalier_api.base import Record
+from espalier_api.reasons import Reason
 
 
 class Direction(StrEnum):
@@ -62,5 +63,6 @@ class AllocationDocument(Record):
     time_budget: TimeBudget
     base_replicas: int = Field(default=1, ge=0)
     """`spec.minReplicas`: what is above it is extra."""
-    stop: bool = False
-    """True when the job is to checkpoint and end now (suspension, or the end of its GPU budget)."""
+    stop: Reason | None = None
+    """Set when the job is to end now, and why. `GPUBudgetExhausted` is a normal end: the trainer evaluates and
+    completes; after anything else (suspension) it leaves a checkpoint to go on from."""

@@ -188,6 +188,8 @@ class JobFacts:
     has_reported: bool = False
     training: bool = False
     """Its leader is past its start-up."""
+    evaluating: bool = False
+    """Its leader has announced an evaluation."""
     trained: bool = False
     """It was, at some time since it was admitted."""
     used_seconds: float = 0.0
@@ -224,6 +226,8 @@ class Rules:
     at 95 % of the budget (digits, rate restarted and linear to the deadline, +.05 accuracy in 5 of 5 seeds) and
     there is no measurement beyond it; what is lent later is warm-up that the job never uses."""
     stop_grace_seconds: float = 30.0
+    evaluation_grace: float = 10.0
+    """A leader that has announced its last evaluation may overrun its budget by so many times the grace."""
     """From the demand to checkpoint and end (suspension, end of the GPU budget) to force."""
 
 

@@ -21,7 +21,7 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
     if job.terms.max_preemptions is not None and job.preemptions > job.terms.max_preemptions:
         message = f"{job.preemptions} preemptions, maxPreemptions {job.terms.max_preemptions}"
         return Fail(job=job.key, reason=Reason.TOO_MANY_PREEMPTIONS, message=message)
-    if job.used_seconds >= job.terms.time_budget_seconds + job.terms.grace_seconds:
+    if job.used_seconds >= _enforced_at(job, rules):
         return Finish(job=job.key, reason=Reason.BUDGET_ENFORCED)
     if job.stopping is not None:
         if job.leader_running and now < job.stopping.deadline:
@@ -44,14 +44,14 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
     return None
 
 
-def turning_points(job: JobFacts, now: float) -> Iterator[float]:
+def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
     """Yield the times at which `ending` may change its answer by the passing of time alone."""
     if job.stopping is not None:
         yield job.stopping.deadline
     if job.admitted_at is None:
         return
     if job.leader_running:
-        yield now + job.terms.time_budget_seconds + job.terms.grace_seconds - job.used_seconds
+        yield now + _enforced_at(job, rules) - job.used_seconds
         if job.terms.gpu_seconds_budget is not None and job.gpus_held:
             yield now + (job.terms.gpu_seconds_budget - job.gpu_seconds_used) / job.gpus_held
     if job.terms.pre_running_deadline_seconds is not None and not job.trained:
@@ -85,6 +85,12 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
     if job.changed_at is not None and now < job.changed_at + terms.cooldown_seconds:
         return Reason.COOLDOWN
     return most
+
+
+def _enforced_at(job: JobFacts, rules: Rules) -> float:
+    """Return the used seconds at which the job is ended by force: its budget and a grace, a longer one to evaluate."""
+    grace = job.terms.grace_seconds * (rules.evaluation_grace if job.evaluating else 1.0)
+    return job.terms.time_budget_seconds + grace
 
 
 def _gpu_budget_used_up(job: JobFacts) -> bool:

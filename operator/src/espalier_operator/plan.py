@@ -173,7 +173,7 @@ class _Tick:
     def _ends(self, job: JobFacts) -> bool:
         """Plan the job's end or stop; return True where nothing else is to be planned for it."""
         action = ending(job, self._now, self._rules)
-        for time in turning_points(job, self._now):
+        for time in turning_points(job, self._now, self._rules):
             self._wake(time)
         if action is None:
             return False

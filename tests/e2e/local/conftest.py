@@ -22,6 +22,7 @@ spec:
   timeBudgetSeconds: {budget}
   minReplicas: 1
   maxReplicas: {most}
+  gpuSecondsBudget: {gpu_seconds}
   priority: {priority}
   preemption: {{noticeSeconds: 1, cooldownSeconds: 0.2, minRuntimeSeconds: 0.2}}
   adaptation: {{mode: Auto, maxAdaptations: 2, decisionTimeoutSeconds: 2, fallback: {fallback}}}
@@ -32,7 +33,7 @@ spec:
 @pytest.fixture
 def job_file(tmp_path: Path) -> Callable[..., Path]:
     def write(name: str = "job", **change: object) -> Path:
-        values = {"budget": 4, "most": 2, "priority": 0, "fallback": "None"} | change
+        values = {"budget": 4, "most": 2, "gpu_seconds": 1000, "priority": 0, "fallback": "None"} | change
         path = tmp_path / f"{name}.yaml"
         path.write_text(JOB.format(name=name, **values))
         return path

@@ -151,6 +151,19 @@ def test_a_gpu_that_goes_is_given_back_before(espalier: Start, job_file: Callabl
     assert result["gpuSecondsUsed"] < 5 + 3.5
 
 
+def test_a_gpu_budget_used_up_is_a_normal_end_with_an_accuracy(
+    espalier: Start, job_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    code, stdout, stderr = espalier(
+        "run", job_file(budget=30, gpu_seconds=4), "--gpus", "2", "--output", tmp_path / "o", "--json", "--simulate"
+    ).finish()
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    assert (result["phase"], result["reason"]) == ("Complete", "GPUBudgetExhausted")
+    assert result["testAccuracy"] > 0.1
+    assert 4 <= result["gpuSecondsUsed"] < 8
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -354,6 +354,7 @@ def test_an_announced_departure_is_a_notice_that_ends_with_it():
             Fail(job="one", reason=Reason.LOSS_NOT_FINITE, message="step 7"),
         ),
         ({"used_seconds": 510.0}, Finish(job="one", reason=Reason.BUDGET_ENFORCED)),
+        ({"used_seconds": 600.0, "evaluating": True}, Finish(job="one", reason=Reason.BUDGET_ENFORCED)),
         (
             {"failures": 4, "last_failure": "exit code 1"},
             Fail(
@@ -401,3 +402,8 @@ def test_jobs_end_for_a_reason(changes, action):
 def test_an_overrun_wakes_the_loop_in_time():
     one = trains("one", high=1, used_seconds=490.0)
     assert decide([node("n", 1)], [one], workers_of(one, "n")).wake_at == NOW + 20
+
+
+def test_a_leader_that_announced_its_last_evaluation_is_waited_for():
+    one = trains("one", high=1, evaluating=True, used_seconds=510.0)
+    assert decide([node("n", 1)], [one], workers_of(one, "n")).actions == ()

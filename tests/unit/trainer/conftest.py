@@ -20,6 +20,7 @@ from espalier_api.architecture import Architecture
 from espalier_api.documents import read_document, write_document
 from espalier_api.events import EVENT, AnyEvent
 from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_trainer.advisor import Advisor
 from espalier_trainer.checkpoint import CheckpointStore
@@ -239,7 +240,9 @@ class Workplace:
             environment.TIME_SCALE: str(self.time_scale),
         }
 
-    def allocate(self, replicas: int, *, generation: int | None = None, stop: bool = False, reason: str = "") -> None:
+    def allocate(
+        self, replicas: int, *, generation: int | None = None, stop: Reason | None = None, reason: str = ""
+    ) -> None:
         """Write the allocation file, as a scheduler does."""
         self._generation = self._generation + 1 if generation is None else generation
         allocation = Allocation(generation=self._generation, replicas=replicas, gpus=replicas, reason=reason)

@@ -9,6 +9,7 @@ import pytest
 
 from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
 from espalier_api.documents import dumps, write_document
+from espalier_api.reasons import Reason
 from espalier_trainer.scheduler import POLL_WALL_SECONDS, FileScheduler
 
 
@@ -27,7 +28,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def _document(generation=1, replicas=1, budget=20.0, used=0.0, job="default/t", stop=False):
+def _document(generation=1, replicas=1, budget=20.0, used=0.0, job="default/t", stop=None):
     return AllocationDocument(
         job=job,
         allocation=Allocation(generation=generation, replicas=replicas, gpus=replicas, reason="ExtraGPUsGranted"),
@@ -73,7 +74,7 @@ def test_file_is_looked_at_no_more_often_than_the_poll_interval(tmp_path, make_j
     for _ in range(1000):
         clock.now += 0.001
         scheduler.allocation()
-        scheduler.stop_requested()
+        scheduler.stop_reason()
     assert 18 <= len([look for look in looks if look[0] == path]) <= 20
 
 
@@ -167,10 +168,10 @@ def test_demand_to_stop(tmp_path, make_job, clock):
     path = tmp_path / "allocation.json"
     write_document(path, _document())
     scheduler = FileScheduler(path, make_job(), clock=clock)
-    assert not scheduler.stop_requested()
-    write_document(path, _document(stop=True))
+    assert not scheduler.stop_reason()
+    write_document(path, _document(stop=Reason.SUSPENDED))
     clock.now += 2 * POLL_WALL_SECONDS
-    assert scheduler.stop_requested()
+    assert scheduler.stop_reason() is Reason.SUSPENDED
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])

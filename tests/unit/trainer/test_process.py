@@ -130,7 +130,7 @@ def test_scheduler_that_says_stop_gets_a_checkpoint(workplace, make_job):
     place.allocate(1)
     process = place.start()
     _wait(lambda: _training(place), "training")
-    place.allocate(1, stop=True)
+    place.allocate(1, stop=Reason.SUSPENDED)
     assert _join(process) == 143, place.log
     assert (place.report().phase, place.report().reason) == (TrainerPhase.STOPPED, Reason.SUSPENDED)
 
@@ -140,7 +140,7 @@ def test_gpu_budget_used_up_is_a_normal_end_with_an_accuracy(workplace, make_job
     place.allocate(1)
     process = place.start()
     _wait(lambda: _training(place), "training")
-    place.allocate(1, stop=True, reason=Reason.GPU_BUDGET_EXHAUSTED)
+    place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
     assert _join(process) == 0, place.log
     assert place.report().reason is Reason.GPU_BUDGET_EXHAUSTED
     assert _last(place, TrainerFinished).test_accuracy is not None

@@ -157,10 +157,10 @@ class Trainer:
         self._narrator.acknowledge(self._allocation.generation)
         if scheduler.time_left() <= 0:
             return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
-        if scheduler.stop_requested():
-            if self._allocation.reason == Reason.GPU_BUDGET_EXHAUSTED:
-                return Ending(TrainerPhase.COMPLETED, Reason.GPU_BUDGET_EXHAUSTED)
-            return Ending(TrainerPhase.STOPPED, Reason.SUSPENDED, "the scheduler asked it to stop")
+        if reason := scheduler.stop_reason():
+            if reason is Reason.GPU_BUDGET_EXHAUSTED:
+                return Ending(TrainerPhase.COMPLETED, reason)
+            return Ending(TrainerPhase.STOPPED, reason, "the scheduler asked it to stop")
         if self._stop():
             return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
         for warning in scheduler.take_warnings():
@@ -274,7 +274,7 @@ class Trainer:
             self._narrator.epoch_finished(train_loss, evaluation, self._gaps.take())
 
     def _cannot_go_on(self) -> bool:
-        return self._scheduler.time_left() <= 0 or self._stop() or self._scheduler.stop_requested()
+        return self._scheduler.time_left() <= 0 or self._stop() or self._scheduler.stop_reason() is not None
 
     def _evaluate_test(self, ending: Ending) -> tuple[Ending, Evaluation | None]:
         test = evaluate(self._network.module, self._data.test, self._training.batch_size, self._stop)

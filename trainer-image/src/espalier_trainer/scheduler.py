@@ -19,6 +19,7 @@ from espalier_api.allocation import Allocation, AllocationDocument, Direction, T
 from espalier_api.architecture import Architecture
 from espalier_api.documents import DocumentError, read_document
 from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,8 @@ class Scheduler(Protocol):
     def base_replicas(self) -> int:
         """Return the guaranteed workers: replicas above these are extra."""
 
-    def stop_requested(self) -> bool:
-        """Return True when the job is to checkpoint and end before its budget is used up."""
+    def stop_reason(self) -> Reason | None:
+        """Return why the job is to end before its budget is used up; None while it is not."""
 
     def start(self, used_seconds: float) -> None:
         """Begin to count. `used_seconds` is what the trainer knows to be used already (its checkpoint's)."""
@@ -136,7 +137,7 @@ class FileScheduler:
         """Return the guaranteed workers."""
         return self._document.base_replicas
 
-    def stop_requested(self) -> bool:
+    def stop_reason(self) -> Reason | None:
         """Return the document's `stop`."""
         self._look()
         return self._document.stop
@@ -243,9 +244,9 @@ class VirtualScheduler:
         """Return the guaranteed workers."""
         return self.base
 
-    def stop_requested(self) -> bool:
+    def stop_reason(self) -> Reason | None:
         """Never."""
-        return False
+        return None
 
     def start(self, used_seconds: float) -> None:
         """Begin at `used_seconds`."""

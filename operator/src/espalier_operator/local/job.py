@@ -180,7 +180,7 @@ class LocalJob:
                 gpu_seconds_used=self.meter.gpu_seconds_used,
             ),
             base_replicas=spec.min_replicas,
-            stop=self.stopping is not None,
+            stop=None if self.stopping is None else self.stopping.reason,
         )
         trouble = self._allocation_file.write(document)
         if trouble is not None:

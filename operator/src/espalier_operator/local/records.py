@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from espalier_api.report import TrainerPhase
 from espalier_operator.budget import Leader
 from espalier_operator.facts import JobFacts
 from espalier_operator.local.job import LocalJob
@@ -30,6 +31,7 @@ def facts_of(job: LocalJob, now: float) -> JobFacts:
         leader_running=job.process is not None,
         has_reported=job.fresh,
         training=job.leader is Leader.TRAINING,
+        evaluating=job.report_phase is TrainerPhase.EVALUATING,
         trained=job.trained,
         used_seconds=job.meter.used_seconds,
         gpu_seconds_used=job.meter.gpu_seconds_used,

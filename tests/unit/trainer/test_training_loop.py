@@ -220,6 +220,29 @@ def test_weights_that_are_not_finite_are_never_saved(run, make_job, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_checkpoint_that_takes_an_interval_to_write_is_not_written_at_every_step(
+    run, make_job, tmp_path, monkeypatch
+):
+    clocks, saves = [], []
+    start, save = VirtualScheduler.start, CheckpointStore.save
+
+    def started(scheduler, used_seconds):
+        clocks.append(scheduler)
+        start(scheduler, used_seconds)
+
+    def slow(store, checkpoint):
+        clocks[0]._used += 0.05
+        saves.append(checkpoint)
+        return save(store, checkpoint)
+
+    monkeypatch.setattr(VirtualScheduler, "start", started)
+    monkeypatch.setattr(CheckpointStore, "save", slow)
+    done = run(make_job(timeBudgetSeconds=1, checkpoint={"intervalSeconds": 0.05}), store=tmp_path)
+    # Half of the time is trained in, half of it saved: 10 checkpoints, and the one at the end.
+    assert 9 <= len(saves) <= 12
+    assert done.result.steps > 20 * len(saves)
+
+
 def test_full_disk_is_a_warning_and_training_goes_on(run, make_job, tmp_path, monkeypatch, stop_after):
     from espalier_trainer import checkpoint
 

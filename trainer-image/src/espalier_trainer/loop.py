@@ -168,6 +168,8 @@ class Trainer:
         used = scheduler.used_seconds()
         if self._saver.is_due(used):
             self._saver.save(self._network, self._progress, used, self._narrator)
+            # From the end of a save: a model that takes an interval to write would otherwise be written every step.
+            self._saver.begin(scheduler.used_seconds())
             if scheduler.time_left() <= 0:  # a large model takes a while to write
                 return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
         self._narrator.report()

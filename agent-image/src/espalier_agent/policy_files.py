@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Final
@@ -24,7 +22,7 @@ from espalier_agent.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policy import Lineage, Policy
 from espalier_agent.vocabulary import EMBEDDING_SIZE, Vocabulary
 from espalier_api.base import Record
-from espalier_api.documents import DocumentError, read_document, write_document
+from espalier_api.documents import DocumentError, read_document, write_bytes_atomically, write_document
 
 POLICY_FILE: Final = "policy.json"
 EMBEDDINGS: Final = "vocabulary.embeddings"
@@ -72,7 +70,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
     weights = _weights(policy.network, policy.vocabulary)
     digest = hashlib.sha256(weights).hexdigest()
     file_name = f"weights-{digest[:12]}.safetensors"
-    _write_bytes_atomically(folder / file_name, weights)
+    write_bytes_atomically(folder / file_name, weights)
     document = PolicyDocument(
         name=policy.name,
         policy_version=policy.version,
@@ -151,18 +149,3 @@ def _check_tensors(path: Path, found: dict[str, torch.Tensor], expected: dict[st
     surplus = sorted(set(found) - set(expected))
     if surplus:
         raise PolicyError(f"{path}: tensor {surplus[0]!r} does not belong to this network")
-
-
-def _write_bytes_atomically(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp lets only the owner read; a policy is often served by another user than the one who learnt it.
-        Path(temporary).chmod(0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

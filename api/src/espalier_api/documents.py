@@ -79,12 +79,17 @@ def write_document(path: Path, model: BaseModel) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write `text` (UTF-8) to `path` by way of a temporary file in its folder, fsync and rename."""
+    """Write `text` (UTF-8) to `path` as `write_bytes_atomically` does."""
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Write `content` to `path` by way of a temporary file in its folder, fsync and rename."""
     # Not tempfile's: those are readable by their owner alone, and the other end may be another user.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

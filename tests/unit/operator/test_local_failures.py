@@ -182,31 +182,28 @@ def wait_until_gone(pid: int) -> None:
         time.sleep(0.02)
 
 
-def test_a_leader_killed_from_outside_was_preempted_once_it_trained(local_run, job_of):
+def ended_from_outside(directory):
+    """Return a look at the run that sends its leader SIGTERM once, after 0.3 s of training, and never stops the run."""
     killed = []
 
-    def kill_once(view):
+    def look(view):
         if not killed and view.jobs[0].used_seconds > 0.3:
-            killed.append(json.loads((local_run.directory / "trainer.pid").read_text())["pid"])
+            killed.append(json.loads((directory / "trainer.pid").read_text())["pid"])
             os.kill(killed[0], signal.SIGTERM)
         return False
 
-    story = local_run([job_of("one", backoffLimit=0)], stop_when=kill_once)
+    return look
+
+
+def test_a_leader_killed_from_outside_was_preempted_once_it_trained(local_run, job_of):
+    story = local_run([job_of("one", backoffLimit=0)], stop_when=ended_from_outside(local_run.directory))
     outcome = story.outcomes["one"]
     assert (outcome.reason, outcome.failures, outcome.restarts) == (Reason.BUDGET_EXHAUSTED, 0, 1)
     assert outcome.preemptions == 1
 
 
 def test_a_leader_ended_from_outside_too_often_fails_its_job(local_run, job_of):
-    killed = []
-
-    def kill_once(view):
-        if not killed and view.jobs[0].used_seconds > 0.3:
-            killed.append(json.loads((local_run.directory / "trainer.pid").read_text())["pid"])
-            os.kill(killed[0], signal.SIGTERM)
-        return False
-
-    story = local_run([job_of("one", maxPreemptions=0)], stop_when=kill_once)
+    story = local_run([job_of("one", maxPreemptions=0)], stop_when=ended_from_outside(local_run.directory))
     outcome = story.outcomes["one"]
     assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.TOO_MANY_PREEMPTIONS)
     assert outcome.message == "1 preemptions, maxPreemptions 0"

@@ -9,22 +9,22 @@ from rich.table import Table
 from espalier_api.documents import DocumentError
 from espalier_api.result import RunResult, read_history
 from espalier_cli.picture import Curve
-
-RESULT, HISTORY = "result.json", "history.jsonl"
+from espalier_cli.run import RESULT_FILE
+from espalier_operator.local.layout import HISTORY_FILE
 
 
 def read_run(folder: Path, label: str | None = None) -> Curve:
     """Read a run's folder; `DocumentError` says what is missing and how to get it."""
     try:
-        result = RunResult.model_validate_json((folder / RESULT).read_text(encoding="utf-8"))
-        events = read_history(folder / HISTORY)
+        result = RunResult.model_validate_json((folder / RESULT_FILE).read_text(encoding="utf-8"))
+        events = read_history(folder / HISTORY_FILE)
     except FileNotFoundError as error:
         raise DocumentError(
             f"{folder}: holds no finished run ({Path(str(error.filename)).name} is missing); "
             f"make one with: espalier run JOB --output {folder}"
         ) from error
     except ValueError as error:
-        raise DocumentError(f"{folder / RESULT}: {error}") from error
+        raise DocumentError(f"{folder / RESULT_FILE}: {error}") from error
     return Curve(label or folder.name, result, events)
 
 

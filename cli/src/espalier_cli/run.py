@@ -22,22 +22,9 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
 from espalier_cli.display import JobRow, display_for
-from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, run_local, run_lock
+from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, layout, run_local, run_lock
 
 RESULT_FILE, PICTURE_FILE = "result.json", "training.png"
-_OWN_FILES = (
-    "state.json",
-    "job.yaml",
-    "allocation.json",
-    "report.json",
-    "events.jsonl",
-    "history.jsonl",
-    "trainer.log",
-    "agent.log",
-    "agent.url",
-    RESULT_FILE,
-    PICTURE_FILE,
-)
 _STOP_WALL_SECONDS = 4.0
 
 
@@ -87,9 +74,9 @@ def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
     with run_lock(directory):
         asyncio.run(end_orphans(folders, _STOP_WALL_SECONDS))  # they would write once more
         for folder in folders:
-            for name in _OWN_FILES:
+            for name in (*layout.FILES, RESULT_FILE, PICTURE_FILE):
                 (folder / name).unlink(missing_ok=True)
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            shutil.rmtree(folder / layout.CHECKPOINT_FOLDER, ignore_errors=True)
 
 
 def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, console: Console) -> Finished:
@@ -134,7 +121,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
 
     A full disk is warned about: what the run came to is said on the terminal all the same.
     """
-    history = folder / "history.jsonl"
+    history = folder / layout.HISTORY_FILE
     events = read_history(history) if history.exists() else ()
     over = outcome.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
     result = summarize(

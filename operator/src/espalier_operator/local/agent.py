@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from espalier_operator.local.layout import AGENT_LOG
 from espalier_operator.local.process import Process
 
 logger = logging.getLogger(__name__)
@@ -49,12 +50,12 @@ class Agent:
                 return
             self._process = None
             self._start_at = time.monotonic() + self._wait * 2 ** (self._starts - 1)
-            logger.warning("the agent ended with exit code %d; see %s", code, self._directory / "agent.log")
+            logger.warning("the agent ended with exit code %d; see %s", code, self._directory / AGENT_LOG)
         if self._starts > MAX_RESTARTS or time.monotonic() < self._start_at:
             return
         self._starts += 1
         try:
-            self._process = Process(self._argv, os.environ, self._directory / "agent.log", self._directory / PID_FILE)
+            self._process = Process(self._argv, os.environ, self._directory / AGENT_LOG, self._directory / PID_FILE)
         except OSError as error:
             self._starts = MAX_RESTARTS + 1
             logger.warning("the agent cannot be started: %s", error)

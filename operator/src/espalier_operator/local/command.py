@@ -6,11 +6,7 @@ from pathlib import Path
 
 from espalier_api import environment as names
 from espalier_api.job import AdaptiveTrainingJob
-
-JOB_FILE = "job.yaml"
-ALLOCATION_FILE = "allocation.json"
-REPORT_FILE = "report.json"
-CHECKPOINT_FOLDER = "checkpoints"
+from espalier_operator.local.layout import ALLOCATION_FILE, CHECKPOINT_FOLDER, EVENTS_FILE, JOB_FILE, REPORT_FILE
 
 
 def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
@@ -27,7 +23,7 @@ def contract_variables(directory: Path, agent_url: str | None) -> dict[str, str]
         names.JOB_FILE: JOB_FILE,
         names.ALLOCATION_FILE: ALLOCATION_FILE,
         names.REPORT_FILE: REPORT_FILE,
-        names.EVENTS_FILE: "events.jsonl",
+        names.EVENTS_FILE: EVENTS_FILE,
         names.CHECKPOINT_DIR: CHECKPOINT_FOLDER,
     }
     variables = {name: str((directory / file).resolve()) for name, file in files.items()}

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from espalier_api.events import AnyEvent
 from espalier_operator.local.files import EventTail, offset_after
+from espalier_operator.local.layout import EVENTS_FILE, HISTORY_FILE
 
 logger = logging.getLogger(__name__)
-
-HISTORY_FILE = "history.jsonl"
-EVENTS_FILE = "events.jsonl"
 
 
 class History:

@@ -25,17 +25,11 @@ from espalier_api.report import Report, TrainerPhase
 from espalier_api.status import JobPhase
 from espalier_operator.budget import Leader, Meter
 from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
-from espalier_operator.local.command import (
-    ALLOCATION_FILE,
-    CHECKPOINT_FOLDER,
-    JOB_FILE,
-    REPORT_FILE,
-    command_of,
-    contract_variables,
-)
+from espalier_operator.local.command import command_of, contract_variables
 from espalier_operator.local.exits import Failure, judge_exit
 from espalier_operator.local.files import AllocationFile, ReportFile
 from espalier_operator.local.history import History
+from espalier_operator.local.layout import ALLOCATION_FILE, CHECKPOINT_FOLDER, JOB_FILE, REPORT_FILE, TRAINER_LOG
 from espalier_operator.local.process import Process
 from espalier_operator.local.state import JobState
 
@@ -198,7 +192,7 @@ class LocalJob:
         self.process = Process(
             command_of(self.job) or default_command,
             {**os.environ, **contract_variables(self.directory, agent_url), **extra},
-            self.directory / "trainer.log",
+            self.directory / TRAINER_LOG,
             self.directory / PID_FILE,
         )
 

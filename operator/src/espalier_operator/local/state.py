@@ -16,9 +16,9 @@ from espalier_api.documents import DocumentError, read_document
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.status import JobPhase
+from espalier_operator.local.layout import STATE_FILE
 from espalier_operator.local.settings import LocalRunError
 
-STATE_FILE = "state.json"
 LOCK_FILE = ".lock"
 
 

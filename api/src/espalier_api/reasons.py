@@ -32,6 +32,9 @@ class Reason(StrEnum):
     ILLEGAL_ADVICE = "IllegalAdvice"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     UNSCHEDULABLE = "Unschedulable"
+    POD_REJECTED = "PodRejected"
+    PREEMPTED = "Preempted"
+    NODE_LOST = "NodeLost"
     PRE_RUNNING_DEADLINE_EXCEEDED = "PreRunningDeadlineExceeded"
     CRASH_LOOP = "CrashLoop"
     TOO_MANY_PREEMPTIONS = "TooManyPreemptions"
@@ -70,6 +73,9 @@ SENTENCES: dict[Reason, str] = {
     Reason.ILLEGAL_ADVICE: "the agent advised what the model does not allow; adaptation.fallback decided",
     Reason.IMAGE_PULL_FAILED: "its image cannot be pulled",
     Reason.UNSCHEDULABLE: "no node takes its pods",
+    Reason.POD_REJECTED: "the API server refuses its pods (quota, pod security, a missing object)",
+    Reason.PREEMPTED: "its leader was ended from outside and is started again from its checkpoint",
+    Reason.NODE_LOST: "the node of its leader is gone or not ready",
     Reason.PRE_RUNNING_DEADLINE_EXCEEDED: "it did not start training within preRunningDeadlineSeconds",
     Reason.CRASH_LOOP: "its workers failed more often than backoffLimit allows",
     Reason.TOO_MANY_PREEMPTIONS: "its GPUs were taken from it more often than maxPreemptions allows",

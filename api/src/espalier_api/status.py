@@ -77,6 +77,57 @@ class TrainingStatus(Record):
     last_updated_time: AwareDatetime | None = None
 
 
+class StandingReclaim(Record):
+    """A notice that stands: the job is to be down to `extra` extra workers by `deadline`."""
+
+    extra: int = Field(ge=0)
+    deadline: AwareDatetime
+    reason: Reason
+
+
+class StandingStop(Record):
+    """A demand that stands: the job is to checkpoint and end by `deadline`."""
+
+    reason: Reason
+    deadline: AwareDatetime
+
+
+class SchedulingStatus(Record):
+    """What the scheduler must not forget of a job: an operator that starts reads it here and goes on.
+
+    It is written with the rest of the status before anything is done, so that whatever comes to an end in between
+    is taken up by reading it again.
+    """
+
+    admitted_at: AwareDatetime | None = None
+    gpu_type: str | None = None
+    """The type of GPU it was admitted on."""
+    extra: int = Field(default=0, ge=0)
+    """Extra workers lent, those being reclaimed included until they are released."""
+    extra_generation: int = Field(default=0, ge=0)
+    """Generation of the allocation that last lent some; it is part of the names of their pods."""
+    reclaim: StandingReclaim | None = None
+    granted_at: AwareDatetime | None = None
+    """When extra GPUs were last lent to it."""
+    changed_at: AwareDatetime | None = None
+    """When its extra GPUs last changed, up or down."""
+    promised_until: AwareDatetime | None = None
+    """Until then it counts as holding all its extra workers, even where fewer are seen."""
+    stopping: StandingStop | None = None
+    counted_until: AwareDatetime | None = None
+    """The moment up to which its budgets are counted."""
+    trained: bool = False
+    """It has trained since it was admitted."""
+    failures: int = Field(default=0, ge=0)
+    last_failure: str = ""
+    attempts: tuple[int, ...] = ()
+    """By base worker: how often its pod was replaced; it is part of the name of the pod."""
+    pod_uids: tuple[str, ...] = ()
+    """By base worker: the pod that was last seen at this attempt, empty for none yet."""
+    not_before: AwareDatetime | None = None
+    """A leader that failed is not started again earlier."""
+
+
 class JobStatus(Record):
     """`status` of an `AdaptiveTrainingJob`."""
 
@@ -89,8 +140,14 @@ class JobStatus(Record):
     allocation: Allocation = Allocation()
     training: TrainingStatus = TrainingStatus()
     adaptations: tuple[Adaptation, ...] = Field(default=(), max_length=MAX_ADAPTATIONS_KEPT)
+    adaptation_count: int = Field(default=0, ge=0)
+    """How often the model has grown."""
     restarts: int = Field(default=0, ge=0)
+    """How often its leader was started again, for whatever cause."""
     preemptions: int = Field(default=0, ge=0)
+    """How often GPUs were taken from it by force, or its leader was ended from outside."""
     last_checkpoint_time: AwareDatetime | None = None
     replicas: int = Field(default=0, ge=0)
     selector: str = ""
+    """Label selector of its pods, for the scale subresource."""
+    scheduling: SchedulingStatus = SchedulingStatus()

@@ -197,6 +197,8 @@ class JobFacts:
     failures: int = 0
     last_failure: str = ""
     """What the last failure looked like, for a person."""
+    trouble: Reason | None = None
+    """What keeps its workers from starting, where that is known: the image, the nodes, the API server."""
     preemptions: int = 0
     """How often GPUs were taken from it by force, or its leader was ended from outside."""
     stopping: Stopping | None = None

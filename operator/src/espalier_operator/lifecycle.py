@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from espalier_api.reasons import Reason
+from espalier_api.reasons import SENTENCES, Reason
 from espalier_operator.actions import Action, Fail, Finish, Requeue, Stop
 from espalier_operator.facts import JobFacts, Rules
 
@@ -40,6 +40,10 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
     deadline = job.terms.pre_running_deadline_seconds
     if deadline is not None and not job.trained and now >= job.admitted_at + deadline:
         message = f"{now - job.admitted_at:.0f} s after admission"
+        if job.trouble is not None:
+            return Fail(
+                job=job.key, reason=job.trouble, message=f"{message}: {job.last_failure or SENTENCES[job.trouble]}"
+            )
         return Fail(job=job.key, reason=Reason.PRE_RUNNING_DEADLINE_EXCEEDED, message=message)
     return None
 

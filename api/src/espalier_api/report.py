@@ -66,6 +66,8 @@ class Adaptation(Record):
     probabilities: dict[str, float] = Field(default_factory=dict)
     """The policy's probability of each action, by the action's text; empty for a fallback."""
     result: AdaptationResult
+    reason: Reason | None = None
+    """What kept the agent from deciding (`AgentUnavailable`, `IllegalAdvice`), where a fallback did."""
     message: str = ""
     depth_before: int
     depth_after: int

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from espalier_api.allocation import Allocation
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Report
+from espalier_api.report import AdaptationResult, Report
 from espalier_api.status import (
     MAX_ADAPTATIONS_KEPT,
     Condition,
@@ -15,10 +15,14 @@ from espalier_api.status import (
     ConditionType,
     JobPhase,
     JobStatus,
+    SchedulingStatus,
     TimeBudgetStatus,
     TrainingStatus,
 )
 from espalier_operator.facts import JobFacts
+
+MAX_MESSAGE = 4096
+"""Characters of a condition's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,7 @@ class Observed:
     restarts: int = 0
     preemptions: int = 0
     selector: str = ""
+    scheduling: SchedulingStatus = field(default_factory=SchedulingStatus)
 
 
 def status_of(job: JobFacts, observed: Observed, previous: JobStatus | None, wall: datetime) -> JobStatus:
@@ -66,12 +71,32 @@ def status_of(job: JobFacts, observed: Observed, previous: JobStatus | None, wal
         allocation=observed.allocation,
         training=before.training if report is None else _training(report),
         adaptations=before.adaptations if report is None else report.adaptations[-MAX_ADAPTATIONS_KEPT:],
+        adaptation_count=before.adaptation_count if report is None else _grown(report),
         restarts=observed.restarts,
         preemptions=observed.preemptions,
         last_checkpoint_time=before.last_checkpoint_time if report is None else report.last_checkpoint_time,
         replicas=job.terms.min_replicas + job.extra if job.admitted_at is not None else 0,
         selector=observed.selector,
+        scheduling=observed.scheduling,
     )
+
+
+def status_of_invalid(
+    generation: int, problems: tuple[str, ...], previous: JobStatus | None, wall: datetime
+) -> JobStatus:
+    """Return the status of a job whose specification cannot be run; what is known of an earlier one stays."""
+    before = previous or JobStatus()
+    was = next((entry for entry in before.conditions if entry.type is ConditionType.ADMITTED), None)
+    refused = Condition(
+        type=ConditionType.ADMITTED,
+        status=ConditionStatus.FALSE,
+        reason=Reason.INVALID_SPEC,
+        message="; ".join(problems)[:MAX_MESSAGE],
+        last_transition_time=was.last_transition_time if was and was.status is ConditionStatus.FALSE else wall,
+        observed_generation=generation,
+    )
+    others = tuple(entry for entry in before.conditions if entry.type is not ConditionType.ADMITTED)
+    return before.model_copy(update={"observed_generation": generation, "conditions": (refused, *others)})
 
 
 def phase_of(job: JobFacts, outcome: Outcome | None) -> JobPhase:
@@ -89,7 +114,7 @@ def _conditions(job: JobFacts, observed: Observed, before: JobStatus, wall: date
     for kind in ConditionType:
         holds, reason, message = _judge(kind, job, observed)
         was = known.get(kind)
-        if was is None and not holds and kind not in (ConditionType.ADMITTED, ConditionType.RUNNING):
+        if was is None and not holds and kind not in _always_listed(job):
             continue  # what was never so is not listed
         status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
         conditions.append(
@@ -110,20 +135,22 @@ def _judge(kind: ConditionType, job: JobFacts, observed: Observed) -> tuple[bool
     outcome, admitted = observed.outcome, job.admitted_at is not None
     ended = None if outcome is None else (False, outcome.reason, outcome.message)
     waiting = observed.refusal or (Reason.SUSPENDED if job.terms.suspend else Reason.NO_FREE_GPU)
-    stands = Reason.RUNNING if job.training else Reason.STARTING if admitted else waiting
+    stands = _stands(job, waiting)
     match kind:
         case ConditionType.ADMITTED:
             return ended or (admitted, Reason.GPUS_GRANTED if admitted else waiting, "")
         case ConditionType.RUNNING:
-            return ended or (job.training, stands, "" if job.training else job.last_failure)
+            return ended or (job.training, stands, "" if job.training else job.last_failure[:MAX_MESSAGE])
         case ConditionType.EXTRA_GPUS_GRANTED:
-            lent = f"{job.extra} extra workers" if job.extra else ""
-            refused = observed.refusal or Reason.NO_FREE_GPU
-            return ended or (job.extra > 0, Reason.EXTRA_GPUS_GRANTED if job.extra else refused, lent)
+            if job.extra:
+                lent = f"{job.extra} extra worker{'s' if job.extra > 1 else ''}"
+                return ended or (True, *_use_of_extra(lent, observed))
+            return ended or (False, observed.refusal or Reason.NO_FREE_GPU, "")
         case ConditionType.RECLAIM_PENDING:
             if job.reclaim is None:
                 return ended or (False, Reason.RECLAIM_ACKNOWLEDGED, "nothing is to be given back")
-            return ended or (True, job.reclaim.reason, f"down to {job.reclaim.extra} extra workers")
+            least = f"down to {job.reclaim.extra} extra worker{'' if job.reclaim.extra == 1 else 's'}"
+            return ended or (True, job.reclaim.reason, f"{SENTENCES[job.reclaim.reason]}: {least}")
         case ConditionType.SUSPENDED:
             suspended = job.terms.suspend and not admitted
             return ended or (suspended, Reason.SUSPENDED if suspended else stands, "")
@@ -133,6 +160,32 @@ def _judge(kind: ConditionType, job: JobFacts, observed: Observed) -> tuple[bool
         case ConditionType.FAILED:
             failed = outcome is not None and outcome.failed
             return (failed, outcome.reason if outcome else stands, outcome.message if outcome else "")
+
+
+def _always_listed(job: JobFacts) -> tuple[ConditionType, ...]:
+    if job.admitted_at is None:
+        return (ConditionType.ADMITTED, ConditionType.RUNNING)
+    return (ConditionType.ADMITTED, ConditionType.RUNNING, ConditionType.EXTRA_GPUS_GRANTED)
+
+
+def _use_of_extra(lent: str, observed: Observed) -> tuple[Reason, str]:
+    """Return reason and message of lent GPUs: that they are, or what kept the agent from deciding on their use."""
+    last = observed.report.adaptations[-1] if observed.report and observed.report.adaptations else None
+    if last is None or last.reason is None:
+        return Reason.EXTRA_GPUS_GRANTED, lent
+    return last.reason, f"{lent}; {SENTENCES[last.reason]}: {last.message}".rstrip(": ")
+
+
+def _stands(job: JobFacts, waiting: Reason) -> Reason:
+    if job.training:
+        return Reason.RUNNING if job.has_reported else Reason.NO_REPORT
+    if job.admitted_at is None:
+        return waiting
+    return job.trouble or Reason.STARTING
+
+
+def _grown(report: Report) -> int:
+    return sum(adaptation.result is AdaptationResult.GROWN for adaptation in report.adaptations)
 
 
 def _training(report: Report) -> TrainingStatus:

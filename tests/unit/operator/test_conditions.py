@@ -30,7 +30,11 @@ def test_a_waiting_job_says_why():
 
 def test_the_life_of_a_job_in_conditions():
     status = status_of(ADMITTED, Observed(), None, T0)
-    assert told(status) == {"Admitted": ("True", "GPUsGranted"), "Running": ("False", "Starting")}
+    assert told(status) == {
+        "Admitted": ("True", "GPUsGranted"),
+        "Running": ("False", "Starting"),
+        "ExtraGPUsGranted": ("False", "NoFreeGPU"),
+    }
     later = T0 + timedelta(seconds=5)
     lent = replace(TRAINING, extra=1)
     report = Report(

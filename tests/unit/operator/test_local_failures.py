@@ -49,7 +49,7 @@ def test_more_crashes_than_backoff_limit_are_a_crash_loop(local_run, job_of):
     story = local_run([job_of("one", "exit-after=0.1", "exit-code=7", backoffLimit=1)])
     outcome = story.outcomes["one"]
     assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.CRASH_LOOP)
-    assert outcome.message == "2 failures, backoffLimit 1; the last: exit code 7; see trainer.log"
+    assert outcome.message == "2 failures, backoffLimit 1; the last: exit code 7; see its log"
     assert outcome.failures == 2
 
 

@@ -20,7 +20,7 @@ from espalier_api.result import read_history
 from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import Ended, Role
 from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
-from espalier_operator.local.exits import Failure, Preemption, judge_exit
+from espalier_operator.exits import Failure, Preemption, judge_exit
 from espalier_operator.local.files import EventTail
 from espalier_operator.local.gpus import Gpus, Holder, cuda_devices
 from espalier_operator.local.history import History
@@ -43,10 +43,10 @@ def report(phase: TrainerPhase, reason: Reason | None = None, message: str = "")
         (0, report(TrainerPhase.STOPPED), Preemption("exit code 0")),
         (143, report(TrainerPhase.STOPPED), Preemption("exit code 143")),
         (-15, report(TrainerPhase.TRAINING), Preemption("ended by SIGTERM")),
-        (-15, None, Failure("ended by SIGTERM; see trainer.log")),
-        (-9, report(TrainerPhase.TRAINING), Failure("ended by SIGKILL; see trainer.log")),
+        (-15, None, Failure("ended by SIGTERM; see its log")),
+        (-9, report(TrainerPhase.TRAINING), Failure("ended by SIGKILL; see its log")),
         (1, report(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "no data"), Failure("exit code 1: no data")),
-        (2, None, Ended(reason=Reason.INVALID_SPEC, failed=True, message="exit code 2; see trainer.log")),
+        (2, None, Ended(reason=Reason.INVALID_SPEC, failed=True, message="exit code 2; see its log")),
         (
             3,
             report(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, "step 7"),

@@ -84,6 +84,7 @@ class Adapter:
             policy=decision.policy,
             probabilities=decision.probabilities,
             result=result,
+            reason=decision.problem[0] if decision.problem else None,
             message=message,
             depth_before=network.depth,
             depth_after=grown.depth,

@@ -39,16 +39,16 @@ def judge_exit(code: int, report: Report | None) -> Ended | Failure | Preemption
     said = report.reason if report is not None else None
     message = report.message if report is not None else ""
     if code == INVALID_SPEC_CODE:
-        return Ended(reason=Reason.INVALID_SPEC, failed=True, message=message or "exit code 2; see trainer.log")
+        return Ended(reason=Reason.INVALID_SPEC, failed=True, message=message or "exit code 2; see its log")
     if code == LOSS_NOT_FINITE_CODE:
-        return Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message=message or "exit code 3; see trainer.log")
+        return Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message=message or "exit code 3; see its log")
     stopped = phase is TrainerPhase.STOPPED or code in _STOPPED_CODES
     if code == 0 and not stopped:
         reason = said if phase is TrainerPhase.COMPLETED and said is not None else Reason.COMPLETED
         return Ended(reason=reason, failed=False, message=message)
     if stopped and phase is not TrainerPhase.STARTING:
         return Preemption(_describe(code))
-    return Failure(f"{_describe(code)}{': ' + message if message else '; see trainer.log'}")
+    return Failure(f"{_describe(code)}{': ' + message if message else '; see its log'}")
 
 
 def _describe(code: int) -> str:

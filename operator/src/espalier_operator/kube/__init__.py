@@ -1,0 +1,6 @@
+"""The scheduler on Kubernetes: kopf records facts, the loop plans, and the status of each job is the memory.
+
+From pure to edge: `settings`, `names`, `jobs`, `nodes`, `pods` (what objects say), `record` (what is remembered of a
+job), `transitions` and `progress` (how that changes), `view` (what the planner is told), `objects` and `converge`
+(what is to exist), `notes` (what is told as Events); then `client`, `store`, `handlers`, `backend`, `lease`, `main`.
+"""

@@ -1,0 +1,54 @@
+"""Names, labels and annotations of what the operator makes. Deterministic: making a thing twice meets itself."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from espalier_api.job import GROUP
+from espalier_operator.facts import Role
+
+PLURAL: Final = "adaptivetrainingjobs"
+VERSION: Final = "v1alpha1"
+
+JOB_LABEL: Final = f"{GROUP}/job"
+ROLE_LABEL: Final = f"{GROUP}/role"
+INDEX_LABEL: Final = f"{GROUP}/index"
+ATTEMPT_LABEL: Final = f"{GROUP}/attempt"
+REPORT_LABEL: Final = f"{GROUP}/report"
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+MANAGER: Final = "espalier"
+
+
+def pod_name(job: str, role: Role, index: int, attempt: int) -> str:
+    """Return the name of a worker's pod; `attempt` is the allocation's generation for an extra worker."""
+    return f"{host_name(job, role, index)}-{attempt}"
+
+
+def host_name(job: str, role: Role, index: int) -> str:
+    """Return the worker's host name under the job's headless Service, the same for every attempt."""
+    return f"{job}-{role}-{index}"
+
+
+def report_name(job: str) -> str:
+    """Return the name of the ConfigMap that the leader reports to."""
+    return f"{job}-report"
+
+
+def account_name(job: str) -> str:
+    """Return the name of the job's ServiceAccount, Role and RoleBinding."""
+    return f"{job}-trainer"
+
+
+def labels(job: str) -> dict[str, str]:
+    """Return the labels of everything that belongs to `job`."""
+    return {JOB_LABEL: job, MANAGED_BY_LABEL: MANAGER}
+
+
+def worker_labels(job: str, role: Role, index: int, attempt: int) -> dict[str, str]:
+    """Return the labels of a worker's pod."""
+    return {**labels(job), ROLE_LABEL: str(role), INDEX_LABEL: str(index), ATTEMPT_LABEL: str(attempt)}
+
+
+def selector(job: str) -> str:
+    """Return the label selector of a job's pods."""
+    return f"{JOB_LABEL}={job},{ROLE_LABEL}"

@@ -1,0 +1,104 @@
+"""What is told as Kubernetes Events: what changed between two statuses. Pure; reasons are those of the one enum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.report import AdaptationResult
+from espalier_api.status import Condition, ConditionStatus, ConditionType, JobStatus
+
+LONGEST_MESSAGE = 1024
+"""Characters; the API server refuses more."""
+
+_WARNINGS = frozenset(
+    {
+        Reason.GPU_LOST,
+        Reason.RECLAIM_FORCED,
+        Reason.AGENT_UNAVAILABLE,
+        Reason.ILLEGAL_ADVICE,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.UNSCHEDULABLE,
+        Reason.POD_REJECTED,
+        Reason.PREEMPTED,
+        Reason.NODE_LOST,
+        Reason.PRE_RUNNING_DEADLINE_EXCEEDED,
+        Reason.CRASH_LOOP,
+        Reason.TOO_MANY_PREEMPTIONS,
+        Reason.TRAINER_FAILED,
+        Reason.LOSS_NOT_FINITE,
+        Reason.INVALID_SPEC,
+        Reason.BUDGET_ENFORCED,
+        Reason.TOO_LARGE,
+        Reason.NO_REPORT,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """One Event."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def notes(before: JobStatus | None, after: JobStatus) -> tuple[Note, ...]:
+    """Return what is news in `after`, oldest cause first."""
+    was = before or JobStatus()
+    told = [note for condition in after.conditions if (note := _of_condition(was, condition))]
+    told += _of_allocation(was, after)
+    told += _of_adaptations(was, after)
+    if after.restarts > was.restarts:
+        reason = Reason.PREEMPTED if after.preemptions > was.preemptions else Reason.TRAINER_FAILED
+        told.append(_note(reason, f"start {after.restarts + 1}: {after.scheduling.last_failure or SENTENCES[reason]}"))
+    unique: dict[tuple[str, str], Note] = {(note.reason, note.message): note for note in told}
+    return tuple(unique.values())
+
+
+def _of_condition(was: JobStatus, condition: Condition) -> Note | None:
+    known = next((entry for entry in was.conditions if entry.type is condition.type), None)
+    if known is not None and (known.status, known.reason) == (condition.status, condition.reason):
+        return None
+    ended = condition.type in (ConditionType.COMPLETE, ConditionType.FAILED)
+    if condition.status is not ConditionStatus.TRUE and condition.type not in (
+        ConditionType.ADMITTED,
+        ConditionType.RUNNING,
+    ):
+        return None  # the other side of what another condition or the allocation says
+    if any(e.type in (ConditionType.COMPLETE, ConditionType.FAILED) for e in was.conditions) and not ended:
+        return None
+    return _note(condition.reason, condition.message)
+
+
+def _of_allocation(was: JobStatus, after: JobStatus) -> list[Note]:
+    if after.allocation.generation == was.allocation.generation or not after.allocation.reason:
+        return []
+    allocation = after.allocation
+    reason = Reason(allocation.reason) if allocation.reason in set(Reason) else None
+    if reason is None:
+        return []
+    by = f", by {allocation.deadline:%H:%M:%S} UTC" if allocation.deadline is not None else ""
+    text = f"{SENTENCES[reason]}: {allocation.replicas} workers, {allocation.gpus} GPUs{by}"
+    return [_note(reason, text)]
+
+
+def _of_adaptations(was: JobStatus, after: JobStatus) -> list[Note]:
+    known = {adaptation.decision_id for adaptation in was.adaptations}
+    told = []
+    for adaptation in after.adaptations:
+        if adaptation.decision_id in known:
+            continue
+        depth = f"depth {adaptation.depth_before} -> {adaptation.depth_after}"
+        text = f"{adaptation.action} by {adaptation.source} {adaptation.policy}: {depth} {adaptation.message}".strip()
+        failed = adaptation.result is AdaptationResult.FAILED
+        told.append(Note(reason=f"Adaptation{adaptation.result}", message=text[:LONGEST_MESSAGE], warning=failed))
+        if adaptation.reason is not None:
+            told.append(_note(adaptation.reason, f"{SENTENCES[adaptation.reason]}: {adaptation.message}"))
+    return told
+
+
+def _note(reason: Reason, message: str) -> Note:
+    text = (message or SENTENCES[reason])[:LONGEST_MESSAGE]
+    return Note(reason=str(reason), message=text, warning=reason in _WARNINGS)

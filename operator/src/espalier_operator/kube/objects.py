@@ -1,0 +1,252 @@
+"""The objects of a job, built: a typed job in, plain dicts out. No client, no clock, no environment."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, Final
+
+from espalier_api import environment
+from espalier_api.documents import dumps
+from espalier_api.job import API_VERSION, GROUP, KIND
+from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
+from espalier_api.status import JobStatus
+from espalier_operator.facts import Role
+from espalier_operator.kube import names
+from espalier_operator.kube.jobs import KubeJob
+from espalier_operator.kube.settings import KubeSettings
+
+CONTRACT_FOLDER: Final = "/etc/espalier"
+"""Where a worker finds its job and its allocation: files that the kubelet writes from the pod's annotations."""
+JOB_FILE: Final = f"{CONTRACT_FOLDER}/job.json"
+ALLOCATION_FILE: Final = f"{CONTRACT_FOLDER}/allocation.json"
+TRAINER_UID: Final = 65532
+_CONTRACT_VOLUME: Final = "espalier-contract"
+_CHECKPOINT_VOLUME: Final = "espalier-checkpoints"
+_SCRATCH_VOLUME: Final = "espalier-tmp"
+
+Manifest = dict[str, Any]
+
+
+def owned_objects(job: KubeJob) -> tuple[Manifest, ...]:
+    """Return all objects of `job` but its pods, in the order in which they are to be made."""
+    return (service(job), report_config_map(job), service_account(job), role(job), role_binding(job))
+
+
+def service(job: KubeJob) -> Manifest:
+    """Return the headless Service under which workers find each other, before they are ready too."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, job.name),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {names.JOB_LABEL: job.name},
+        },
+    }
+
+
+def service_account(job: KubeJob) -> Manifest:
+    """Return the account that the job's pods run under unless its template names another."""
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(job, names.account_name(job.name))}
+
+
+def role(job: KubeJob) -> Manifest:
+    """Return the rights of the job's pods: to see their own job, to write their own report, nothing else."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": _metadata(job, names.account_name(job.name)),
+        "rules": [
+            {
+                "apiGroups": [GROUP],
+                "resources": [names.PLURAL],
+                "resourceNames": [job.name],
+                "verbs": ["get", "list", "watch"],
+            },
+            {
+                "apiGroups": [""],
+                "resources": ["configmaps"],
+                "resourceNames": [names.report_name(job.name)],
+                "verbs": ["get", "patch"],
+            },
+        ],
+    }
+
+
+def role_binding(job: KubeJob) -> Manifest:
+    """Return what gives the role to the account that the pods run under."""
+    account = names.account_name(job.name)
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": _metadata(job, account),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account},
+        "subjects": [
+            {
+                "kind": "ServiceAccount",
+                "name": _pod_spec(job).get("serviceAccountName", account),
+                "namespace": job.namespace,
+            }
+        ],
+    }
+
+
+def report_config_map(job: KubeJob) -> Manifest:
+    """Return the ConfigMap that the leader patches its report into."""
+    metadata = _metadata(job, names.report_name(job.name))
+    metadata["labels"][names.REPORT_LABEL] = "true"
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+def worker_pod(
+    job: KubeJob,
+    status: JobStatus,
+    worker: Role,
+    index: int,
+    attempt: int,
+    settings: KubeSettings,
+    gpu_type: str | None = None,
+) -> Manifest:
+    """Return the pod of a worker: the job's template, and what makes it a worker of this job.
+
+    What the template says stays; the first container is the one that trains. The ready trainer image (a template
+    without image) also gets the settings of restricted pod security.
+    """
+    spec = _pod_spec(job)
+    if not spec["containers"][0].get("image"):
+        _make_ready_trainer(spec, settings)
+    container = spec["containers"][0]
+    spec.setdefault("serviceAccountName", names.account_name(job.name))
+    spec["restartPolicy"] = "Never"
+    spec["hostname"] = names.host_name(job.name, worker, index)
+    spec["subdomain"] = job.name
+    spec.setdefault("enableServiceLinks", False)
+    _set_class(spec, job, worker, settings)
+    if gpu_type:
+        spec.setdefault("nodeSelector", {})[settings.gpu_type_label] = gpu_type
+    tolerations = spec.setdefault("tolerations", [])
+    tolerations += [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
+    container["env"] = [*_variables(job, worker, index, settings), *container.get("env", [])]
+    _mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), read_only=True)
+    _mount(spec, container, _CHECKPOINT_VOLUME, job.job.spec.checkpoint.path, {"emptyDir": {}})
+    template = job.job.spec.template
+    given: Manifest = {} if template is None else (template.model_extra or {}).get("metadata") or {}
+    metadata = _metadata(job, names.pod_name(job.name, worker, index, attempt))
+    metadata["labels"] = {**given.get("labels", {}), **names.worker_labels(job.name, worker, index, attempt)}
+    metadata["annotations"] = {
+        **given.get("annotations", {}),
+        JOB_ANNOTATION: json.dumps(job_document(job)),
+        ALLOCATION_ANNOTATION: dumps(allocation_document(job.job, status)),
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def job_document(job: KubeJob) -> Manifest:
+    """Return the job as its trainer reads it: name and specification, without what the API server added."""
+    document = job.job.to_json()
+    document.pop("status", None)
+    document["metadata"] = {"name": job.name, "namespace": job.namespace}
+    return document
+
+
+def owner_reference(job: KubeJob) -> Manifest:
+    """Return what makes the garbage collector remove an object with its job; it does not hold the job's deletion up."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def _metadata(job: KubeJob, name: str) -> Manifest:
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": names.labels(job.name),
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def _pod_spec(job: KubeJob) -> Manifest:
+    """Return the template's pod spec, a copy; with one container where there is no template."""
+    template = job.job.spec.template
+    if template is None:
+        return {"containers": [{"name": "trainer"}]}
+    spec: Manifest = template.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    return copy.deepcopy(spec)
+
+
+def _make_ready_trainer(spec: Manifest, settings: KubeSettings) -> None:
+    container = spec["containers"][0]
+    container["image"] = settings.trainer_image
+    container.setdefault("name", "trainer")
+    if settings.image_pull_policy is not None:
+        container.setdefault("imagePullPolicy", settings.image_pull_policy)
+    limits = container.setdefault("resources", {}).setdefault("limits", {})
+    if not any(settings.gpu_resource in _limits(other) for other in spec["containers"]):
+        limits[settings.gpu_resource] = 1
+    security = spec.setdefault("securityContext", {})
+    security.setdefault("runAsNonRoot", True)
+    security.setdefault("runAsUser", TRAINER_UID)
+    security.setdefault("fsGroup", TRAINER_UID)
+    security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    own = container.setdefault("securityContext", {})
+    own.setdefault("allowPrivilegeEscalation", False)
+    own.setdefault("readOnlyRootFilesystem", True)
+    own.setdefault("capabilities", {"drop": ["ALL"]})
+    _mount(spec, container, _SCRATCH_VOLUME, "/tmp", {"emptyDir": {}})
+
+
+def _limits(container: Manifest) -> Manifest:
+    limits: Manifest = (container.get("resources") or {}).get("limits") or {}
+    return limits
+
+
+def _set_class(spec: Manifest, job: KubeJob, worker: Role, settings: KubeSettings) -> None:
+    if worker is Role.EXTRA and settings.extra_priority_class is not None:
+        spec["priorityClassName"] = settings.extra_priority_class
+        spec.pop("priority", None)
+    elif job.job.spec.priority_class_name is not None:
+        spec["priorityClassName"] = job.job.spec.priority_class_name
+
+
+def _variables(job: KubeJob, worker: Role, index: int, settings: KubeSettings) -> list[Manifest]:
+    variables = {
+        environment.JOB_FILE: JOB_FILE,
+        environment.ALLOCATION_FILE: ALLOCATION_FILE,
+        environment.JOB_NAME: job.name,
+        environment.JOB_NAMESPACE: job.namespace,
+        environment.REPORT_CONFIG_MAP: names.report_name(job.name),
+        environment.WORKER_ROLE: str(worker),
+        environment.WORKER_INDEX: str(index),
+    }
+    if settings.agent_url is not None:
+        variables[environment.AGENT_URL] = settings.agent_url
+    plain: list[Manifest] = [{"name": name, "value": value} for name, value in variables.items()]
+    uid = {"name": environment.INCARNATION, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+    return [*plain, uid]
+
+
+def _contract_volume() -> Manifest:
+    files = {"job.json": JOB_ANNOTATION, "allocation.json": ALLOCATION_ANNOTATION}
+    items = [
+        {"path": path, "fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}
+        for path, annotation in files.items()
+    ]
+    return {"downwardAPI": {"items": items}}
+
+
+def _mount(
+    spec: Manifest, container: Manifest, name: str, path: str, source: Manifest, *, read_only: bool = False
+) -> None:
+    """Mount a volume of ours at `path`, unless the template mounts something there."""
+    mounts = container.setdefault("volumeMounts", [])
+    if any(path == mount.get("mountPath", "").rstrip("/") for mount in mounts):
+        return
+    mounts.append({"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})})
+    spec.setdefault("volumes", []).append({"name": name, **source})

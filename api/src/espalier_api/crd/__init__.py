@@ -1,0 +1,8 @@
+"""The CRD: `AdaptiveTrainingJob` as Kubernetes is told of it, generated from the models.
+
+`python -m espalier_api.crd FOLDER` writes it; `make crd` calls that for `crds/`.
+"""
+
+from espalier_api.crd.document import CATEGORY, NAME, PLURAL, SHORT_NAME, custom_resource_definition, render
+
+__all__ = ["CATEGORY", "NAME", "PLURAL", "SHORT_NAME", "custom_resource_definition", "render"]

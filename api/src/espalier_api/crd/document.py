@@ -1,0 +1,102 @@
+"""The custom resource definition of a job."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+
+from espalier_api.crd.rules import RULES
+from espalier_api.crd.schema import Schema, structural
+from espalier_api.job import API_VERSION, GROUP, KIND, JobSpec
+from espalier_api.status import JobStatus
+
+PLURAL: Final = "adaptivetrainingjobs"
+NAME: Final = f"{PLURAL}.{GROUP}"
+"""Name of the definition, and of its file."""
+SHORT_NAME: Final = "atj"
+CATEGORY: Final = "espalier"
+_HEADER: Final = "# Generated from espalier_api by `make crd`. Change the models there, not this file.\n"
+
+_COLUMNS: Final = (
+    ("Phase", "string", ".status.phase", "Where the job stands.", 0),
+    ("GPUs", "integer", ".status.allocation.gpus", "GPUs of all its workers.", 0),
+    ("Extra", "integer", ".status.scheduling.extra", "Extra workers lent to it.", 0),
+    ("Depth", "integer", ".status.training.depth", "Layers of the model.", 0),
+    ("Adaptations", "integer", ".status.adaptationCount", "How often the model has grown.", 0),
+    # An integer: the fraction of a second is cut off.
+    ("Budget-Left", "integer", ".status.timeBudget.remainingSeconds", "Seconds of its time budget that are left.", 0),
+    ("Restarts", "integer", ".status.restarts", "How often its leader was started again.", 1),
+    ("Queue", "string", ".spec.queue", "The queue it waits in.", 1),
+    ("Age", "date", ".metadata.creationTimestamp", "Since it was made.", 0),
+)
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """Return the definition as plain JSON types."""
+    version: dict[str, Any] = {
+        "name": API_VERSION.removeprefix(f"{GROUP}/"),
+        "served": True,
+        "storage": True,
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.maxReplicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path, "description": text, "priority": priority}
+            for name, kind, path, text, priority in _COLUMNS
+        ],
+        "schema": {"openAPIV3Schema": _schema()},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": NAME},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": [SHORT_NAME],
+                "categories": [CATEGORY],
+            },
+            "versions": [version],
+        },
+    }
+
+
+def render() -> str:
+    """Return the definition as the text of its YAML file."""
+    yaml = YAML(typ="rt")
+    yaml.width = 120
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    stream = io.StringIO()
+    yaml.dump(custom_resource_definition(), stream)
+    return _HEADER + stream.getvalue()
+
+
+def _schema() -> Schema:
+    schema: Schema = {
+        "description": "A training job with a time budget that grows its model into GPUs that become free.",
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural(JobSpec, RULES, defaults=True),
+            # What a status does not say was not known: nothing is filled in.
+            "status": structural(JobStatus, RULES, defaults=False),
+        },
+    }
+    if rules := RULES.get(KIND):
+        schema["x-kubernetes-validations"] = [dict(rule) for rule in rules]
+    return schema

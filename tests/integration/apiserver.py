@@ -1,0 +1,330 @@
+"""A real etcd and kube-apiserver on loopback, for tests: `ApiServer`.
+
+There is no controller manager, no scheduler and no kubelet: nothing collects garbage, makes `default`
+ServiceAccounts, empties a deleted namespace or runs a pod. `ApiServer.namespace` and `fake_kubelet.FakeKubelet` do
+what tests need of that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from ruamel.yaml import YAML
+
+JOBS = "/apis/espalier.dev/v1alpha1"
+_START_SECONDS = 90.0
+_END_SECONDS = 15.0
+_LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+CLEARED = (
+    *(f"{JOBS}/adaptivetrainingjobs", "/api/v1/pods", "/api/v1/nodes", "/api/v1/services", "/api/v1/configmaps"),
+    *("/apis/rbac.authorization.k8s.io/v1/roles", "/apis/rbac.authorization.k8s.io/v1/rolebindings"),
+    *("/apis/coordination.k8s.io/v1/leases", "/api/v1/serviceaccounts", "/api/v1/events", "/api/v1/resourcequotas"),
+)
+"""What `ApiServer.clear` deletes, outside of the server's own namespaces."""
+_OWN_NAMESPACES = ("kube-system", "kube-public", "kube-node-lease", "default")
+
+
+class ServerError(RuntimeError):
+    """The API server or etcd did not start, or refused what it was asked for."""
+
+
+class ApiServer:
+    """etcd and kube-apiserver with RBAC, on ports of their own; a context manager.
+
+    `stop` and `start` end and start the API server on the same port and data, as a restarted control plane: tokens,
+    kubeconfigs and objects stay good. `close` ends both processes, each by its own id.
+    """
+
+    def __init__(self, binaries: Path, directory: Path) -> None:
+        """Start both; `directory` (empty) takes their data, certificates, logs and the kubeconfig."""
+        self.binaries, self.directory = binaries, directory
+        self.port, etcd_port = _free_ports(2)
+        self.url = f"https://127.0.0.1:{self.port}"
+        self.admin_token = secrets.token_hex(16)
+        self.kubeconfig = directory / "kubeconfig"
+        self._etcd_url = f"http://127.0.0.1:{etcd_port}"
+        self._names = itertools.count(1)
+        self._served: list[str] = []
+        self._server: subprocess.Popen[bytes] | None = None
+        self._api: httpx.Client | None = None
+        (directory / "tokens.csv").write_text(f'{self.admin_token},admin,admin,"system:masters"\n')
+        _make_key(directory / "service-accounts.key")
+        self._etcd = _spawn(self._etcd_command(), directory / "etcd.log")
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ---- running it
+
+    def start(self) -> None:
+        """Start the API server where it does not run; return when it is ready. `ServerError` when it is not in time."""
+        if self._server is None:
+            self._server = _spawn(self._server_command(), self.directory / "apiserver.log")
+        self._wait("is ready", self._is_ready)
+        self.kubeconfig.write_text(self.kubeconfig_text(self.admin_token))
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
+        """End the API server (SIGKILL: at once); clients see refused connections until `start`."""
+        if self._server is not None:
+            _end(self._server, sig)
+            self._server = None
+
+    def close(self) -> None:
+        """End both processes."""
+        if self._api is not None:
+            self._api.close()
+        self.stop()
+        _end(self._etcd, signal.SIGTERM)
+
+    def _is_ready(self) -> bool:
+        for process, name in ((self._etcd, "etcd"), (self._server, "apiserver")):
+            if process is None or process.poll() is not None:
+                raise ServerError(f"{name} ended: {self._end_of_log(name)}")
+        # It makes its certificate when it first starts.
+        if not self._certificate.exists():
+            return False
+        try:
+            # Its own word comes too early: just started, it answers requests for our kinds with 429.
+            return all(self.api.get(path, timeout=2).status_code == 200 for path in ("/readyz", *self._served))
+        except (httpx.TransportError, ssl.SSLError):
+            return False
+
+    def _wait(self, what: str, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not holds():
+            if time.monotonic() > deadline:
+                raise ServerError(f"not true after {_START_SECONDS:g} s: {what}; {self._end_of_log('apiserver')}")
+            time.sleep(0.05)
+
+    def _end_of_log(self, name: str) -> str:
+        path = self.directory / f"{name}.log"
+        lines = path.read_text(errors="replace").splitlines()[-8:] if path.exists() else []
+        return "\n".join([f"{path} ends with", *lines])
+
+    def _etcd_command(self) -> list[str]:
+        return [
+            str(self.binaries / "etcd"),
+            f"--data-dir={self.directory / 'etcd'}",
+            f"--listen-client-urls={self._etcd_url}",
+            f"--advertise-client-urls={self._etcd_url}",
+            "--listen-peer-urls=http://127.0.0.1:0",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        ]
+
+    def _server_command(self) -> list[str]:
+        key = self.directory / "service-accounts.key"
+        return [
+            str(self.binaries / "kube-apiserver"),
+            f"--etcd-servers={self._etcd_url}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={self.port}",
+            f"--cert-dir={self.directory / 'certificates'}",
+            f"--token-auth-file={self.directory / 'tokens.csv'}",
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.0.0.0/16",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            # A test may bring thousands of requests in seconds; fairness between clients is not what is tested.
+            "--enable-priority-and-fairness=false",
+            "--shutdown-delay-duration=0s",
+            "--endpoint-reconciler-type=none",
+        ]
+
+    # ---- talking to it
+
+    @property
+    def _certificate(self) -> Path:
+        return self.directory / "certificates" / "apiserver.crt"
+
+    @property
+    def api(self) -> httpx.Client:
+        """A client with all rights (`system:masters`) that keeps its connections; not to be closed."""
+        if self._api is None:
+            self._api = self.client(self.admin_token)
+        return self._api
+
+    def client(self, token: str, seconds: float = 30.0) -> httpx.Client:
+        """Return a client for whoever `token` is, to be closed; requests have `seconds`."""
+        return httpx.Client(timeout=seconds, **self._client_options(token))
+
+    def async_client(self, token: str, seconds: float = 30.0) -> httpx.AsyncClient:
+        """Return the same for asyncio."""
+        return httpx.AsyncClient(timeout=seconds, **self._client_options(token))
+
+    def _client_options(self, token: str) -> dict[str, Any]:
+        return {
+            "base_url": self.url,
+            "headers": {"Authorization": f"Bearer {token}"},
+            "verify": ssl.create_default_context(cafile=str(self._certificate)),
+            "trust_env": False,
+        }
+
+    def token(self, namespace: str, service_account: str) -> str:
+        """Return a token of the ServiceAccount, good for an hour."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        return str(self.request("POST", path, body)["status"]["token"])
+
+    def kubeconfig_text(self, token: str, namespace: str = "default") -> str:
+        """Return a kubeconfig (JSON, which is YAML) for whoever `token` is."""
+        cluster = {"server": self.url, "certificate-authority": str(self._certificate)}
+        return json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "test",
+                "clusters": [{"name": "test", "cluster": cluster}],
+                "users": [{"name": "test", "user": {"token": token}}],
+                "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": namespace}}],
+            }
+        )
+
+    def request(self, method: str, path: str, body: Any = None, **parameters: str) -> Any:
+        """Do one request as admin, return the answer's JSON; `ServerError` with its message where it is refused."""
+        patch = {"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {}
+        answer = self.api.request(method, path, json=body, params=parameters, headers=patch)
+        if answer.is_error:
+            raise ServerError(f"{method} {path}: {answer.status_code} {_message(answer)}")
+        return answer.json()
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """Run kubectl as admin, return its stdout (with `check` off: and stderr); `ServerError` where it fails."""
+        result = subprocess.run(
+            [self.binaries / "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={"HOME": str(self.directory), "PATH": os.environ["PATH"]},
+        )
+        if check and result.returncode != 0:
+            raise ServerError(f"kubectl {' '.join(arguments)}: {result.stderr.strip()}")
+        return result.stdout if check else result.stdout + result.stderr
+
+    # ---- what is in it
+
+    def install(self, folder: Path) -> None:
+        """Install the CRDs of all YAML files in `folder`, and wait until they are served."""
+        for file in sorted(folder.glob("*.yaml")):
+            definition = YAML(typ="safe", pure=True).load(file)
+            name = definition["metadata"]["name"]
+            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+            answer = self.api.patch(
+                f"{path}/{name}",
+                params={"fieldManager": "test", "force": "true"},
+                content=json.dumps(definition),
+                headers={"Content-Type": "application/apply-patch+yaml"},
+            )
+            if answer.is_error:
+                raise ServerError(f"{file.name}: {_message(answer)}")
+            group, version = definition["spec"]["group"], definition["spec"]["versions"][0]["name"]
+            self._served.append(f"/apis/{group}/{version}/{definition['spec']['names']['plural']}")
+            self._wait(f"{name} is served", self._is_ready)
+
+    def namespace(self, name: str | None = None) -> str:
+        """Make a namespace (a new name where none is given) with its ServiceAccount `default`; return its name."""
+        name = name or f"test-{next(self._names)}"
+        self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        self.request("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
+        return name
+
+    def clear(self) -> None:
+        """Delete all that tests leave (`CLEARED`), at once; namespaces and their ServiceAccount `default` stay."""
+        for path in CLEARED:
+            for item in self.request("GET", path)["items"]:
+                name, namespace = item["metadata"]["name"], item["metadata"].get("namespace")
+                if namespace in _OWN_NAMESPACES and namespace != "default":
+                    continue
+                if (path, name) in (("/api/v1/serviceaccounts", "default"), ("/api/v1/services", "kubernetes")):
+                    continue
+                group, _, plural = path.rpartition("/")
+                where = f"{group}/namespaces/{namespace}/{plural}" if namespace else path
+                answer = self.api.delete(f"{where}/{name}", params={"gracePeriodSeconds": "0"})
+                if answer.is_error and answer.status_code != 404:
+                    raise ServerError(f"{where}/{name} cannot be deleted: {_message(answer)}")
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _make_key(path: Path) -> None:
+    try:
+        subprocess.run(["openssl", "genrsa", "-out", path, "2048"], check=True, capture_output=True, timeout=60)
+    except FileNotFoundError as error:
+        raise ServerError(
+            "no openssl on the PATH; it makes the key that ServiceAccount tokens are signed with"
+        ) from error
+
+
+def _spawn(command: Iterable[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own (a Ctrl-C reaches only the tests) that ends when this one dies."""
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        if _LIBC is not None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+def _end(process: subprocess.Popen[bytes], sig: signal.Signals) -> None:
+    if process.poll() is None:
+        process.send_signal(sig)
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(_END_SECONDS)

@@ -1,0 +1,63 @@
+"""A real API server for the tests of this folder; what they share lies beside this file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Tests have no package: their shared parts are imported from beside them.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from apiserver import ApiServer
+from fake_kubelet import FakeKubelet
+
+PROJECT = Path(__file__).parents[2]
+_BUILD_SECONDS = 1800
+
+
+@pytest.fixture(scope="session")
+def kubernetes_binaries() -> Path:
+    """Return the folder with etcd, kube-apiserver and kubectl; skip where there is none, fail in CI."""
+    result = subprocess.run(
+        [PROJECT / "hack" / "envtest"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=_BUILD_SECONDS,
+    )
+    if result.returncode != 0:
+        text = f"no API server to test with:\n{result.stderr}"
+        if os.environ.get("CI"):
+            pytest.fail(text, pytrace=False)
+        pytest.skip(text)
+    return Path(result.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def api_server(kubernetes_binaries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """Give a running API server that knows our kinds; see `apiserver.ApiServer`."""
+    with ApiServer(kubernetes_binaries, tmp_path_factory.mktemp("apiserver")) as server:
+        server.install(PROJECT / "crds")
+        yield server
+
+
+@pytest.fixture
+def cluster(api_server: ApiServer) -> Iterator[ApiServer]:
+    """Give the API server without jobs, pods and nodes, running, and leave it so."""
+    api_server.start()
+    api_server.clear()
+    yield api_server
+    api_server.start()
+    api_server.clear()
+
+
+@pytest.fixture
+def kubelet(cluster: ApiServer) -> Iterator[FakeKubelet]:
+    """Give a cluster whose pods run; nodes are added by `FakeKubelet.add_node`."""
+    with FakeKubelet(cluster) as kubelet:
+        yield kubelet

@@ -7,6 +7,7 @@ what tests need of that.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -28,7 +29,7 @@ from ruamel.yaml import YAML
 
 JOBS = "/apis/espalier.dev/v1alpha1"
 _START_SECONDS = 90.0
-_END_SECONDS = 15.0
+_END_SECONDS = 2.0
 _LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
@@ -321,10 +322,12 @@ def _spawn(command: Iterable[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes], sig: signal.Signals) -> None:
+    """End a process; a server that waits for its clients to close their watches is told twice, then killed."""
+    for each, seconds in ((sig, _END_SECONDS), (sig, _END_SECONDS), (signal.SIGKILL, _END_SECONDS)):
+        if process.poll() is not None:
+            return
+        process.send_signal(each)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
     if process.poll() is None:
-        process.send_signal(sig)
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(_END_SECONDS)
+        raise ServerError(f"process {process.pid} does not end")

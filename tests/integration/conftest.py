@@ -23,13 +23,8 @@ _BUILD_SECONDS = 1800
 @pytest.fixture(scope="session")
 def kubernetes_binaries() -> Path:
     """Return the folder with etcd, kube-apiserver and kubectl; skip where there is none, fail in CI."""
-    result = subprocess.run(
-        [PROJECT / "hack" / "envtest"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=_BUILD_SECONDS,
-    )
+    command = [PROJECT / "hack" / "envtest"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
     if result.returncode != 0:
         text = f"no API server to test with:\n{result.stderr}"
         if os.environ.get("CI"):

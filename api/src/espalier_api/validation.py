@@ -49,7 +49,7 @@ class JobFileError(ValueError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-def load_job(path: Path, resource: str = DEFAULT_GPU_RESOURCE) -> AdaptiveTrainingJob:
+def load_job(path: Path, resource: str | None = DEFAULT_GPU_RESOURCE) -> AdaptiveTrainingJob:
     """Read the one job of the file at `path`; `JobFileError` as `load_jobs`, and when it holds several."""
     jobs = load_jobs(path, resource)
     if len(jobs) > 1:
@@ -58,10 +58,11 @@ def load_job(path: Path, resource: str = DEFAULT_GPU_RESOURCE) -> AdaptiveTraini
     return jobs[0]
 
 
-def load_jobs(path: Path, resource: str = DEFAULT_GPU_RESOURCE) -> tuple[AdaptiveTrainingJob, ...]:
+def load_jobs(path: Path, resource: str | None = DEFAULT_GPU_RESOURCE) -> tuple[AdaptiveTrainingJob, ...]:
     """Read all jobs of a YAML or JSON file; documents of other groups (a PersistentVolumeClaim, say) are left out.
 
-    `resource` is the name of the GPU resource. Raises `JobFileError` with every problem of every job.
+    `resource` is the name of the GPU resource; None leaves the templates' GPU limits unread. Raises `JobFileError` with
+    every problem of every job.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -72,7 +73,7 @@ def load_jobs(path: Path, resource: str = DEFAULT_GPU_RESOURCE) -> tuple[Adaptiv
     return parse_jobs(text, str(path), resource)
 
 
-def parse_jobs(text: str, source: str, resource: str = DEFAULT_GPU_RESOURCE) -> tuple[AdaptiveTrainingJob, ...]:
+def parse_jobs(text: str, source: str, resource: str | None = DEFAULT_GPU_RESOURCE) -> tuple[AdaptiveTrainingJob, ...]:
     """Parse the text of a job file; `source` names it in problems. See `load_jobs`."""
     problems: list[Problem] = []
     jobs: list[AdaptiveTrainingJob] = []
@@ -118,7 +119,9 @@ def _belongs_to_others(document: CommentedMap) -> bool:
     return isinstance(version, str) and "kind" in document and not version.startswith(GROUP.split(".")[0])
 
 
-def _check(document: CommentedMap, source: str, resource: str) -> tuple[list[Problem], AdaptiveTrainingJob | None]:
+def _check(
+    document: CommentedMap, source: str, resource: str | None
+) -> tuple[list[Problem], AdaptiveTrainingJob | None]:
     try:
         plain = _plain(document)
     except ValueError as error:
@@ -143,10 +146,10 @@ def _template_of(plain: Any) -> PodTemplate | None:
 
 
 def _template_problems(
-    template: PodTemplate | None, document: CommentedMap, source: str, resource: str
+    template: PodTemplate | None, document: CommentedMap, source: str, resource: str | None
 ) -> list[Problem]:
     """Return what the types cannot say: a worker needs a whole number of GPUs, and at least one."""
-    if template is None:
+    if template is None or resource is None:
         return []
     place: _Loc = ("spec", "template", "spec", "containers")
     try:

@@ -10,7 +10,8 @@ import pytest
 from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
 from espalier_api.documents import dumps, write_document
 from espalier_api.reasons import Reason
-from espalier_trainer.scheduler import POLL_WALL_SECONDS, FileScheduler
+from espalier_trainer.allocations import POLL_WALL_SECONDS, AllocationFile
+from espalier_trainer.scheduler import DocumentScheduler
 
 
 class Clock:
@@ -37,6 +38,11 @@ def _document(generation=1, replicas=1, budget=20.0, used=0.0, job="default/t", 
     )
 
 
+def _scheduler(path, job, clock, **options):
+    sources = () if path is None else (AllocationFile(path, job, clock),)
+    return DocumentScheduler(sources, job, clock=clock, **options)
+
+
 def _asked(scheduler, clock):
     clock.now += 2 * POLL_WALL_SECONDS
     allocation = scheduler.allocation()
@@ -46,7 +52,7 @@ def _asked(scheduler, clock):
 def test_direction_is_what_changed_since_last_asked(tmp_path, make_job, clock):
     path = tmp_path / "allocation.json"
     write_document(path, _document(1, 1))
-    scheduler = FileScheduler(path, make_job(), clock=clock)
+    scheduler = _scheduler(path, make_job(), clock)
     assert _asked(scheduler, clock) == (1, 1, Direction.NONE)
     write_document(path, _document(2, 3))
     assert _asked(scheduler, clock) == (2, 3, Direction.UP)
@@ -59,7 +65,7 @@ def test_direction_is_what_changed_since_last_asked(tmp_path, make_job, clock):
 def test_extra_replicas_found_at_the_start_are_an_up(tmp_path, make_job, clock):
     path = tmp_path / "allocation.json"
     write_document(path, _document(5, 2))
-    scheduler = FileScheduler(path, make_job(), clock=clock)
+    scheduler = _scheduler(path, make_job(), clock)
     assert _asked(scheduler, clock) == (5, 2, Direction.UP)
     assert scheduler.base_replicas() == 1
 
@@ -67,7 +73,7 @@ def test_extra_replicas_found_at_the_start_are_an_up(tmp_path, make_job, clock):
 def test_file_is_looked_at_no_more_often_than_the_poll_interval(tmp_path, make_job, clock, monkeypatch):
     path = tmp_path / "allocation.json"
     write_document(path, _document())
-    scheduler = FileScheduler(path, make_job(), clock=clock)
+    scheduler = _scheduler(path, make_job(), clock)
     looks = []
     real = os.stat
     monkeypatch.setattr(os, "stat", lambda *args, **options: (looks.append(args), real(*args, **options))[1])
@@ -81,7 +87,7 @@ def test_file_is_looked_at_no_more_often_than_the_poll_interval(tmp_path, make_j
 def test_budget_is_counted_by_the_trainers_clock_from_its_start(tmp_path, make_job, clock):
     path = tmp_path / "allocation.json"
     write_document(path, _document(budget=20.0, used=3.0))
-    scheduler = FileScheduler(path, make_job(), time_scale=10.0, clock=clock)
+    scheduler = _scheduler(path, make_job(), clock, time_scale=10.0)
     clock.now += 100
     assert scheduler.time_left() == 17.0  # importing and building are free
     scheduler.start(2.0)
@@ -101,7 +107,7 @@ def test_budget_is_counted_by_the_trainers_clock_from_its_start(tmp_path, make_j
 def test_checkpoint_that_knows_more_wins(tmp_path, make_job, clock):
     path = tmp_path / "allocation.json"
     write_document(path, _document(used=3.0))
-    scheduler = FileScheduler(path, make_job(), clock=clock)
+    scheduler = _scheduler(path, make_job(), clock)
     scheduler.start(5.0)
     assert scheduler.used_seconds() == 5.0
 
@@ -132,7 +138,7 @@ def _future(text: str) -> str:
 def test_unusable_file_is_warned_about_once_and_the_last_good_one_holds(tmp_path, make_job, clock, spoil, said):
     path = tmp_path / "allocation.json"
     write_document(path, _document(1, 2))
-    scheduler = FileScheduler(path, make_job(), clock=clock)
+    scheduler = _scheduler(path, make_job(), clock)
     assert _asked(scheduler, clock)[:2] == (1, 2)
     path.write_bytes(spoil(dumps(_document(2, 1))).encode("utf-8", "surrogateescape"))
     for _ in range(3):
@@ -149,7 +155,7 @@ def test_unusable_file_is_warned_about_once_and_the_last_good_one_holds(tmp_path
 
 
 def test_missing_file_means_the_jobs_own_budget_and_base(tmp_path, make_job, clock):
-    scheduler = FileScheduler(tmp_path / "none.json", make_job(timeBudgetSeconds=9, minReplicas=2), clock=clock)
+    scheduler = _scheduler(tmp_path / "none.json", make_job(timeBudgetSeconds=9, minReplicas=2), clock)
     assert _asked(scheduler, clock) == (0, 2, Direction.NONE)
     assert scheduler.time_budget() == 9
     assert len(scheduler.take_warnings()) == 1
@@ -159,7 +165,7 @@ def test_missing_file_means_the_jobs_own_budget_and_base(tmp_path, make_job, clo
 
 
 def test_without_a_file_nothing_is_warned_about(make_job, clock):
-    scheduler = FileScheduler(None, make_job(), clock=clock)
+    scheduler = _scheduler(None, make_job(), clock)
     assert _asked(scheduler, clock) == (0, 1, Direction.NONE)
     assert scheduler.take_warnings() == ()
 
@@ -167,7 +173,7 @@ def test_without_a_file_nothing_is_warned_about(make_job, clock):
 def test_demand_to_stop(tmp_path, make_job, clock):
     path = tmp_path / "allocation.json"
     write_document(path, _document())
-    scheduler = FileScheduler(path, make_job(), clock=clock)
+    scheduler = _scheduler(path, make_job(), clock)
     assert not scheduler.stop_reason()
     write_document(path, _document(stop=Reason.SUSPENDED))
     clock.now += 2 * POLL_WALL_SECONDS
@@ -177,4 +183,4 @@ def test_demand_to_stop(tmp_path, make_job, clock):
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
 def test_time_scale_must_be_a_positive_number(make_job, scale):
     with pytest.raises(ValueError, match="time scale"):
-        FileScheduler(None, make_job(), time_scale=scale)
+        DocumentScheduler((), make_job(), time_scale=scale)

@@ -42,6 +42,10 @@ class CheckpointMismatchError(TrainerError):
     """The checkpoint belongs to another job or model."""
 
 
+class CheckpointFolderError(TrainerError):
+    """The folder for checkpoints cannot be written."""
+
+
 class LossNotFiniteError(Exception):
     """The loss, or a weight, became NaN or infinite: training cannot go on."""
 

@@ -43,6 +43,7 @@ class Trainer:
     `advisor` None means that nobody is asked (as with mode Off). `checkpoints` None means that nothing is kept.
     `stop` is asked at every step boundary; when it says True, a checkpoint is written and the run ends as `Stopped`.
     `restart_only` is a control for studies: where the advice is to grow, only the schedule begins again.
+    `incarnation` is what the process calls itself in reports; made up when empty.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Trainer:
         used_seconds: float = 0.0,
         stop: Cancelled = never,
         restart_only: bool = False,
+        incarnation: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
@@ -77,7 +79,9 @@ class Trainer:
             model.to(self._device), self._training.optimizer, self._example, job.spec.adaptation.insertion
         )
         self._progress = Progress(self._start.depth, self._start.parameters)
-        self._narrator = Narrator(job.key, scheduler, reporter or MemoryReporter(), self._start, self._progress)
+        self._narrator = Narrator(
+            job.key, scheduler, reporter or MemoryReporter(), self._start, self._progress, incarnation
+        )
         self._advisor = None if job.spec.adaptation.mode is AdaptationMode.OFF else advisor
         self._adapter = (
             None

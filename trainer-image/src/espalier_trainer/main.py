@@ -10,6 +10,7 @@ import os
 import sys
 
 from espalier_api.validation import JobFileError, load_job
+from espalier_trainer import worker
 from espalier_trainer.errors import ExitCode, TrainerError
 from espalier_trainer.settings import Settings, StopSignal
 
@@ -21,7 +22,12 @@ def main() -> int:
     stop.install()
     try:
         settings = Settings.from_environment(os.environ)
-        job = load_job(settings.job_file)
+        if not settings.leads:
+            worker.install_signals()
+        # What this cluster calls its GPUs, the trainer is not told: whoever started it has looked at the template.
+        job = load_job(settings.job_file, resource=None)
+        if not settings.leads:
+            worker.wait(settings, job)
         # Imported here: torch takes seconds, and a job file with a mistake should not have to wait for it.
         from espalier_trainer.session import train
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from espalier_api.events import (
@@ -36,11 +36,15 @@ class Narrator:
     reporter: Reporter
     network: Network
     progress: Progress
-    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    incarnation: str = ""
+    """A new value for every process start; made up when empty."""
     phase: TrainerPhase = TrainerPhase.STARTING
     acknowledged: int = 0
     last_checkpoint: datetime | None = None
     ending: Ending | None = None
+
+    def __post_init__(self) -> None:
+        self.incarnation = self.incarnation or uuid.uuid4().hex
 
     def enter(self, phase: TrainerPhase) -> None:
         """Change the phase and say so at once."""

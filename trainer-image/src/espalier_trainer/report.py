@@ -1,4 +1,4 @@
-"""The report file and the events file: what the leader tells the scheduler.
+"""The report file, the events file and the events in the log: what the leader tells the scheduler.
 
 A full disk or a vanished folder is warned about on stderr, once until it works again, and never ends training.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from espalier_api.documents import DocumentError, read_document, write_document
-from espalier_api.events import AnyEvent
+from espalier_api.events import AnyEvent, EpochFinished
 from espalier_api.report import Report
 
 logger = logging.getLogger(__name__)
@@ -27,14 +27,18 @@ LONGEST_LINE = 1 << 20
 """Bytes; an event is some hundreds."""
 
 
-class Reporter(Protocol):
+class EventRecorder(Protocol):
+    """Where events go."""
+
+    def record(self, event: AnyEvent) -> None:
+        """Add one event."""
+
+
+class Reporter(EventRecorder, Protocol):
     """Where reports and events go."""
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
         """Send the report that `make` builds: at once when `urgent`, otherwise when one is due."""
-
-    def record(self, event: AnyEvent) -> None:
-        """Add one event."""
 
 
 @dataclass
@@ -82,10 +86,9 @@ class FileReporter:
         """Append the event's line."""
         if self.events_path is None:
             return
-        line = event.model_dump_json(by_alias=True, exclude_none=True) + "\n"
         try:
             self.events_path.parent.mkdir(parents=True, exist_ok=True)
-            _append_line(self.events_path, line.encode())
+            _append_line(self.events_path, f"{_line(event)}\n".encode())
         except OSError as error:
             self._failed(self.events_path, error)
         else:
@@ -95,6 +98,26 @@ class FileReporter:
         if path not in self._failing:
             self._failing.add(path)
             logger.warning("%s: cannot be written (%s); training goes on without it", path, error)
+
+
+@dataclass
+class EventLog:
+    """Logs events as JSON lines: for a container, whose log is what people read.
+
+    Of the epochs, which may last milliseconds, one is logged every two seconds.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _epoch_due: float = field(init=False, default=0.0)
+
+    def record(self, event: AnyEvent) -> None:
+        """Log the event."""
+        if isinstance(event, EpochFinished):
+            now = self.clock()
+            if now < self._epoch_due:
+                return
+            self._epoch_due = now + INTERVAL_WALL_SECONDS
+        logger.info("event %s", _line(event))
 
 
 def previous_used_seconds(path: Path | None, job: str) -> float:
@@ -109,6 +132,10 @@ def previous_used_seconds(path: Path | None, job: str) -> float:
     except (DocumentError, OSError):
         return 0.0
     return report.used_seconds if report.job == job else 0.0
+
+
+def _line(event: AnyEvent) -> str:
+    return event.model_dump_json(by_alias=True, exclude_none=True)
 
 
 def _append_line(path: Path, line: bytes) -> None:

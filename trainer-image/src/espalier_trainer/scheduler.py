@@ -6,25 +6,17 @@ clock times the time scale; it begins to count when training starts, not when th
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
 from espalier_api.architecture import Architecture
-from espalier_api.documents import DocumentError, read_document
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
-
-logger = logging.getLogger(__name__)
-
-POLL_WALL_SECONDS = 0.05
-"""How often the allocation file is looked at, at most: a look is a `stat`, about 2 µs, so this costs nothing."""
+from espalier_trainer.allocations import AllocationSource
 
 
 class Scheduler(Protocol):
@@ -85,24 +77,21 @@ class _Asked:
 
 
 @dataclass
-class FileScheduler:
-    """The adapter to a scheduler that writes an `AllocationDocument` to a file.
+class DocumentScheduler:
+    """The adapter to a scheduler that says what it grants in `AllocationDocument`s.
 
-    The last good document is kept while the file is half-written, damaged, of another version, of another job, or
-    missing; each new state of such a file is warned about once. Before there was any good document, the job's own
-    budget and base replicas hold.
+    Several sources may carry the word of one scheduler (its API server, a file): the document of the newest generation
+    holds, of equal ones the first source's, and a demand to stop is heard from any. While there is no document, the
+    job's own budget and base replicas hold.
     """
 
-    path: Path | None
+    sources: Sequence[AllocationSource]
     job: AdaptiveTrainingJob
     time_scale: float = 1.0
     clock: Callable[[], float] = time.monotonic
     _document: AllocationDocument = field(init=False)
+    _stop: Reason | None = field(init=False, default=None)
     _asked: _Asked = field(init=False)
-    _looked: float = field(init=False, default=-math.inf)
-    _seen: tuple[int, int, int] | None = field(init=False, default=None)
-    _complaint: str = field(init=False, default="")
-    _warnings: list[str] = field(init=False, default_factory=list)
     _started: float | None = field(init=False, default=None)
     _used_before: float = field(init=False, default=0.0)
 
@@ -112,25 +101,25 @@ class FileScheduler:
         spec = self.job.spec
         self._document = AllocationDocument(
             job=self.job.key,
-            allocation=Allocation(replicas=spec.min_replicas, gpus=spec.min_replicas * spec.gpus_per_worker()),
+            allocation=Allocation(replicas=spec.min_replicas),
             time_budget=TimeBudget(budget_seconds=spec.time_budget_seconds),
             base_replicas=spec.min_replicas,
         )
         # A restarted trainer that finds extra replicas sees them as an `up`.
         self._asked = _Asked(spec.min_replicas)
-        self._look()
+        self._listen()
 
     def time_left(self) -> float:
         """Return the budget seconds left, never below zero."""
         return max(0.0, self.time_budget() - self.used_seconds())
 
     def time_budget(self) -> float:
-        """Return the budget of the last good document."""
+        """Return the budget of the newest document."""
         return self._document.time_budget.budget_seconds
 
     def allocation(self) -> Allocation:
-        """Return the allocation of the last good document, directed against the one last returned."""
-        self._look()
+        """Return the allocation of the newest document, directed against the one last returned."""
+        self._listen()
         return self._asked.direct(self._document.allocation)
 
     def base_replicas(self) -> int:
@@ -138,14 +127,19 @@ class FileScheduler:
         return self._document.base_replicas
 
     def stop_reason(self) -> Reason | None:
-        """Return the document's `stop`."""
-        self._look()
-        return self._document.stop
+        """Return the `stop` of the newest document, or of any that has one."""
+        self._listen()
+        return self._stop
 
     def start(self, used_seconds: float) -> None:
-        """Begin to count from the larger of `used_seconds` and the document's."""
-        self._look()
-        self._used_before = max(used_seconds, self._document.time_budget.used_seconds)
+        """Begin to count from the largest of `used_seconds` and the documents'; waits for sources that still connect.
+
+        The wait is before the budget's time runs, and bounded by the sources.
+        """
+        for source in self.sources:
+            source.settle()
+        known = [document.time_budget.used_seconds for document in self._listen()]
+        self._used_before = max(used_seconds, *known, self._document.time_budget.used_seconds)
         self._started = self.clock()
 
     def used_seconds(self) -> float:
@@ -162,46 +156,16 @@ class FileScheduler:
         """Nothing: the clock moves by itself."""
 
     def take_warnings(self) -> tuple[str, ...]:
-        """Return the complaints about the file since this was last asked."""
-        taken = tuple(self._warnings)
-        self._warnings.clear()
-        return taken
+        """Return the sources' complaints since this was last asked."""
+        return tuple(warning for source in self.sources for warning in source.take_warnings())
 
-    def _look(self) -> None:
-        now = self.clock()
-        if self.path is None or now - self._looked < POLL_WALL_SECONDS:
-            return
-        self._looked = now
-        try:
-            status = os.stat(self.path)
-            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if seen == self._seen:
-                return
-            document = read_document(self.path, AllocationDocument)
-            self._seen = seen
-        except FileNotFoundError:
-            self._complain(f"{self.path}: there is no such file; a scheduler should have written it")
-            return
-        except DocumentError as error:
-            self._seen = seen
-            self._complain(str(error))
-            return
-        except OSError as error:
-            self._complain(f"{self.path}: cannot be read ({error})")
-            return
-        if document.job not in (self.job.key, self.job.metadata.name):
-            self._complain(f"{self.path}: belongs to job {document.job!r}, not to {self.job.key!r}")
-            return
-        self._complaint = ""
-        self._document = document
-
-    def _complain(self, message: str) -> None:
-        if message == self._complaint:
-            return
-        self._complaint = message
-        text = f"{message}; going on with allocation generation {self._document.allocation.generation}"
-        logger.warning("%s", text)
-        self._warnings.append(text)
+    def _listen(self) -> list[AllocationDocument]:
+        """Take in what the sources say now, and return it. Some µs: it is done at every step boundary."""
+        heard = [document for source in self.sources if (document := source.latest()) is not None]
+        if heard:
+            self._document = max(heard, key=lambda document: document.allocation.generation)
+            self._stop = self._document.stop or next((one.stop for one in heard if one.stop), None)
+        return heard
 
 
 @dataclass

@@ -2,60 +2,106 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
+import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_api import environment
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, TrainingSpec
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_trainer.advisor import Advisor, HTTPAdvisor, NoAgent, WithFallback
 from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.contracts import connected
 from espalier_trainer.data import load_data
-from espalier_trainer.errors import ExitCode
+from espalier_trainer.entrypoint import load_entrypoint
+from espalier_trainer.errors import CheckpointFolderError, DatasetError, ExitCode, ModelError
 from espalier_trainer.fallback import build_fallback
 from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
-from espalier_trainer.report import FileReporter, previous_used_seconds
-from espalier_trainer.scheduler import FileScheduler
+from espalier_trainer.scheduler import DocumentScheduler
 from espalier_trainer.settings import Settings, StopSignal
+
+logger = logging.getLogger(__name__)
 
 SMALL_MODEL_PARAMETERS = 100_000
 """Below this a step on the CPU is too short to share between threads. Measured on the digits net, two cores: 1.5 ms a
 step with one thread and with two on an idle machine; on one that others use too, 7 ms with one and 12 to 50 ms with
 two, which then wait for each other."""
 
+_NEVER_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+"""What only a change of the job can mend."""
+
 
 def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> ExitCode:
-    """Build what the job names and train it."""
+    """Build what the job names and train it; raises `TrainerError` for what the person can mend."""
     training = job.spec.training
     seed = training.seed if settings.seed is None else settings.seed
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seed_everything(seed)
-    data = load_data(training.dataset)
-    model = build_model(training.model, data.classes, data.example_input())
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    if device.type == "cpu" and parameters < SMALL_MODEL_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    trainer = Trainer(
-        job,
-        model,
-        data,
-        FileScheduler(settings.allocation_file, job, settings.time_scale),
-        advisor=build_advisor(job, settings.agent_url, seed, stop),
-        reporter=FileReporter(settings.report_file, settings.events_file),
-        checkpoints=CheckpointStore(settings.checkpoint_folder or Path(job.spec.checkpoint.path)),
-        device=device,
-        seed=seed,
-        used_seconds=previous_used_seconds(settings.report_file, job.key),
-        stop=stop,
-    )
-    stop.training = True
-    return exit_code(trainer.run(), stop)
+    checkpoints = open_checkpoints(job, settings.checkpoint_folder)
+    with connected(settings, job) as contracts:
+        data = load_data(training.dataset)
+        model = build_model(training.model, data.classes, data.example_input())
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        if device.type == "cpu" and parameters < SMALL_MODEL_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
+        trainer = Trainer(
+            job,
+            model,
+            data,
+            DocumentScheduler(contracts.sources, job, settings.time_scale),
+            advisor=build_advisor(job, settings.agent_url, seed, stop),
+            reporter=contracts.reporter,
+            checkpoints=checkpoints,
+            device=device,
+            seed=seed,
+            used_seconds=contracts.used_seconds,
+            stop=stop,
+            incarnation=settings.incarnation,
+        )
+        stop.training = True
+        return exit_code(trainer.run(), stop)
+
+
+def warm_up(training: TrainingSpec) -> None:
+    """Import the code of the job's model and data; `TrainerError` where that is not possible."""
+    model, dataset = training.model, training.dataset
+    if model.entrypoint is not None:
+        load_entrypoint(model.entrypoint, "training.model.entrypoint", ModelError)
+    elif (model.name or "").startswith("torchvision:"):
+        importlib.import_module("torchvision.models")
+    if dataset.entrypoint is not None:
+        load_entrypoint(dataset.entrypoint, "training.dataset.entrypoint", DatasetError)
+
+
+def open_checkpoints(job: AdaptiveTrainingJob, folder: Path | None) -> CheckpointStore:
+    """Return the store in `folder`, or where the job says; `CheckpointFolderError` where nothing can ever be written.
+
+    A disk that is full, or away for the moment, is no such case: then training goes on without checkpoints.
+    """
+    path = folder or Path(job.spec.checkpoint.path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        if error.errno in _NEVER_WRITABLE:
+            field = "spec.checkpoint.path" if folder is None else environment.CHECKPOINT_DIR
+            raise CheckpointFolderError(
+                f"{field}: {path} cannot be written by user {os.getuid()} ({error.strerror}); mount a volume there "
+                "that this user may write (securityContext.fsGroup in spec.template), or name another folder"
+            ) from error
+        logger.warning("%s: %s; checkpoints may fail", path, error.strerror)
+    return CheckpointStore(path)
 
 
 def build_advisor(job: AdaptiveTrainingJob, default_url: str | None, seed: int, stop: StopSignal) -> Advisor | None:

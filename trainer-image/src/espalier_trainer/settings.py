@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 
@@ -43,6 +44,13 @@ class StopSignal:
         self.number = number
 
 
+class Role(StrEnum):
+    """What a worker is there for."""
+
+    BASE = "base"
+    EXTRA = "extra"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the environment says."""
@@ -55,6 +63,19 @@ class Settings:
     agent_url: str | None
     time_scale: float
     seed: int | None
+    job_key: str | None
+    """`namespace/name` of the job to watch at its API server."""
+    report_config_map: str | None
+    """The ConfigMap, in the job's namespace, that reports are patched into."""
+    incarnation: str
+    """What the leader calls itself in reports; empty: it makes up a name."""
+    role: Role
+    index: int
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker trains; the others wait, warm."""
+        return self.role is Role.BASE and self.index == 0
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> Settings:
@@ -75,6 +96,11 @@ class Settings:
             agent_url=variables.get(environment.AGENT_URL) or None,
             time_scale=_time_scale(variables.get(environment.TIME_SCALE) or "1"),
             seed=_seed(variables.get(environment.SEED)),
+            job_key=_job_key(variables),
+            report_config_map=variables.get(environment.REPORT_CONFIG_MAP) or None,
+            incarnation=variables.get(environment.INCARNATION, ""),
+            role=_role(variables.get(environment.WORKER_ROLE) or Role.BASE),
+            index=_index(variables.get(environment.WORKER_INDEX) or "0"),
         )
 
 
@@ -93,4 +119,27 @@ def _seed(text: str | None) -> int | None:
         return None
     if not text.isdecimal() or int(text) >= 2**32:
         raise SettingsError(f"{environment.SEED} is {text!r}; it must be a whole number from 0 to 2^32 - 1")
+    return int(text)
+
+
+def _job_key(variables: Mapping[str, str]) -> str | None:
+    name, namespace = variables.get(environment.JOB_NAME), variables.get(environment.JOB_NAMESPACE)
+    if not (name or namespace):
+        return None
+    if not (name and namespace):
+        missing = environment.JOB_NAMESPACE if name else environment.JOB_NAME
+        raise SettingsError(f"{missing} is not set; {environment.JOB_NAME} and {environment.JOB_NAMESPACE} go together")
+    return f"{namespace}/{name}"
+
+
+def _role(text: str) -> Role:
+    try:
+        return Role(text)
+    except ValueError:
+        raise SettingsError(f"{environment.WORKER_ROLE} is {text!r}; it must be {' or '.join(Role)}") from None
+
+
+def _index(text: str) -> int:
+    if not text.isdecimal():
+        raise SettingsError(f"{environment.WORKER_INDEX} is {text!r}; it must be a whole number from 0")
     return int(text)

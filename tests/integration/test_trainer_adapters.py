@@ -1,0 +1,536 @@
+"""The trainer against a real API server: it hears its allocation, it reports, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apiserver import JOBS, ApiServer
+from relay import Relay
+
+from espalier_api import environment
+from espalier_api.allocation import Allocation, AllocationDocument, Direction
+from espalier_api.documents import dumps, loads, write_document
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.reasons import Reason
+from espalier_api.report import Report, TrainerPhase
+from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, REPORT_KEY
+from espalier_api.status import JobStatus
+from espalier_api.validation import load_job
+from espalier_operator.facts import Role
+from espalier_operator.kube import objects
+from espalier_operator.kube.jobs import KubeJob, parse_job
+from espalier_operator.kube.settings import KubeSettings
+from espalier_trainer import kube
+from espalier_trainer.allocations import AllocationFile
+from espalier_trainer.kube import api as kube_api
+from espalier_trainer.kube import watch as kube_watch
+from espalier_trainer.report import EventLog
+from espalier_trainer.scheduler import DocumentScheduler
+
+PROJECT = Path(__file__).parents[2]
+PATIENCE = 30.0
+
+
+def wait_for(what: str, holds: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """Return what `holds` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds:g} s: {what}")
+        time.sleep(0.005)
+    return found
+
+
+@dataclass
+class Place:
+    """A job in a namespace of its own, with what the operator would make for its leader."""
+
+    cluster: ApiServer
+    folder: Path
+    namespace: str
+    job: KubeJob
+    generation: int = 0
+    _status: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        return f"{JOBS}/namespaces/{self.namespace}/adaptivetrainingjobs/{self.job.name}"
+
+    @property
+    def config_map(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/configmaps/{self.job.name}-report"
+
+    def status(self, **changes: Any) -> None:
+        """Patch the job's status, as the operator does."""
+        self._status |= changes
+        self.cluster.request("PATCH", f"{self.path}/status", {"status": changes})
+
+    def allocate(self, replicas: int, reason: str = "") -> int:
+        """Grant `replicas` and return the generation of the allocation."""
+        self.generation += 1
+        allocation = {"generation": self.generation, "replicas": replicas, "gpus": replicas, "reason": reason}
+        self.status(allocation=allocation, timeBudget={"usedSeconds": 0.5, "remainingSeconds": 9, "gpuSecondsUsed": 1})
+        return self.generation
+
+    def report(self) -> Report | None:
+        text = (self.cluster.request("GET", self.config_map).get("data") or {}).get(REPORT_KEY)
+        return None if text is None else loads(text, Report, "the ConfigMap")
+
+    def make_objects(self) -> None:
+        """Make the job's objects, but no pod."""
+        kinds = {"Service": "services", "ConfigMap": "configmaps", "ServiceAccount": "serviceaccounts"}
+        kinds |= {"Role": "roles", "RoleBinding": "rolebindings"}
+        for body in objects.owned_objects(self.job):
+            version = body["apiVersion"]
+            group = f"/api/{version}" if version == "v1" else f"/apis/{version}"
+            self.cluster.request("POST", f"{group}/namespaces/{self.namespace}/{kinds[body['kind']]}", body)
+
+    def kubeconfig(self, account: str, port: int | None = None) -> Path:
+        """Write the kubeconfig of a ServiceAccount, by way of `port`."""
+        text = self.cluster.kubeconfig_text(self.cluster.token(self.namespace, account))
+        if port is not None:
+            text = text.replace(self.cluster.url, f"https://127.0.0.1:{port}")
+        path = self.folder / f"kubeconfig-{account}"
+        path.write_text(text)
+        return path
+
+
+@pytest.fixture
+def place(cluster: ApiServer, tmp_path: Path) -> Callable[..., Place]:
+    """Make jobs; `spec` goes over the digits example's."""
+
+    def make(**spec: Any) -> Place:
+        body = load_job(PROJECT / "examples" / "digits.yaml").to_json()
+        namespace = cluster.namespace()
+        body["metadata"] = {"name": "digits", "namespace": namespace}
+        body["spec"] |= spec  # type: ignore[operator]
+        raw = cluster.request("POST", f"{JOBS}/namespaces/{namespace}/adaptivetrainingjobs", body)
+        job = parse_job(raw, KubeSettings())
+        assert isinstance(job, KubeJob), job
+        made = Place(cluster, tmp_path, namespace, job)
+        made.make_objects()
+        return made
+
+    return make
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], kube_api.Api]]:
+    """Connect as the kubeconfig says."""
+    opened: list[kube_api.Api] = []
+
+    def open_(kubeconfig: Path) -> kube_api.Api:
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        opened.append(kube.connect())
+        return opened[-1]
+
+    yield open_
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., DocumentScheduler]]:
+    """Watch a job, with a file as the second source."""
+    started: list[kube.JobWatch] = []
+
+    def start(api: kube_api.Api, job: AdaptiveTrainingJob, file: Path | None = None) -> DocumentScheduler:
+        watch = kube.JobWatch(api, job)
+        started.append(watch)
+        watch.start()
+        files = () if file is None else (AllocationFile(file, job),)
+        return DocumentScheduler((watch, *files), job)
+
+    yield start
+    for watch in started:
+        watch.close()
+        assert not watch.running
+
+
+@pytest.fixture
+def relay(cluster: ApiServer) -> Iterator[Relay]:
+    with Relay(cluster.port) as relay:
+        yield relay
+
+
+def document(job: KubeJob, generation: int, replicas: int, stop: Reason | None = None) -> AllocationDocument:
+    """Return what the annotation would say."""
+    scheduler = DocumentScheduler((), job.job)
+    base = AllocationDocument(
+        job=job.key,
+        allocation=Allocation(generation=generation, replicas=replicas),
+        time_budget={"budget_seconds": scheduler.time_budget()},
+    )
+    return base.model_copy(update={"stop": stop})
+
+
+def test_allocations_are_heard_in_milliseconds(place, connect, listen, capsys) -> None:
+    """Every patch of the status reaches the training loop, which does no more than read."""
+    here = place()
+    here.allocate(1)
+    scheduler = listen(connect(here.kubeconfig("digits-trainer")), here.job.job)
+    scheduler.start(0.0)
+    assert scheduler.allocation().generation == 1, "the first state is there before the budget runs"
+    assert scheduler.used_seconds() >= 0.5
+    latencies = []
+    for count in range(30):
+        patched = time.monotonic()
+        generation = here.allocate(1 + count % 2)
+        wait_for("the allocation", lambda: scheduler.allocation().generation == generation)  # noqa: B023
+        latencies.append(time.monotonic() - patched)
+    latencies.sort()
+    begun = time.perf_counter()
+    for _ in range(10_000):
+        scheduler.allocation()
+        scheduler.stop_reason()
+    each = (time.perf_counter() - begun) / 20_000
+    with capsys.disabled():
+        heard = f"median {1e3 * latencies[15]:.1f} ms, longest {1e3 * latencies[-1]:.1f} ms"
+        print(f"\npatch of the status sent → heard by the training loop: {heard};")
+        print(f"a question to the scheduler: {1e6 * each:.1f} µs")
+    assert latencies[-1] < 1.0
+    assert each < 1e-3
+    assert scheduler.take_warnings() == ()
+
+
+def test_stop_and_deadline_are_heard(place, connect, listen) -> None:
+    here = place()
+    here.allocate(2)
+    scheduler = listen(connect(here.kubeconfig("digits-trainer")), here.job.job)
+    scheduler.start(0.0)
+    assert scheduler.allocation().direction is Direction.UP
+    deadline = datetime(2030, 1, 1, tzinfo=UTC)
+    down = {"generation": 2, "replicas": 1, "gpus": 1, "direction": "down", "deadline": deadline.isoformat()}
+    here.status(allocation=down)
+    wait_for("the reclaim", lambda: scheduler.allocation().generation == 2)
+    assert scheduler.allocation().deadline == deadline
+    assert scheduler.stop_reason() is None
+    here.status(scheduling={"stopping": {"reason": "Suspended", "deadline": deadline.isoformat()}})
+    wait_for("the demand to stop", lambda: scheduler.stop_reason() is Reason.SUSPENDED)
+
+
+def test_api_server_that_restarts_is_one_warning_and_the_file_holds_meanwhile(
+    place, connect, listen, cluster, tmp_path, caplog
+) -> None:
+    here = place()
+    here.allocate(1)
+    file = tmp_path / "allocation.json"
+    write_document(file, document(here.job, 1, 1))
+    scheduler = listen(connect(here.kubeconfig("digits-trainer")), here.job.job, file)
+    scheduler.start(0.0)
+    assert scheduler.allocation().generation == 1
+    cluster.stop(signal.SIGKILL)
+    warnings: list[str] = []
+    wait_for("a warning", lambda: warnings.extend(scheduler.take_warnings()) or warnings)
+    write_document(file, document(here.job, 2, 2))
+    wait_for("the file's newer generation", lambda: scheduler.allocation().generation == 2)
+    cluster.start()
+    here.generation = 2
+    generation = here.allocate(1)
+    with caplog.at_level(logging.INFO, "espalier_trainer"):
+        wait_for("the allocation after the restart", lambda: scheduler.allocation().generation == generation)
+    warnings.extend(scheduler.take_warnings())
+    assert len(warnings) == 1, warnings
+    assert "cannot watch job" in warnings[0]
+    assert "Connection refused" in warnings[0]
+    assert warnings[0].endswith("going on by the annotation")
+    assert scheduler.allocation().generation == generation, "the file's older one does not come back"
+
+
+def test_watch_that_is_cut_or_dies_without_a_word_is_begun_again(place, connect, listen, relay, monkeypatch) -> None:
+    monkeypatch.setattr(kube_watch, "SILENCE_WALL_SECONDS", 1.0)
+    here = place()
+    here.allocate(1)
+    scheduler = listen(connect(here.kubeconfig("digits-trainer", relay.port)), here.job.job)
+    scheduler.start(0.0)
+    for harm in (relay.cut, relay.freeze, relay.cut):
+        harm()
+        generation = here.allocate(2)
+        if harm == relay.freeze:
+            made = relay.connections
+            # The client gives up by itself: nothing tells it that the connection is dead.
+            wait_for("a new connection", lambda: relay.connections > made)  # noqa: B023
+            relay.thaw()
+        wait_for("the allocation", lambda: scheduler.allocation().generation == generation)  # noqa: B023
+    assert relay.connections >= 4
+
+
+def test_watch_of_a_version_that_is_too_old_begins_anew(place, connect, listen) -> None:
+    """The API server itself answers 410 to a version that it no longer has."""
+    here = place()
+    here.allocate(1)
+    api = connect(here.kubeconfig("digits-trainer"))
+    asked: list[str] = []
+    real = api.watch
+
+    def watch(path: str, query: Any, **options: Any) -> kube_api.Watch:
+        asked.append(query["resourceVersion"])
+        return real(path, {**query, "resourceVersion": "1"} if len(asked) == 1 else query, **options)
+
+    api.watch = watch  # type: ignore[method-assign]
+    with pytest.raises(kube_api.CallError, match=r"too old resource version|Expired|Gone"):
+        for _ in real(here.path.rpartition("/")[0], _query("1"), lasting=5, silence=5):
+            pass
+    scheduler = listen(api, here.job.job)
+    scheduler.start(0.0)
+    wait_for("the second watch", lambda: len(asked) > 1)
+    generation = here.allocate(2)
+    wait_for("the allocation", lambda: scheduler.allocation().generation == generation)
+    assert scheduler.take_warnings() == (), "one break is no outage"
+
+
+def _query(version: str) -> dict[str, str]:
+    return {"fieldSelector": "metadata.name=digits", "resourceVersion": version}
+
+
+def test_without_rights_the_annotation_holds_until_they_are_granted(place, connect, listen, tmp_path) -> None:
+    here = place()
+    here.allocate(1)
+    file = tmp_path / "allocation.json"
+    write_document(file, document(here.job, 1, 1))
+    scheduler = listen(connect(here.kubeconfig("default")), here.job.job, file)
+    scheduler.start(3.0)
+    assert scheduler.used_seconds() >= 3.0
+    write_document(file, document(here.job, 2, 2))
+    wait_for("the file's allocation", lambda: scheduler.allocation().generation == 2)
+    warnings = list(scheduler.take_warnings())
+    write_document(file, document(here.job, 3, 1, stop=Reason.SUSPENDED))
+    wait_for("the file's stop", lambda: scheduler.stop_reason() is Reason.SUSPENDED)
+    # Give it time to fail again: the attempts are what must not warn.
+    attempts = time.monotonic() + 1.5
+    wait_for("some more attempts", lambda: time.monotonic() > attempts)
+    warnings.extend(scheduler.take_warnings())
+    assert len(warnings) == 1, warnings
+    assert f"cannot watch job {here.job.key}: Forbidden" in warnings[0]
+    binding = objects.role_binding(here.job)
+    binding["metadata"]["name"] = "late"
+    binding["subjects"][0]["name"] = "default"
+    here.cluster.request(
+        "POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{here.namespace}/rolebindings", binding
+    )
+    here.generation = 3
+    generation = here.allocate(2)
+    wait_for("the watched allocation", lambda: scheduler.allocation().generation == generation)
+
+
+def make_report(job: KubeJob, step: int = 0, **more: Any) -> Report:
+    return Report(job=job.key, incarnation="test", step=step, updated_time=datetime.now(UTC), **more)
+
+
+@pytest.fixture
+def reporter_of() -> Iterator[Callable[..., kube.ConfigMapReporter]]:
+    started: list[kube.ConfigMapReporter] = []
+
+    def start(api: kube_api.Api, here: Place, name: str = "digits-report") -> kube.ConfigMapReporter:
+        reporter = kube.ConfigMapReporter(api, here.namespace, name, EventLog())
+        started.append(reporter)
+        reporter.start()
+        return reporter
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def test_reports_are_patched_in_at_once_when_urgent_and_every_two_seconds_otherwise(
+    place, connect, reporter_of
+) -> None:
+    here = place()
+    reporter = reporter_of(connect(here.kubeconfig("digits-trainer")), here)
+    assert reporter.previous_used_seconds(here.job.key) == 0.0
+    reporter.publish(lambda: make_report(here.job, 1, used_seconds=4.5), urgent=True)
+    wait_for("the report", lambda: here.report() is not None, 2)
+    begun = time.monotonic()
+    made: list[float] = []
+
+    def make() -> Report:
+        made.append(time.monotonic() - begun)
+        return make_report(here.job, 2, used_seconds=4.5)
+
+    while time.monotonic() < begun + 2.5:
+        reporter.publish(make)
+    assert len(made) == 1
+    assert 1.5 < made[0] < 2.5
+    wait_for("the report that was due", lambda: here.report().step == 2)
+    reporter.publish(lambda: make_report(here.job, 7, phase=TrainerPhase.COMPLETED, used_seconds=4.5), urgent=True)
+    reporter.close()
+    report = here.report()
+    assert (report.step, report.phase) == (7, TrainerPhase.COMPLETED)
+    again = reporter_of(connect(here.kubeconfig("digits-trainer")), here)
+    assert again.previous_used_seconds(here.job.key) == 4.5
+    assert again.previous_used_seconds("other/job") == 0.0
+
+
+def test_last_report_survives_a_short_outage_and_a_long_one_costs_seconds(
+    place, connect, relay, reporter_of, caplog
+) -> None:
+    here = place()
+    api = connect(here.kubeconfig("digits-trainer", relay.port))
+    reporter = reporter_of(api, here)
+    relay.refuse()
+    reporter.publish(lambda: make_report(here.job, 1, phase=TrainerPhase.COMPLETED), urgent=True)
+    back = threading.Timer(1.0, relay.accept)
+    back.start()
+    reporter.close()
+    back.join()
+    assert here.report().phase is TrainerPhase.COMPLETED
+    assert len(caplog.records) == 1, caplog.text
+    assert "the report cannot be written" in caplog.text
+    caplog.clear()
+
+    reporter = reporter_of(api, here)
+    relay.refuse()
+    reporter.publish(lambda: make_report(here.job, 2), urgent=True)
+    begun = time.monotonic()
+    reporter.close()
+    assert 4.0 < time.monotonic() - begun < 7.0
+    assert "the last report did not reach" in caplog.text
+    assert here.report().step == 1
+    relay.accept()
+
+
+def test_what_is_refused_is_warned_about_once(place, connect, reporter_of, caplog) -> None:
+    here = place()
+    reporter = reporter_of(connect(here.kubeconfig("default")), here)
+    for step in range(5):
+        reporter.publish(lambda: make_report(here.job, step), urgent=True)  # noqa: B023
+        time.sleep(0.1)
+    begun = time.monotonic()
+    reporter.close()
+    assert time.monotonic() - begun < 2, "nothing is to be gained by trying on"
+    refused = [record.message for record in caplog.records if "cannot be written" in record.message]
+    assert len(refused) == 1
+    assert "Forbidden" in refused[0]
+    assert here.report() is None
+
+
+@dataclass
+class Leader:
+    """A real trainer process that was told what its pod would tell it."""
+
+    place: Place
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def reported(self, holds: Callable[[Report], bool], what: str, seconds: float = PATIENCE) -> Report:
+        def found() -> Report | None:
+            if self.process.poll() not in (None, 0, 143):
+                pytest.fail(f"the trainer ended with {self.process.returncode}:\n{self.log}")
+            report = self.place.report()
+            return report if report is not None and holds(report) else None
+
+        return wait_for(what, found, seconds)
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE)
+
+
+@pytest.fixture
+def lead(tmp_path: Path) -> Iterator[Callable[..., Leader]]:
+    """Start leaders from the pod that the operator makes: its variables, its annotations as files."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(here: Place, kubeconfig: Path | None = None, **settings: Any) -> Leader:
+        status = JobStatus.model_validate(here._status)
+        pod = objects.worker_pod(here.job, status, Role.BASE, 0, 0, replace(KubeSettings(), **settings))
+        given = {entry["name"]: entry.get("value", "uid") for entry in pod["spec"]["containers"][0]["env"]}
+        files = {objects.JOB_FILE: JOB_ANNOTATION, objects.ALLOCATION_FILE: ALLOCATION_ANNOTATION}
+        for path, annotation in files.items():
+            (tmp_path / Path(path).name).write_text(pod["metadata"]["annotations"][annotation])
+        moved = {path: str(tmp_path / Path(path).name) for path in files}
+        variables = {
+            **{name: moved.get(value, value) for name, value in given.items()},
+            environment.CHECKPOINT_DIR: str(tmp_path / "checkpoints"),
+            "KUBECONFIG": str(kubeconfig or here.kubeconfig("digits-trainer")),
+            "PATH": os.environ["PATH"],
+            "OMP_NUM_THREADS": "1",
+        }
+        with (tmp_path / "log").open("ab") as log:
+            command = [sys.executable, "-m", "espalier_trainer"]
+            processes.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=tmp_path))
+        return Leader(here, tmp_path, processes[-1])
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait(PATIENCE)
+
+
+@pytest.mark.slow
+def test_leader_process_hears_grows_reports_and_completes(place, lead, capsys) -> None:
+    """The whole of it: examples/digits.yaml with a short budget, and a GPU that comes while it trains."""
+    adaptation = {"mode": "Auto", "maxAdaptations": 1, "fallback": "Heuristic", "decisionTimeoutSeconds": 1}
+    here = place(timeBudgetSeconds=7, adaptation=adaptation)
+    here.allocate(1)
+    leader = lead(here)
+    first = leader.reported(lambda report: report.phase is TrainerPhase.TRAINING, "training")
+    assert (first.incarnation, first.acknowledged_generation) == ("uid", 1)
+    generation = here.allocate(2, Reason.EXTRA_GPUS_GRANTED)
+    patched = time.monotonic()
+    leader.reported(lambda report: report.acknowledged_generation == generation, "the acknowledgement", 2)
+    acknowledged = time.monotonic() - patched
+    assert leader.end() == 0, leader.log
+    last = here.report()
+    assert (last.phase, last.reason) == (TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+    assert 7 <= last.used_seconds < 8
+    assert [entry.result for entry in last.adaptations] == ["Grown"]
+    assert last.adaptations[0].trigger == Reason.EXTRA_GPUS_GRANTED
+    assert any(metric.name == "test_accuracy" for metric in last.metrics)
+    assert "event " in leader.log
+    with capsys.disabled():
+        print(f"\nstatus patched → acknowledged in the ConfigMap: {1e3 * acknowledged:.0f} ms")
+
+
+@pytest.mark.slow
+def test_leader_that_is_replaced_counts_on(place, lead) -> None:
+    """SIGTERM ends it with a report; the next begins with what the ConfigMap, the status or the checkpoint knows."""
+    here = place(timeBudgetSeconds=30, checkpoint={"path": "/checkpoints", "intervalSeconds": 60})
+    here.allocate(1)
+    leader = lead(here)
+    leader.reported(lambda report: report.used_seconds > 1, "training")
+    leader.process.terminate()
+    assert leader.end() == 143, leader.log
+    stopped = here.report()
+    assert (stopped.phase, stopped.reason) == (TrainerPhase.STOPPED, Reason.INTERRUPTED)
+    here.status(timeBudget={"usedSeconds": 12.0, "remainingSeconds": 18, "gpuSecondsUsed": 12})
+    leader = lead(here)
+    resumed = leader.reported(lambda report: report.phase is TrainerPhase.TRAINING, "training again")
+    assert 12.0 <= resumed.used_seconds < 16
+    assert resumed.step >= stopped.step
+    here.status(scheduling={"stopping": {"reason": "Suspended", "deadline": "2030-01-01T00:00:00Z"}})
+    assert leader.end() == 143, leader.log
+    assert here.report().reason is Reason.SUSPENDED
+
+
+@pytest.mark.slow
+def test_leader_without_a_token_goes_by_its_files(place, lead, tmp_path) -> None:
+    here = place(timeBudgetSeconds=2)
+    here.allocate(1)
+    nobody = tmp_path / "none"
+    leader = lead(here, nobody)
+    assert leader.end() == 0, leader.log
+    assert "the API server cannot be asked" in leader.log
+    assert "Traceback" not in leader.log
+    assert here.report() is None
+    assert '"test_accuracy"' not in leader.log
+    assert json.loads((tmp_path / "job.json").read_text())["metadata"]["name"] == "digits"
+    assert dumps(loads((tmp_path / "allocation.json").read_text(), AllocationDocument, "")) != ""

@@ -1,0 +1,121 @@
+"""Workers that do not lead, and what a process finds out before it trains: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PATIENCE = 60.0
+JOB = {
+    "apiVersion": "espalier.dev/v1alpha1",
+    "kind": "AdaptiveTrainingJob",
+    "metadata": {"name": "t", "namespace": "team", "uid": "u", "generation": 2, "resourceVersion": "5"},
+    "spec": {"timeBudgetSeconds": 1, "adaptation": {"mode": "Off"}},
+}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start `python -m espalier_trainer` on a job with `spec`, with its log in `tmp_path`."""
+    processes = []
+
+    def begin(spec=None, **variables):
+        (tmp_path / "job.json").write_text(json.dumps({**JOB, "spec": {**JOB["spec"], **(spec or {})}}))
+        environment = {
+            "PATH": os.environ["PATH"],
+            "ESPALIER_JOB_FILE": str(tmp_path / "job.json"),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(tmp_path),
+            **variables,
+        }
+        with (tmp_path / "log").open("wb") as log:
+            command = [sys.executable, "-m", "espalier_trainer"]
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=tmp_path))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait(PATIENCE)
+
+
+def _logged(tmp_path: Path, process, what: str) -> str:
+    deadline = time.monotonic() + PATIENCE
+    while what not in (text := (tmp_path / "log").read_text()):
+        assert process.poll() is None, text
+        assert time.monotonic() < deadline, text
+        time.sleep(0.02)
+    return text
+
+
+@pytest.mark.parametrize(("role", "index"), [("extra", "0"), ("base", "2")])
+def test_worker_that_does_not_lead_imports_and_waits_until_sigterm(start, tmp_path, role, index):
+    (tmp_path / "mine.py").write_text("print('my code is imported', flush=True)\ndef net(): ...\ndef data(): ...\n")
+    training = {"model": {"entrypoint": "mine:net"}, "dataset": {"entrypoint": "mine:data"}}
+    checkpoints, report = tmp_path / "checkpoints", tmp_path / "report.json"
+    process = start(
+        {"training": training},
+        ESPALIER_WORKER_ROLE=role,
+        ESPALIER_WORKER_INDEX=index,
+        ESPALIER_CHECKPOINT_DIR=str(checkpoints),
+        ESPALIER_REPORT_FILE=str(report),
+    )
+    log = _logged(tmp_path, process, "is ready")
+    assert "my code is imported" in log
+    assert f"{role} worker {index} of job team/t is ready" in log
+    told = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+    assert time.monotonic() - told < 1
+    assert not checkpoints.exists()
+    assert not report.exists()
+
+
+def test_worker_that_is_asked_to_end_while_it_imports_ends_at_once(start, tmp_path):
+    (tmp_path / "slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\ndef net(): ...\n")
+    process = start({"training": {"model": {"entrypoint": "slow:net"}}}, ESPALIER_WORKER_ROLE="extra")
+    _logged(tmp_path, process, "importing")
+    told = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+    assert time.monotonic() - told < 1
+
+
+def test_worker_whose_code_cannot_be_imported_says_so(start, tmp_path):
+    process = start({"training": {"model": {"entrypoint": "nowhere:net"}}}, ESPALIER_WORKER_ROLE="extra")
+    assert process.wait(PATIENCE) == 2
+    assert "training.model.entrypoint" in (tmp_path / "log").read_text()
+
+
+def test_gpus_of_another_name_are_no_matter_to_the_trainer(start, tmp_path):
+    limits = {"limits": {"amd.com/gpu": 1}}
+    template = {"spec": {"containers": [{"name": "trainer", "image": "mine", "resources": limits}]}}
+    process = start({"template": template}, ESPALIER_CHECKPOINT_DIR=str(tmp_path / "checkpoints"))
+    assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+
+
+def test_checkpoint_folder_that_cannot_be_written_is_named_with_the_remedy(start, tmp_path):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a folder should be")
+    process = start({"checkpoint": {"path": str(blocked / "checkpoints")}})
+    assert process.wait(PATIENCE) == 2
+    log = (tmp_path / "log").read_text()
+    assert f"spec.checkpoint.path: {blocked / 'checkpoints'} cannot be written" in log
+    assert "mount a volume there" in log
+    assert "Traceback" not in log
+
+
+def test_job_of_another_name_than_the_environment_says_is_refused(start, tmp_path):
+    process = start(
+        ESPALIER_JOB_NAME="other", ESPALIER_JOB_NAMESPACE="team", ESPALIER_CHECKPOINT_DIR=str(tmp_path / "checkpoints")
+    )
+    assert process.wait(PATIENCE) == 2
+    assert "say 'team/other', but the job of" in (tmp_path / "log").read_text()

@@ -1,0 +1,68 @@
+"""Connects a trainer process with its scheduler: by files, or by the API server of the cluster that it runs in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from espalier_api import environment
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_trainer.allocations import AllocationFile, AllocationSource
+from espalier_trainer.report import EventLog, FileReporter, Reporter, previous_used_seconds
+from espalier_trainer.settings import Settings, SettingsError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Contracts:
+    """Whom a trainer hears and tells."""
+
+    sources: tuple[AllocationSource, ...]
+    reporter: Reporter
+    used_seconds: float
+    """What earlier incarnations reported to have used of the budget."""
+
+
+@contextmanager
+def connected(settings: Settings, job: AdaptiveTrainingJob) -> Iterator[Contracts]:
+    """Connect to what the settings name: files, or the job's API server, or both.
+
+    Where an API server is named but cannot be asked (a pod without a token), the files are used alone. On leaving, the
+    last report is on its way, or was given up.
+    """
+    files = () if settings.allocation_file is None else (AllocationFile(settings.allocation_file, job),)
+    reported = previous_used_seconds(settings.report_file, job.key)
+    reporter = FileReporter(settings.report_file, settings.events_file)
+    if settings.job_key is None:
+        yield Contracts(files, reporter, reported)
+        return
+    if settings.job_key != job.key:
+        raise SettingsError(
+            f"{environment.JOB_NAMESPACE} and {environment.JOB_NAME} say {settings.job_key!r}, "
+            f"but the job of {settings.job_file} is {job.key!r}"
+        )
+    # Imported here: it takes some tenths of a second, and a trainer without a cluster does not need it.
+    from espalier_trainer import kube
+
+    try:
+        api = kube.connect()
+    except kube.NoAccessError as error:
+        logger.info("the API server cannot be asked (%s); going on by %s", error, settings.allocation_file)
+        yield Contracts(files, reporter, reported)
+        return
+    with ExitStack() as stack:
+        stack.callback(api.close)
+        watch = kube.JobWatch(api, job)
+        stack.callback(watch.close)
+        watch.start()
+        if settings.report_config_map is None:
+            yield Contracts((watch, *files), reporter, reported)
+            return
+        events = EventLog() if settings.events_file is None else reporter
+        patcher = kube.ConfigMapReporter(api, job.metadata.namespace, settings.report_config_map, events)
+        stack.callback(patcher.close)
+        patcher.start()
+        yield Contracts((watch, *files), patcher, max(reported, patcher.previous_used_seconds(job.key)))

@@ -1,0 +1,176 @@
+"""Reports into a ConfigMap: the training loop hands them over, a thread patches them in."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from espalier_api.documents import DocumentError, dumps, loads
+from espalier_api.events import AnyEvent
+from espalier_api.report import Report
+from espalier_api.signal import REPORT_KEY
+from espalier_trainer.kube.api import Api, CallError
+from espalier_trainer.report import INTERVAL_WALL_SECONDS, EventRecorder
+
+logger = logging.getLogger(__name__)
+
+MAX_REPORT_BYTES: Final = 256 * 1024
+"""A ConfigMap takes 1 MiB. A report of a hundred adaptations of ordinary size is about 70 KiB."""
+MAX_MESSAGE_CHARACTERS: Final = 4096
+ATTEMPTS: Final = 6
+"""How often one report is tried; in training a newer one replaces it long before."""
+FIRST_DELAY, LONGEST_DELAY = 0.25, 10.0
+"""Wall seconds between two attempts: doubled each time."""
+FLUSH_DELAY: Final = 0.25
+"""The same while the process waits to end."""
+FLUSH_WALL_SECONDS: Final = 5.0
+"""How long the end of the process waits for the last report to be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A report that is to go out, and which attempt the next one is."""
+
+    report: Report
+    attempt: int = 1
+
+
+class ConfigMapReporter:
+    """A `Reporter`: the newest report lies in a ConfigMap, events go where `events` records them.
+
+    Training never waits: `publish` builds the report (some 100 µs) and leaves it for the thread. A newer report takes
+    the place of one that has not gone out. Failures are warned about once until it works again.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        name: str,
+        events: EventRecorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api = api
+        self._place = f"ConfigMap {namespace}/{name}"
+        self._path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
+        self._events = events
+        self._clock = clock
+        self._due = 0.0
+        self._changed = threading.Condition()
+        self._pending: _Pending | None = None
+        self._urgent = False
+        self._ends: float | None = None
+        self._failures = 0
+        self._warned = False
+        self._thread = threading.Thread(target=self._run, name="report", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def previous_used_seconds(self, job: str) -> float:
+        """Return the budget seconds that an earlier incarnation last reported, 0 where there is no usable report.
+
+        Asks the API server: takes as long as a call may.
+        """
+        try:
+            data = self._api.get(self._path).get("data") or {}
+            report = loads(data.get(REPORT_KEY, ""), Report, self._place)
+        except (CallError, DocumentError) as error:
+            logger.info("no earlier report is known: %s", error)
+            return 0.0
+        return report.used_seconds if report.job == job else 0.0
+
+    def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
+        """Hand over the report that `make` builds, if it is urgent or due."""
+        now = self._clock()
+        if not (urgent or now >= self._due):
+            return
+        self._due = now + INTERVAL_WALL_SECONDS
+        report = make()
+        with self._changed:
+            self._pending = _Pending(report)
+            self._urgent = self._urgent or urgent
+            self._changed.notify()
+
+    def record(self, event: AnyEvent) -> None:
+        """Pass the event on."""
+        self._events.record(event)
+
+    def close(self) -> None:
+        """Wait until the last report is taken, for `FLUSH_WALL_SECONDS` at most."""
+        if self._ends is not None:
+            return
+        with self._changed:
+            self._ends = time.monotonic() + FLUSH_WALL_SECONDS
+            self._changed.notify()
+        self._thread.join(FLUSH_WALL_SECONDS)
+        if self._thread.is_alive() or self._failures:
+            logger.warning("the last report did not reach %s within %g s", self._place, FLUSH_WALL_SECONDS)
+
+    def _run(self) -> None:
+        while (taken := self._next()) is not None:
+            if error := self._send(taken.report):
+                self._keep(taken, error)
+                self._pause()
+
+    def _next(self) -> _Pending | None:
+        """Wait for a report; None when the process ends and none is left, or no time for it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending is not None or self._ends is not None)
+            taken, self._pending, self._urgent = self._pending, None, False
+            return None if self._ends is not None and time.monotonic() >= self._ends else taken
+
+    def _keep(self, failed: _Pending, error: CallError) -> None:
+        """Keep a report that did not go out, unless there is a newer one or trying on is no use."""
+        with self._changed:
+            worth_it = failed.attempt < ATTEMPTS if self._ends is None else not error.refused
+            if self._pending is None and worth_it:
+                self._pending = _Pending(failed.report, failed.attempt + 1)
+
+    def _pause(self) -> None:
+        """Wait before the next attempt; an urgent report and the end of the process do not wait for long."""
+        seconds = min(FIRST_DELAY * 2 ** min(self._failures - 1, 10), LONGEST_DELAY)
+        with self._changed:
+            if self._ends is None:
+                self._changed.wait_for(lambda: self._urgent or self._ends is not None, seconds)
+            else:
+                self._changed.wait(FLUSH_DELAY)
+
+    def _send(self, report: Report) -> CallError | None:
+        """Patch the report in; return what went wrong."""
+        try:
+            self._api.merge_patch(self._path, {"data": {REPORT_KEY: report_text(report)}})
+        except CallError as error:
+            self._failures += 1
+            if not self._warned and (error.refused or self._failures > 1):
+                self._warned = True
+                logger.warning("%s: the report cannot be written: %s; training goes on", self._place, error)
+            return error
+        self._failures = 0
+        if self._warned:
+            self._warned = False
+            logger.info("%s: reports are written again", self._place)
+        return None
+
+
+def report_text(report: Report, limit: int = MAX_REPORT_BYTES) -> str:
+    """Return the document of `report` in at most `limit` bytes.
+
+    What does not fit is left out, oldest first: the probabilities of adaptations, then adaptations, then the end of
+    the message. Nearly always all of it fits.
+    """
+    text = dumps(report)
+    if len(text) <= limit:  # ASCII: characters are bytes
+        return text
+    entries = [entry.model_copy(update={"probabilities": {}}) for entry in report.adaptations[:-1]]
+    shorter = report.model_copy(update={"adaptations": (*entries, *report.adaptations[-1:])})
+    while len(text := dumps(shorter)) > limit and shorter.adaptations:
+        shorter = shorter.model_copy(update={"adaptations": shorter.adaptations[1 + len(shorter.adaptations) // 8 :]})
+    if len(text) > limit:
+        text = dumps(shorter.model_copy(update={"message": report.message[:MAX_MESSAGE_CHARACTERS]}))
+    return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -18,8 +18,13 @@ KIND = "AdaptiveTrainingJob"
 MAX_NAME_LENGTH = 52
 """A job's name plus the suffixes of its pods must fit a label (63)."""
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
-_ENTRYPOINT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_NAME: Final = re.compile(_LABEL.replace("$", r"\Z"))
+_IDENTIFIER: Final = "[A-Za-z_][A-Za-z0-9_]*"
+_ENTRYPOINT: Final = rf"^[A-Za-z_][A-Za-z0-9_.]*:{_IDENTIFIER}$"
+_SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_MAX_PATH: Final = 4096
+_YEAR: Final = 31_536_000
 
 
 def _dns_label(value: str) -> str:
@@ -30,7 +35,18 @@ def _dns_label(value: str) -> str:
     return value
 
 
-Name = Annotated[str, AfterValidator(_dns_label)]
+def _service_name(value: str) -> str:
+    if value[:1].isdecimal() and _dns_label(value):
+        raise ValueError(f"begins with {value[0]!r}; must begin with a letter, as it is the name of a Service too")
+    return _dns_label(value)
+
+
+Name = Annotated[
+    str,
+    AfterValidator(_dns_label),
+    Field(json_schema_extra={"maxLength": MAX_NAME_LENGTH, "pattern": _LABEL}),
+]
+JobName = Annotated[str, AfterValidator(_service_name)]
 
 
 class AdaptationMode(StrEnum):
@@ -89,7 +105,8 @@ class Preemption(Strict):
 class AgentRef(Strict):
     """Where the agent answers."""
 
-    url: str = Field(pattern=r"^https?://[^\s/]+(/.*)?$")
+    url: str = Field(pattern=r"^https?://[^\s/]+(/.*)?$", max_length=2048)
+    """`http(s)://host[:port][/path]`."""
 
 
 class AdaptationSpec(Strict):
@@ -130,7 +147,7 @@ class DatasetSpec(Strict):
     name: Literal["digits", "cifar8", "cifar10", "mnist", "imagefolder"] | None = None
     entrypoint: str | None = Field(default=None, pattern=_ENTRYPOINT)
     """`package.module:function`, called with `path` (when given) and `options`, returns (train, validation, test)."""
-    path: str | None = None
+    path: str | None = Field(default=None, pattern=r"^[^\x00]+$", max_length=_MAX_PATH)
     """Folder or archive in which the data lie."""
     options: dict[str, Any] = Field(default_factory=dict)
 
@@ -156,7 +173,9 @@ class OptimizerSpec(Strict):
 class ScheduleSpec(Strict):
     """The learning rate over the budget."""
 
-    name: str = Field(default="BudgetLinear", pattern=r"^(BudgetLinear|Exponential|Constant|torch:[A-Za-z]\w*)$")
+    name: str = Field(
+        default="BudgetLinear", pattern=r"^(BudgetLinear|Exponential|Constant|torch:[A-Za-z][A-Za-z0-9_]*)$"
+    )
     """`BudgetLinear`: linearly to 0 at the deadline. `Exponential`: ×`decay` an epoch. `Constant`.
     `torch:<Name>`: a scheduler of `torch.optim.lr_scheduler`, stepped once an epoch with `options`."""
     restart_on_growth: bool = True
@@ -184,33 +203,39 @@ class TrainingSpec(Strict):
 class CheckpointSpec(Strict):
     """Where and how often the trainer checkpoints."""
 
-    path: str = Field(default="/checkpoints", min_length=1)
+    path: str = Field(default="/checkpoints", min_length=1, pattern=r"^[^:\x00]*$", max_length=_MAX_PATH)
+    """Folder of the checkpoints; on Kubernetes a volume is mounted there unless the template mounts one."""
     interval_seconds: float = Field(default=60, gt=0, le=86400)
+    """Seconds between two checkpoints."""
 
 
 class JobSpec(Strict):
     """`spec` of an `AdaptiveTrainingJob`."""
 
-    time_budget_seconds: float = Field(gt=0, le=31_536_000)
+    time_budget_seconds: float = Field(gt=0, le=_YEAR)
     """Seconds in which the job holds its base GPUs with its leader running, adaptation included."""
-    gpu_seconds_budget: float | None = Field(default=None, gt=0)
+    gpu_seconds_budget: float | None = Field(default=None, gt=0, le=1e15)
     """GPU-seconds, base and extra together."""
     min_replicas: int = Field(default=1, ge=1, le=10_000)
     """Base workers: guaranteed while the job runs."""
     max_replicas: int = Field(default=1, ge=1, le=10_000, validate_default=True)
     """Base and extra workers; at least minReplicas."""
     queue: Name = "default"
-    priority_class_name: str | None = None
+    """The queue it waits in."""
+    priority_class_name: str | None = Field(default=None, pattern=_SUBDOMAIN, max_length=253)
+    """PriorityClass of the base workers' pods."""
     priority: int = Field(default=0, ge=-2_147_483_648, le=1_000_000_000)
     """Higher goes first. On Kubernetes the value of priorityClassName wins over it."""
     suspend: bool = False
-    pre_running_deadline_seconds: float | None = Field(default=None, gt=0, le=31_536_000)
+    """True: give all GPUs back after a checkpoint, or do not begin; false again: go on from the checkpoint."""
+    pre_running_deadline_seconds: float | None = Field(default=None, gt=0, le=_YEAR)
     """From admission to the start of training."""
     backoff_limit: int = Field(default=3, ge=0, le=1000)
     """Failures of workers after which the job fails; preemptions do not count."""
-    max_preemptions: int | None = Field(default=None, ge=0)
+    max_preemptions: int | None = Field(default=None, ge=0, le=1_000_000)
     """How often GPUs may be taken by force, or workers ended from outside, before the job fails; default: no limit."""
-    ttl_seconds_after_finished: float | None = Field(default=None, ge=0)
+    ttl_seconds_after_finished: float | None = Field(default=None, ge=0, le=100 * _YEAR)
+    """The job is deleted so long after its end; default: never."""
     preemption: Preemption = Preemption()
     adaptation: AdaptationSpec = AdaptationSpec()
     training: TrainingSpec = TrainingSpec()
@@ -239,7 +264,7 @@ class ObjectMeta(Strict):
     """The part of metav1 ObjectMeta that we read."""
 
     model_config = ConfigDict(extra="allow")
-    name: Name
+    name: JobName
     namespace: str = "default"
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)

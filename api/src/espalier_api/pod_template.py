@@ -2,45 +2,103 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Annotated, Any, Final
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
 from espalier_api.base import Strict
 
 DEFAULT_GPU_RESOURCE: Final = "nvidia.com/gpu"
+DNS_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+QUANTITY_PATTERN: Final = r"[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?"
+_QUANTITY: Final = re.compile(QUANTITY_PATTERN)
+MAX_CONTAINERS: Final = 32
+MAX_RESOURCES: Final = 32
+"""Bounds so that the API server can reckon what checking costs it."""
+
+
+def _quantity(value: int | float | str) -> int | float | str:
+    if isinstance(value, str) and not _QUANTITY.fullmatch(value):
+        raise ValueError(f"is {value[:40]!r}; must be a quantity, such as 1, 500m or 4Gi")
+    return value
+
+
+Quantity = Annotated[
+    int | float | str, AfterValidator(_quantity), Field(json_schema_extra={"pattern": f"^{QUANTITY_PATTERN}$"})
+]
+"""How much of a resource. On Kubernetes a number with a fraction must be text: `"0.5"` or `500m`."""
+
+MappingList = tuple[dict[str, Any], ...]
+"""Kubernetes objects that are passed on as they are."""
 
 
 class ResourceRequirements(Strict):
     """Part of a container; only GPU limits are read."""
 
     model_config = ConfigDict(extra="allow")
-    limits: dict[str, int | float | str] = Field(default_factory=dict)
-    requests: dict[str, int | float | str] = Field(default_factory=dict)
+    limits: dict[str, Quantity] = Field(default_factory=dict, max_length=MAX_RESOURCES)
+    requests: dict[str, Quantity] = Field(default_factory=dict, max_length=MAX_RESOURCES)
+
+
+class VolumeMount(Strict):
+    """Where a container sees a volume."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    mount_path: str
 
 
 class Container(Strict):
-    """A container of the pod template: an ordinary Kubernetes container, of which we read these fields."""
+    """A container of the pod template: an ordinary Kubernetes container, of which we read or complete these fields."""
 
     model_config = ConfigDict(extra="allow")
-    name: str = "trainer"
+    name: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)] = "trainer"
     image: str | None = None
+    """Default: the ready trainer image."""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
+    env: MappingList | None = None
+    volume_mounts: tuple[VolumeMount, ...] | None = None
+    security_context: dict[str, Any] | None = None
     resources: ResourceRequirements = ResourceRequirements()
 
 
 class PodSpec(Strict):
-    """An ordinary pod spec, of which we read the containers."""
+    """An ordinary pod spec, of which we read or complete these fields."""
 
     model_config = ConfigDict(extra="allow")
-    containers: tuple[Container, ...] = Field(min_length=1)
+    containers: tuple[Container, ...] = Field(min_length=1, max_length=MAX_CONTAINERS)
+    """The first one trains."""
+    volumes: MappingList | None = None
+    node_selector: dict[str, str] | None = None
+    tolerations: MappingList | None = None
+    security_context: dict[str, Any] | None = None
+    service_account_name: str | None = None
+    """Default: an account of the job's own, which may see the job and write its report."""
+
+    @field_validator("containers")
+    @classmethod
+    def _names_differ(cls, value: tuple[Container, ...]) -> tuple[Container, ...]:
+        names = [container.name for container in value]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two containers have the name {twice[0]!r}; names must differ")
+        return value
+
+
+class PodMetadata(Strict):
+    """Labels and annotations that the job's pods get besides Espalier's own."""
+
+    model_config = ConfigDict(extra="allow")
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
 
 
 class PodTemplate(Strict):
     """An ordinary pod template."""
 
     model_config = ConfigDict(extra="allow")
+    metadata: PodMetadata | None = None
     spec: PodSpec
 
     def gpus(self, resource: str = DEFAULT_GPU_RESOURCE) -> int:
@@ -48,7 +106,7 @@ class PodTemplate(Strict):
         total = 0
         for container in self.spec.containers:
             limit = container.resources.limits.get(resource, 0)
-            if not str(limit).isdecimal():
+            if not (str(limit).isascii() and str(limit).isdecimal()):
                 place = f"container {container.name!r}"
                 raise ValueError(f"{place} has a limit of {limit} {resource}; must be a whole number")
             total += int(limit)

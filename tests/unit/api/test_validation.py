@@ -84,7 +84,7 @@ def test_a_full_job_is_read_with_every_field() -> None:
     assert job.key == "team/full"
     assert job.spec.gpus_per_worker() == 2
     assert job.spec.template is not None
-    assert job.spec.template.spec.model_extra == {"nodeSelector": {"zone": "a"}}
+    assert job.spec.template.spec.node_selector == {"zone": "a"}
     assert AdaptiveTrainingJob.model_validate(job.to_json()) == job
 
 

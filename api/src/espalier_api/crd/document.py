@@ -6,6 +6,7 @@ import io
 from typing import Any, Final
 
 from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
 from espalier_api.crd.rules import RULES
 from espalier_api.crd.schema import Schema, structural
@@ -18,6 +19,8 @@ NAME: Final = f"{PLURAL}.{GROUP}"
 SHORT_NAME: Final = "atj"
 CATEGORY: Final = "espalier"
 _HEADER: Final = "# Generated from espalier_api by `make crd`. Change the models there, not this file.\n"
+
+_BOOLEANS_OF_YAML_1_1: Final = frozenset({"y", "yes", "on", "n", "no", "off"})
 
 _COLUMNS: Final = (
     ("Phase", "string", ".status.phase", "Where the job stands.", 0),
@@ -76,11 +79,26 @@ def custom_resource_definition() -> dict[str, Any]:
 def render() -> str:
     """Return the definition as the text of its YAML file."""
     yaml = YAML(typ="rt")
-    yaml.width = 120
+    yaml.width = 100_000  # a line broken by the emitter ends with a space
     yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.representer.ignore_aliases = lambda _: True
     stream = io.StringIO()
-    yaml.dump(custom_resource_definition(), stream)
+    yaml.dump(_quoted(custom_resource_definition()), stream)
     return _HEADER + stream.getvalue()
+
+
+def _quoted(value: Any) -> Any:
+    """Return `value` so that a reader of YAML 1.1, as kubectl is, takes `Off` for a text too."""
+    match value:
+        case dict():
+            return {key: _quoted(item) for key, item in value.items()}
+        case list():
+            return [_quoted(item) for item in value]
+        case str() if value.lower() in _BOOLEANS_OF_YAML_1_1:
+            return DoubleQuotedScalarString(value)
+        case str() if "\n" in value:
+            return LiteralScalarString(value)
+    return value
 
 
 def _schema() -> Schema:
@@ -91,7 +109,7 @@ def _schema() -> Schema:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": {"type": "object"},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             "spec": structural(JobSpec, RULES, defaults=True),
             # What a status does not say was not known: nothing is filled in.
             "status": structural(JobStatus, RULES, defaults=False),

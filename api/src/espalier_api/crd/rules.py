@@ -2,12 +2,17 @@
 
 Each rule stands on the model that it is about; `self` there is the value, `oldSelf` the stored one. Rules that need
 the status to know whether a job runs stand on the job as a whole.
+
+What CEL cannot say is left to the operator (condition `Admitted`, reason `InvalidSpec`): which resource counts as GPU
+is a setting of the operator, so the API server can only ask for some whole extended resource.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NotRequired, TypedDict
+
+from espalier_api.job import KIND, MAX_NAME_LENGTH
 
 
 class Rule(TypedDict):
@@ -22,4 +27,96 @@ class Rule(TypedDict):
     """The field that the answer names, seen from the place of the rule."""
 
 
-RULES: Final[Mapping[str, Sequence[Rule]]] = {}
+def _same(path: str) -> str:
+    """Return an expression that is true when the field at `path` is what it was, absent included."""
+    return f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path})"
+
+
+_FINISHED = "has(oldSelf.status) && has(oldSelf.status.completionTime)"
+_ADMITTED = "has(oldSelf.status) && has(oldSelf.status.scheduling) && has(oldSelf.status.scheduling.admittedAt)"
+_TRAINED = "has(oldSelf.status) && has(oldSelf.status.startTime)"
+
+
+def _fixed_while_running(path: str) -> Rule:
+    return {
+        "rule": f"!({_ADMITTED}) || ({_same(path)})",
+        "message": "is fixed from admission on; suspend the job (spec.suspend: true), change it once it is suspended, "
+        "and resume it; or apply it under another name",
+        "fieldPath": f".{path}",
+    }
+
+
+def _fixed_once_trained(path: str, why: str) -> Rule:
+    return {
+        "rule": f"!({_TRAINED}) || ({_same(path)})",
+        "message": f"is fixed once the job has trained, {why}; apply it under another name",
+        "fieldPath": f".{path}",
+    }
+
+
+_ONE_OF: Final[Rule] = {
+    "rule": "has(self.name) != has(self.entrypoint)",
+    "message": "needs exactly one of name and entrypoint",
+}
+# Whatever a container may ask for besides these is an extended resource, of which Kubernetes takes whole numbers only.
+# Texts are looked at character by character: the API server reckons with values of megabytes and refuses costly rules.
+_EXTENDED = "!(k in ['cpu', 'memory', 'ephemeral-storage'] || k.startsWith('hugepages-'))"
+_WHOLE = (
+    "(type({0}[k]) == int ? {0}[k] >= 0 : {0}[k].size() in [1, 2, 3, 4, 5, 6, 7] && [0, 1, 2, 3, 4, 5, 6]"
+    ".all(i, i >= {0}[k].size() || {0}[k].charAt(i) in ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']))"
+)
+
+RULES: Final[Mapping[str, Sequence[Rule]]] = {
+    KIND: (
+        {
+            "rule": f"self.metadata.name.size() <= {MAX_NAME_LENGTH}",
+            "message": f"has more than {MAX_NAME_LENGTH} characters; shorten it, as names of its pods must fit a label",
+            "fieldPath": ".metadata.name",
+        },
+        {
+            "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            "message": "must be lower-case letters, digits and '-', beginning with a letter and ending with a letter "
+            "or digit, as it is the name of a Service",
+            "fieldPath": ".metadata.name",
+        },
+        _fixed_while_running("spec.template"),
+        _fixed_while_running("spec.minReplicas"),
+        _fixed_while_running("spec.training"),
+        _fixed_once_trained("spec.training.model", "as its checkpoints hold this model"),
+        _fixed_once_trained("spec.training.dataset", "as its results are of this dataset"),
+        _fixed_once_trained("spec.checkpoint.path", "as its checkpoints lie there"),
+    ),
+    "JobSpec": (
+        {
+            "rule": "self.maxReplicas >= self.minReplicas",
+            "message": "must be at least minReplicas; raise it or lower minReplicas",
+            "fieldPath": ".maxReplicas",
+        },
+    ),
+    "ModelSpec": (_ONE_OF,),
+    "DatasetSpec": (
+        _ONE_OF,
+        {
+            "rule": "!has(self.name) || self.name != 'imagefolder' || has(self.path)",
+            "message": "is needed for imagefolder: a folder with one folder of images a class",
+            "fieldPath": ".path",
+        },
+    ),
+    "PodSpec": (
+        {
+            "rule": "self.containers.exists(c, has(c.resources) && has(c.resources.limits) && "
+            f"c.resources.limits.exists(k, {_EXTENDED} && {_WHOLE.format('c.resources.limits')} "
+            "&& int(c.resources.limits[k]) >= 1))",
+            "message": "no container has a limit of a GPU resource (such as nvidia.com/gpu: 1); the GPUs of a worker "
+            "are read there, and it needs one",
+            "fieldPath": ".containers",
+        },
+    ),
+    "ResourceRequirements": (
+        {
+            "rule": f"!has(self.limits) || self.limits.all(k, !({_EXTENDED}) || {_WHOLE.format('self.limits')})",
+            "message": "GPUs and other extended resources come in whole numbers; write 1 (or, as text, up to 7 digits)",
+            "fieldPath": ".limits",
+        },
+    ),
+}

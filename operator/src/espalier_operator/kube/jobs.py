@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -14,7 +13,12 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.status import JobStatus
 from espalier_api.validation import JobFileError, parse_jobs
 from espalier_operator.facts import Terms
+from espalier_operator.kube.pods import gpu_request
+from espalier_operator.kube.reading import mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
+
+MAX_DOCUMENT_BYTES: Final = 250_000
+"""Of 256 KiB that all annotations of a pod may have together; the rest is for the allocation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,31 +62,28 @@ class InvalidJob:
 def parse_job(
     raw: Mapping[str, Any], settings: KubeSettings, priorities: Mapping[str, int] | None = None
 ) -> KubeJob | InvalidJob:
-    """Parse an object of the API server; `priorities` are the values of the PriorityClasses by name."""
-    metadata = raw["metadata"]
-    body = {key: value for key, value in raw.items() if key != "status"}
-    key, uid = f"{metadata.get('namespace', 'default')}/{metadata['name']}", metadata["uid"]
-    generation = int(metadata.get("generation", 0))
-    known = priorities or {}
-    text = json.dumps(body)
+    """Parse an object of the API server; `priorities` are the values of the PriorityClasses by name, None: unknown.
+
+    Never raises.
+    """
+    metadata = mapping(raw, "metadata")
+    body = json.dumps({key: value for key, value in raw.items() if key != "status"})
+    key = f"{text(metadata, 'namespace') or 'default'}/{text(metadata, 'name')}"
+    uid, generation = text(metadata, "uid"), max(0, whole(metadata, "generation") or 0)
     try:
-        job = AdaptiveTrainingJob.model_validate_json(text, strict=True)
-        problems = _gpu_problems(job, settings.gpu_resource)
-        class_name = job.spec.priority_class_name
-        if class_name is not None and priorities is not None and class_name not in known:
-            problems += (
-                f"spec.priorityClassName: there is no PriorityClass {class_name!r}; create it or name another",
-            )
+        job = AdaptiveTrainingJob.model_validate_json(body, strict=True)
     except ValidationError:
-        problems = _all_problems(text, settings.gpu_resource)
+        problems = _all_problems(body, settings.gpu_resource)
+    else:
+        problems = (*_gpu_problems(job, settings), *_size_problems(job), *_class_problems(job, priorities))
     if problems:
         return InvalidJob(key=key, uid=uid, generation=generation, problems=problems)
     return KubeJob(
         job=job,
-        terms=_terms(job, settings, known.get(job.spec.priority_class_name or "", job.spec.priority)),
+        terms=_terms(job, settings, (priorities or {}).get(job.spec.priority_class_name or "", job.spec.priority)),
         uid=uid,
         generation=generation,
-        created_at=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+        created_at=time(metadata, "creationTimestamp") or 0.0,
     )
 
 
@@ -92,21 +93,48 @@ def parse_status(raw: Mapping[str, Any]) -> JobStatus | None:
     return JobStatus.model_validate_json(json.dumps(status)) if status else None
 
 
-def _terms(job: AdaptiveTrainingJob, settings: KubeSettings, priority: int) -> Terms:
+def trainer_document(job: AdaptiveTrainingJob) -> dict[str, Any]:
+    """Return the job as its trainer reads it: name and specification, without what the API server added.
+
+    The template is left out: it is the operator's business, and what may be large in it is not to fill an annotation.
+    """
+    document = job.to_json()
+    spec: dict[str, Any] = job.spec.to_json()
+    spec.pop("template", None)
+    return {
+        "apiVersion": document["apiVersion"],
+        "kind": document["kind"],
+        "metadata": {"name": job.metadata.name, "namespace": job.metadata.namespace},
+        "spec": spec,
+    }
+
+
+def template_metadata(job: AdaptiveTrainingJob, field: str) -> dict[str, str]:
+    """Return the labels or annotations that the job's template asks for."""
     template = job.spec.template
-    wanted = {} if template is None else (template.spec.model_extra or {}).get("nodeSelector") or {}
+    given = {} if template is None else mapping(template.model_extra, "metadata", field)
+    return {key: value for key, value in given.items() if isinstance(value, str)}
+
+
+def _terms(job: AdaptiveTrainingJob, settings: KubeSettings, priority: int) -> Terms:
+    pod_spec = {} if job.spec.template is None else job.spec.template.spec.to_json()
     terms = Terms.of(
         job,
         grace_seconds=max(settings.grace_seconds, 0.1 * job.spec.time_budget_seconds),
-        gpu_type=wanted.get(settings.gpu_type_label),
+        gpu_type=text(pod_spec, "nodeSelector", settings.gpu_type_label) or None,
         resource=settings.gpu_resource,
     )
     deadline = terms.pre_running_deadline_seconds or settings.pre_running_deadline_seconds
-    return replace(terms, priority=priority, pre_running_deadline_seconds=deadline)
+    return replace(
+        terms,
+        priority=priority,
+        gpus_per_worker=max(terms.gpus_per_worker, gpu_request(pod_spec, settings.gpu_resource)),
+        pre_running_deadline_seconds=deadline,
+    )
 
 
-def _gpu_problems(job: AdaptiveTrainingJob, resource: str) -> tuple[str, ...]:
-    place = "spec.template.spec.containers"
+def _gpu_problems(job: AdaptiveTrainingJob, settings: KubeSettings) -> tuple[str, ...]:
+    place, resource = "spec.template.spec.containers", settings.gpu_resource
     try:
         gpus = job.spec.gpus_per_worker(resource)
     except ValueError as error:
@@ -114,10 +142,30 @@ def _gpu_problems(job: AdaptiveTrainingJob, resource: str) -> tuple[str, ...]:
     return () if gpus else (f"{place}: no container has a limit of {resource}; a worker needs one",)
 
 
-def _all_problems(text: str, resource: str) -> tuple[str, ...]:
+def _size_problems(job: AdaptiveTrainingJob) -> tuple[str, ...]:
+    """Return what keeps the job out of its pods' annotations; the API server would refuse every one of them."""
+    given = template_metadata(job, "annotations")
+    theirs = sum(len(key.encode()) + len(value.encode()) for key, value in given.items())
+    size = len(json.dumps(trainer_document(job))) + theirs
+    if size <= MAX_DOCUMENT_BYTES:
+        return ()
+    return (
+        f"spec: has {size} bytes with the template's annotations and without the rest of the template; at most "
+        f"{MAX_DOCUMENT_BYTES} fit into a pod's annotations; shorten it",
+    )
+
+
+def _class_problems(job: AdaptiveTrainingJob, priorities: Mapping[str, int] | None) -> tuple[str, ...]:
+    name = job.spec.priority_class_name
+    if name is None or priorities is None or name in priorities:
+        return ()
+    return (f"spec.priorityClassName: there is no PriorityClass {name!r}; create it or name another",)
+
+
+def _all_problems(body: str, resource: str) -> tuple[str, ...]:
     """Return every problem in words; slow, so only for a job that has one."""
     try:
-        parse_jobs(text, "job", resource)
+        parse_jobs(body, "job", resource)
     except JobFileError as error:
         return tuple(f"{problem.field}: {problem.message}".lstrip(": ") for problem in error.problems)
     return ("spec: cannot be understood",)

@@ -132,11 +132,11 @@ def worker_pod(
     _mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), read_only=True)
     _mount(spec, container, _CHECKPOINT_VOLUME, job.job.spec.checkpoint.path, {"emptyDir": {}})
     template = job.job.spec.template
-    given: Manifest = {} if template is None else (template.model_extra or {}).get("metadata") or {}
+    given = None if template is None else template.metadata
     metadata = _metadata(job, names.pod_name(job.name, worker, index, attempt))
-    metadata["labels"] = {**given.get("labels", {}), **names.worker_labels(job.name, worker, index, attempt)}
+    metadata["labels"] = {**((given and given.labels) or {}), **names.worker_labels(job.name, worker, index, attempt)}
     metadata["annotations"] = {
-        **given.get("annotations", {}),
+        **((given and given.annotations) or {}),
         JOB_ANNOTATION: json.dumps(job_document(job)),
         ALLOCATION_ANNOTATION: dumps(allocation_document(job.job, status)),
     }

@@ -1,0 +1,79 @@
+"""A cluster with Espalier in it, for tests that look at it as its users do.
+
+Any cluster will do: KUBECONFIG names it, Espalier is installed (`make cluster` does both), nodes are docker containers
+of their own names (as kind's are). The tests change the nodes' GPUs and put them back.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from kube import SYSTEM, ClusterError, Nodes, Space, get, gpus, kubectl, wait_for
+
+PROJECT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="session")
+def installed() -> None:
+    """See to it that there is a cluster in which Espalier runs; skip where there is none, fail in CI."""
+    try:
+        kubectl("--namespace", SYSTEM, "rollout", "status", "deployment/espalier-operator", "--timeout=60s", timeout=90)
+        kubectl("--namespace", SYSTEM, "rollout", "status", "deployment/espalier-agent", "--timeout=60s", timeout=90)
+    except (ClusterError, OSError, subprocess.TimeoutExpired) as error:
+        text = f'no cluster with Espalier in it: {error}; try: make cluster; eval "$(hack/cluster env)"'
+        if os.environ.get("CI"):
+            pytest.fail(text, pytrace=False)
+        pytest.skip(text)
+
+
+@pytest.fixture
+def nodes(installed: None) -> Iterator[Nodes]:
+    """Give the worker nodes, and give them back the GPUs they had."""
+    found = Nodes.found()
+    assert len(found.names) >= 2, "two worker nodes are needed"
+    had = {
+        item["metadata"]["name"]: int(item["status"]["allocatable"].get("nvidia.com/gpu", 0))
+        for item in get("nodes")["items"]
+    }
+    yield found
+    for name in found.names:
+        gpus(name, had[name])
+
+
+@pytest.fixture
+def space(nodes: Nodes) -> Iterator[Space]:
+    """Give a namespace that ends with the test, and with everything in it."""
+    name = f"e2e-{uuid.uuid4().hex[:8]}"
+    kubectl("create", "namespace", name)
+    yield Space(name)
+    kubectl("delete", "namespace", name, "--wait=true", "--ignore-not-found", "--timeout=120s", timeout=150)
+    wait_for(
+        "no worker is left",
+        lambda: (
+            not [
+                pod
+                for pod in get("pods", "--all-namespaces", "--selector", "espalier.dev/job")["items"]
+                if pod["metadata"]["namespace"] == name
+            ]
+        ),
+        60,
+    )
+
+
+@pytest.fixture(autouse=True)
+def told_why(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Print the state of the cluster below a test that failed."""
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        report = subprocess.run([PROJECT / "hack" / "cluster", "report"], capture_output=True, text=True, timeout=120)
+        print(report.stdout[-30_000:])

@@ -1,0 +1,161 @@
+"""What Espalier is for, on real pods: a job grows into GPUs that become free, and gives them back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from kube import Nodes, Space, digits, get, gpus, kubectl, wait_for
+
+PROJECT = Path(__file__).parents[3]
+ESPALIER = Path(sys.executable).with_name("espalier")
+
+
+def espalier(*arguments: str, stdin: str | None = None) -> str:
+    result = subprocess.run([ESPALIER, *arguments], capture_output=True, text=True, timeout=60, input=stdin)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> None:
+    nodes.set_gpus(2)
+    space.apply(digits("first", budget=8, maxReplicas=1, adaptation={"mode": "Off"}))
+    space.apply((PROJECT / "examples" / "digits.yaml").read_text())
+    space.wait_condition("first", "Running")
+    space.wait_condition("digits", "Running")
+    assert space.status("digits")["scheduling"]["extra"] == 0, "there is no GPU to lend yet"
+
+    complete = space.wait_condition("digits", "Complete", 120)
+    assert complete["reason"] == "BudgetExhausted"
+    assert space.condition("first", "Complete")["reason"] == "BudgetExhausted"
+    status = space.status("digits")
+    grown = [entry for entry in status["adaptations"] if entry["result"] == "Grown"]
+    assert grown, "it did not grow"
+    assert grown[0]["source"] == "agent"
+    assert status["adaptationCount"] == len(grown)
+    assert status["training"]["depth"] == grown[-1]["depthAfter"] > grown[0]["depthBefore"]
+    first_end = space.status("first")["completionTime"]
+    assert grown[0]["time"] > first_end, "the GPU came from the job that ended"
+    assert 18 <= status["timeBudget"]["usedSeconds"] <= 24
+    assert status["timeBudget"]["gpuSecondsUsed"] > status["timeBudget"]["usedSeconds"]
+    metrics = {entry["name"]: entry["value"] for entry in status["training"]["metrics"]}
+    assert metrics["test_accuracy"] > 0.5
+
+    story = kubectl("get", "atj", "digits", "--namespace", space.name, "--output=wide")
+    for word in (
+        "PHASE",
+        "GPUS",
+        "EXTRA",
+        "DEPTH",
+        "ADAPTATIONS",
+        "BUDGET-LEFT",
+        "AGE",
+        "RESTARTS",
+        "QUEUE",
+        "Complete",
+    ):
+        assert word in story, story
+
+
+def test_the_commands_tell_the_same_story(space: Space, nodes: Nodes) -> None:
+    nodes.set_gpus(1)
+    space.apply(digits("one", budget=60, maxReplicas=1), digits("two", budget=60))
+    space.wait_condition("one", "Running")
+    wait_for("two waits", lambda: space.condition("two", "Admitted").get("reason") == "NoFreeGPU")
+
+    listed = espalier("list", "--namespace", space.name, "--output", "json")
+    assert {entry["metadata"]["name"] for entry in json.loads(listed)["items"]} == {"one", "two"}
+    assert "no GPUs are free" in espalier("explain", "two", "--namespace", space.name)
+    assert space.name in espalier("top")
+    snapshot = espalier("snapshot")
+    plan = json.loads(espalier("plan", "--snapshot", "-", "--output", "json", stdin=snapshot))
+    assert f"{space.name}/two" in json.dumps(plan)
+    assert "NoFreeGPU" in json.dumps(plan)
+
+
+def test_a_node_that_is_added_is_lent(space: Space, nodes: Nodes) -> None:
+    nodes.set_gpus(1)
+    newcomer = nodes.names[1]
+    kubectl("delete", "node", newcomer)
+    try:
+        space.apply(digits("grows", budget=25))
+        space.wait_condition("grows", "Running")
+    finally:
+        # Its kubelet makes the node known again when it starts.
+        subprocess.run(["docker", "exec", newcomer, "systemctl", "restart", "kubelet"], check=True, timeout=60)
+        wait_for("the node is there", lambda: any(newcomer == i["metadata"]["name"] for i in get("nodes")["items"]))
+    gpus(newcomer, 1)
+    wait_for("the node is ready", lambda: nodes.ready(newcomer), 60)
+    space.wait_extra("grows", 1)
+    extra = wait_for("an extra worker", lambda: space.pods("grows", "extra"))
+    assert extra[0]["spec"].get("nodeName") in (None, newcomer)
+    space.wait_condition("grows", "Complete", 90)
+    assert space.status("grows")["adaptationCount"] >= 1
+
+
+def test_lent_gpus_go_to_a_second_job(space: Space, nodes: Nodes) -> None:
+    nodes.set_gpus(2)
+    space.apply(digits("holder", budget=45))
+    space.wait_extra("holder", 1, 90)
+    wait_for(
+        "the extra worker runs",
+        lambda: [pod for pod in space.pods("holder", "extra") if pod["status"]["phase"] == "Running"],
+        60,
+    )
+    space.apply(digits("second", budget=6, maxReplicas=1))
+    space.wait_condition("second", "Running", 60)
+    noticed = [event for event in space.events("NeededByOtherJob") if event["involvedObject"]["name"] == "holder"]
+    assert noticed, "there was no notice"
+    assert not space.events("ReclaimForced"), "it should have given back before the deadline"
+    status = space.status("holder")
+    assert status["preemptions"] == 0
+    assert status["scheduling"]["extra"] == 0
+    assert space.report("holder")["acknowledgedGeneration"] >= status["allocation"]["generation"] - 1
+    space.wait_condition("second", "Complete", 60)
+    # What the second job leaves is lent to the first again.
+    space.wait_extra("holder", 1, 30)
+    assert space.wait_condition("holder", "Complete", 90)["reason"] == "BudgetExhausted"
+
+
+def test_other_peoples_pods_get_lent_gpus_without_an_eviction(space: Space, nodes: Nodes) -> None:
+    nodes.set_gpus(2)
+    space.apply(digits("holder", budget=40))
+    space.wait_extra("holder", 1, 90)
+    extra = wait_for(
+        "the extra worker runs",
+        lambda: [pod for pod in space.pods("holder", "extra") if pod["status"]["phase"] == "Running"],
+        60,
+    )[0]
+    image = extra["spec"]["containers"][0]["image"]
+    space.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "stranger"},
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
+                "containers": [
+                    {
+                        "name": "stranger",
+                        "image": image,
+                        "imagePullPolicy": "IfNotPresent",
+                        "command": ["sleep", "600"],
+                        "resources": {"limits": {"nvidia.com/gpu": "1"}},
+                    }
+                ],
+            },
+        }
+    )
+    wait_for(
+        "the stranger runs",
+        lambda: get("pod", "stranger", "--namespace", space.name)["status"]["phase"] == "Running",
+        60,
+    )
+    assert not space.events("Preempted"), "kube-scheduler evicted a pod"
+    assert not space.events("ReclaimForced")
+    assert space.status("holder")["preemptions"] == 0
+    assert space.status("holder")["restarts"] == 0
+    space.wait_condition("holder", "Complete", 90)

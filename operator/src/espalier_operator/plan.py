@@ -124,7 +124,7 @@ class _Tick:
                 self._act(Admit(job=job.key, gpu_type=None))
             elif not types:
                 self._refuse(job, Reason.TOO_LARGE)
-            elif chosen := self._choose_type(free, gpus, workers):
+            elif (chosen := self._choose_type(free, gpus, workers)) is not None:
                 self._act(Admit(job=job.key, gpu_type=chosen))
             else:
                 self._refuse(job, Reason.NO_FREE_GPU)

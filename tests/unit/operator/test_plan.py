@@ -119,6 +119,11 @@ def test_waiting_jobs_start_by_priority_then_submission():
     assert refused(planned) == {"late": Reason.NO_FREE_GPU}
 
 
+def test_nodes_that_name_no_type_of_gpu_are_a_type_too():
+    planned = decide([node("n", 1, gpu_type="")], [job("one")])
+    assert planned.actions == (Admit(job="one", gpu_type=""),)
+
+
 def test_base_workers_start_all_together_or_not():
     assert decide([node("n", 2)], [job("wide", low=3), job("narrow")]).actions == (
         Admit(job="narrow", gpu_type="a"),

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from espalier_operator.facts import Terms
 
-GPU_TYPES = ("a100", "h100")
+GPU_TYPES = ("", "h100")
+"""Nodes that name no type have the type ''."""
 SECONDS = st.sampled_from((1.0, 5.0, 10.0, 40.0))
 
 

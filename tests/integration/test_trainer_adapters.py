@@ -22,7 +22,7 @@ from relay import Relay
 
 from espalier_api import environment
 from espalier_api.allocation import Allocation, AllocationDocument, Direction
-from espalier_api.documents import dumps, loads, write_document
+from espalier_api.documents import loads, write_document
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
@@ -167,6 +167,12 @@ def relay(cluster: ApiServer) -> Iterator[Relay]:
         yield relay
 
 
+def with_uid(job: AdaptiveTrainingJob, uid: str) -> AdaptiveTrainingJob:
+    """Return the job as a job file has it that says the UID."""
+    body = job.to_json()
+    return AdaptiveTrainingJob.model_validate({**body, "metadata": {**body["metadata"], "uid": uid}})  # type: ignore[dict-item]
+
+
 def document(job: KubeJob, generation: int, replicas: int, stop: Reason | None = None) -> AllocationDocument:
     """Return what the annotation would say."""
     scheduler = DocumentScheduler((), job.job)
@@ -293,6 +299,36 @@ def test_watch_of_a_version_that_is_too_old_begins_anew(place, connect, listen) 
     assert scheduler.take_warnings() == (), "one break is no outage"
 
 
+def test_later_job_of_the_same_name_is_not_listened_to(place, connect, listen) -> None:
+    here = place()
+    here.allocate(1)
+    scheduler = listen(connect(here.kubeconfig("digits-trainer")), with_uid(here.job.job, "another"))
+    scheduler.start(0.0)
+    assert scheduler.allocation().generation == 0
+    assert scheduler.used_seconds() < 0.5
+
+
+def test_pod_connects_with_what_is_mounted_into_it(place, listen, tmp_path, monkeypatch) -> None:
+    """Address from the variables, token and certificate from the mount, no proxy."""
+    here = place()
+    here.allocate(1)
+    (tmp_path / "token").write_text(here.cluster.token(here.namespace, "digits-trainer"))
+    certificate = json.loads(here.kubeconfig("default").read_text())["clusters"][0]["cluster"]["certificate-authority"]
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_CERT_FILENAME", certificate)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(here.cluster.port))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    api = kube.connect()
+    scheduler = listen(api, here.job.job)
+    scheduler.start(0.0)
+    assert scheduler.allocation().generation == 1
+    api.close()
+    (tmp_path / "token").unlink()
+    with pytest.raises(kube.NoAccessError, match="token"):
+        kube.connect()
+
+
 def _query(version: str) -> dict[str, str]:
     return {"fieldSelector": "metadata.name=digits", "resourceVersion": version}
 
@@ -351,7 +387,7 @@ def test_reports_are_patched_in_at_once_when_urgent_and_every_two_seconds_otherw
 ) -> None:
     here = place()
     reporter = reporter_of(connect(here.kubeconfig("digits-trainer")), here)
-    assert reporter.previous_used_seconds(here.job.key) == 0.0
+    assert reporter.previous_used_seconds(here.job.job) == 0.0
     reporter.publish(lambda: make_report(here.job, 1, used_seconds=4.5), urgent=True)
     wait_for("the report", lambda: here.report() is not None, 2)
     begun = time.monotonic()
@@ -371,8 +407,9 @@ def test_reports_are_patched_in_at_once_when_urgent_and_every_two_seconds_otherw
     report = here.report()
     assert (report.step, report.phase) == (7, TrainerPhase.COMPLETED)
     again = reporter_of(connect(here.kubeconfig("digits-trainer")), here)
-    assert again.previous_used_seconds(here.job.key) == 4.5
-    assert again.previous_used_seconds("other/job") == 0.0
+    assert again.previous_used_seconds(here.job.job) == 4.5
+    assert again.previous_used_seconds(with_uid(here.job.job, here.job.uid)) == 4.5
+    assert again.previous_used_seconds(with_uid(here.job.job, "another")) == 0.0, "of a deleted job of this name"
 
 
 def test_last_report_survives_a_short_outage_and_a_long_one_costs_seconds(
@@ -523,14 +560,13 @@ def test_leader_that_is_replaced_counts_on(place, lead) -> None:
 
 @pytest.mark.slow
 def test_leader_without_a_token_goes_by_its_files(place, lead, tmp_path) -> None:
-    here = place(timeBudgetSeconds=2)
+    here = place(timeBudgetSeconds=60)
     here.allocate(1)
-    nobody = tmp_path / "none"
-    leader = lead(here, nobody)
-    assert leader.end() == 0, leader.log
+    leader = lead(here, tmp_path / "no-such-kubeconfig")
+    wait_for("training", lambda: '"type":"TrainerStarted"' in leader.log)
+    write_document(tmp_path / "allocation.json", document(here.job, 2, 1, stop=Reason.SUSPENDED))
+    assert leader.end() == 143, leader.log
     assert "the API server cannot be asked" in leader.log
+    assert '"reason":"Suspended"' in leader.log
     assert "Traceback" not in leader.log
     assert here.report() is None
-    assert '"test_accuracy"' not in leader.log
-    assert json.loads((tmp_path / "job.json").read_text())["metadata"]["name"] == "digits"
-    assert dumps(loads((tmp_path / "allocation.json").read_text(), AllocationDocument, "")) != ""

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from espalier_agent.commands import agent
+import os
+import signal
+from types import FrameType
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
 
 if __name__ == "__main__":
+    # The first process of a container gets only the signals that it handles, and importing torch takes seconds.
+    signal.signal(signal.SIGTERM, _leave)
+
+    from espalier_agent.commands import agent
+
     agent(prog_name="python -m espalier_agent")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -119,3 +120,51 @@ def test_job_of_another_name_than_the_environment_says_is_refused(start, tmp_pat
     )
     assert process.wait(PATIENCE) == 2
     assert "say 'team/other', but the job of" in (tmp_path / "log").read_text()
+
+
+def test_no_temporary_folder_is_said_before_torch_says_something_else(tmp_path):
+    (tmp_path / "job.json").write_text(json.dumps(JOB))
+    environment = {"PATH": os.environ["PATH"], "ESPALIER_JOB_FILE": str(tmp_path / "job.json")}
+    done = subprocess.run(
+        [sys.executable, "-m", "espalier_trainer"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        # As on a read-only root file system, no file can be written; that binds root as well.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert done.returncode == 2, done.stderr
+    assert "mount an emptyDir at /tmp" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_cluster_its_client_is_not_imported():
+    code = "import sys, espalier_trainer.main, espalier_trainer.session; sys.exit('kubernetes' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux' /proc")
+@pytest.mark.parametrize("module", ["espalier_trainer", "espalier_agent"])
+def test_sigterm_is_handled_before_the_long_imports(module, tmp_path):
+    """A container's first process gets no signal that it does not handle."""
+    (tmp_path / "job.json").write_text(json.dumps(JOB))
+    environment = {"PATH": os.environ["PATH"], "ESPALIER_JOB_FILE": str(tmp_path / "job.json")}
+    command = [sys.executable, "-m", module, *(["serve", "--port", "0"] if module == "espalier_agent" else [])]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    status, maps = Path(f"/proc/{process.pid}/status"), Path(f"/proc/{process.pid}/maps")
+
+    def handled() -> bool:
+        caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) & 1 << (signal.SIGTERM - 1))
+
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not handled():
+            assert time.monotonic() < deadline
+        assert "libtorch" not in maps.read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 143
+    finally:
+        process.kill()
+        process.wait(PATIENCE)

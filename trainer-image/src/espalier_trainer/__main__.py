@@ -1,5 +1,20 @@
-"""`python -m espalier_trainer`."""
+"""`python -m espalier_trainer`: what the trainer's image runs."""
 
-from espalier_trainer.main import main
+from __future__ import annotations
 
-raise SystemExit(main())
+import os
+import signal
+from types import FrameType
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    # The first process of a container gets only the signals that it handles; `main` handles them once it is imported.
+    signal.signal(signal.SIGTERM, _leave)
+
+    from espalier_trainer.main import main
+
+    raise SystemExit(main())

@@ -35,7 +35,7 @@ def connected(settings: Settings, job: AdaptiveTrainingJob) -> Iterator[Contract
     """
     files = () if settings.allocation_file is None else (AllocationFile(settings.allocation_file, job),)
     reported = previous_used_seconds(settings.report_file, job.key)
-    reporter = FileReporter(settings.report_file, settings.events_file)
+    reporter: Reporter = FileReporter(settings.report_file, settings.events_file)
     if settings.job_key is None:
         yield Contracts(files, reporter, reported)
         return
@@ -44,13 +44,16 @@ def connected(settings: Settings, job: AdaptiveTrainingJob) -> Iterator[Contract
             f"{environment.JOB_NAMESPACE} and {environment.JOB_NAME} say {settings.job_key!r}, "
             f"but the job of {settings.job_file} is {job.key!r}"
         )
-    # Imported here: it takes some tenths of a second, and a trainer without a cluster does not need it.
+    if settings.report_file is None and settings.events_file is None:
+        reporter = EventLog()
+    # Imported here: it takes a tenth of a second, and a trainer without a cluster does not need it.
     from espalier_trainer import kube
 
     try:
         api = kube.connect()
     except kube.NoAccessError as error:
-        logger.info("the API server cannot be asked (%s); going on by %s", error, settings.allocation_file)
+        logger.info("the API server cannot be asked (%s), so nothing is reported to it", error)
+        logger.info("allocations come from %s", settings.allocation_file)
         yield Contracts(files, reporter, reported)
         return
     with ExitStack() as stack:
@@ -61,8 +64,7 @@ def connected(settings: Settings, job: AdaptiveTrainingJob) -> Iterator[Contract
         if settings.report_config_map is None:
             yield Contracts((watch, *files), reporter, reported)
             return
-        events = EventLog() if settings.events_file is None else reporter
-        patcher = kube.ConfigMapReporter(api, job.metadata.namespace, settings.report_config_map, events)
+        patcher = kube.ConfigMapReporter(api, job.metadata.namespace, settings.report_config_map, reporter)
         stack.callback(patcher.close)
         patcher.start()
-        yield Contracts((watch, *files), patcher, max(reported, patcher.previous_used_seconds(job.key)))
+        yield Contracts((watch, *files), patcher, max(reported, patcher.previous_used_seconds(job)))

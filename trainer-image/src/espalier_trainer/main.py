@@ -12,7 +12,7 @@ import sys
 from espalier_api.validation import JobFileError, load_job
 from espalier_trainer import worker
 from espalier_trainer.errors import ExitCode, TrainerError
-from espalier_trainer.settings import Settings, StopSignal
+from espalier_trainer.settings import Settings, StopSignal, require_scratch
 
 
 def main() -> int:
@@ -26,6 +26,7 @@ def main() -> int:
             worker.install_signals()
         # What this cluster calls its GPUs, the trainer is not told: whoever started it has looked at the template.
         job = load_job(settings.job_file, resource=None)
+        require_scratch()
         if not settings.leads:
             worker.wait(settings, job)
         # Imported here: torch takes seconds, and a job file with a mistake should not have to wait for it.

@@ -102,13 +102,16 @@ class FileReporter:
 
 @dataclass
 class EventLog:
-    """Logs events as JSON lines: for a container, whose log is what people read.
+    """Logs events as JSON lines: for a container, whose log is what people read. Reports go nowhere.
 
     Of the epochs, which may last milliseconds, one is logged every two seconds.
     """
 
     clock: Callable[[], float] = time.monotonic
     _epoch_due: float = field(init=False, default=0.0)
+
+    def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
+        """Nothing."""
 
     def record(self, event: AnyEvent) -> None:
         """Log the event."""

@@ -73,7 +73,8 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
 
 
 def warm_up(training: TrainingSpec) -> None:
-    """Import the code of the job's model and data; `TrainerError` where that is not possible."""
+    """Import what training would import, the job's own code too; `TrainerError` where that is not possible."""
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports another second's worth of torch
     model, dataset = training.model, training.dataset
     if model.entrypoint is not None:
         load_entrypoint(model.entrypoint, "training.model.entrypoint", ModelError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -102,6 +103,16 @@ class Settings:
             role=_role(variables.get(environment.WORKER_ROLE) or Role.BASE),
             index=_index(variables.get(environment.WORKER_INDEX) or "0"),
         )
+
+
+def require_scratch() -> None:
+    """Raise `SettingsError` where no temporary file can be made: importing torch would fail, and say something else."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise SettingsError(
+            f"{error.strerror}, and torch needs one; where the root file system is read-only, mount an emptyDir at /tmp"
+        ) from error
 
 
 def _time_scale(text: str) -> float:

@@ -19,6 +19,8 @@ from kubernetes.config import ConfigException, load_incluster_config, load_kube_
 from kubernetes.watch.watch import iter_resp_lines
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from espalier_api.job import AdaptiveTrainingJob
+
 CALL_WALL_SECONDS: Final = 4.0
 """The longest that one call may take. A busy API server answers in tens of milliseconds."""
 
@@ -145,6 +147,7 @@ def connect() -> Api:
     try:
         if os.environ.get("KUBERNETES_SERVICE_HOST"):
             load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+            configuration.proxy = None  # a proxy of the environment is for the world outside
         elif kubeconfig := os.environ.get("KUBECONFIG"):
             load_kube_config(  # type: ignore[no-untyped-call]
                 kubeconfig, client_configuration=configuration
@@ -158,6 +161,12 @@ def connect() -> Api:
     client = ApiClient(configuration)
     client.user_agent = "espalier-trainer"
     return Api(client)
+
+
+def uid_of(job: AdaptiveTrainingJob) -> str | None:
+    """Return the UID that the API server gave the job, where its job file says it."""
+    uid = (job.metadata.model_extra or {}).get("uid")
+    return uid if isinstance(uid, str) else None
 
 
 def _object(data: bytes, source: str) -> dict[str, Any]:

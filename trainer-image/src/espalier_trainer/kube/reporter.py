@@ -11,9 +11,10 @@ from typing import Final
 
 from espalier_api.documents import DocumentError, dumps, loads
 from espalier_api.events import AnyEvent
+from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
-from espalier_trainer.kube.api import Api, CallError
+from espalier_trainer.kube.api import Api, CallError, uid_of
 from espalier_trainer.report import INTERVAL_WALL_SECONDS, EventRecorder
 
 logger = logging.getLogger(__name__)
@@ -72,18 +73,22 @@ class ConfigMapReporter:
         """Begin to send."""
         self._thread.start()
 
-    def previous_used_seconds(self, job: str) -> float:
+    def previous_used_seconds(self, job: AdaptiveTrainingJob) -> float:
         """Return the budget seconds that an earlier incarnation last reported, 0 where there is no usable report.
 
         Asks the API server: takes as long as a call may.
         """
         try:
-            data = self._api.get(self._path).get("data") or {}
-            report = loads(data.get(REPORT_KEY, ""), Report, self._place)
+            found = self._api.get(self._path)
+            report = loads((found.get("data") or {}).get(REPORT_KEY, ""), Report, self._place)
         except (CallError, DocumentError) as error:
             logger.info("no earlier report is known: %s", error)
             return 0.0
-        return report.used_seconds if report.job == job else 0.0
+        owners = {owner.get("uid") for owner in found["metadata"].get("ownerReferences") or ()}
+        own = uid_of(job)
+        if report.job != job.key or (own is not None and owners and own not in owners):
+            return 0.0  # left over from a deleted job of the same name
+        return report.used_seconds
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
         """Hand over the report that `make` builds, if it is urgent or due."""

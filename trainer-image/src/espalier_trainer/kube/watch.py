@@ -13,7 +13,7 @@ from espalier_api.allocation import AllocationDocument
 from espalier_api.job import GROUP, AdaptiveTrainingJob
 from espalier_api.signal import allocation_document
 from espalier_api.status import JobStatus
-from espalier_trainer.kube.api import Api, CallError, Watch
+from espalier_trainer.kube.api import Api, CallError, Watch, uid_of
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +120,7 @@ class JobWatch:
         try:
             metadata = manifest["metadata"]
             version = str(metadata["resourceVersion"])
-            own = (self._job.metadata.model_extra or {}).get("uid")
-            if own is None or metadata.get("uid") == own:  # otherwise a later job of the same name
+            if uid_of(self._job) in (None, metadata.get("uid")):  # otherwise a later job of the same name
                 self._document = document_of(self._job, manifest) or self._document
                 self._answered.set()
         except (KeyError, TypeError, AttributeError, ValueError) as error:

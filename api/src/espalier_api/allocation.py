@@ -26,6 +26,7 @@ class Allocation(Record):
     """
 
     generation: int = Field(default=0, ge=0)
+    """Rises by one with each change."""
     replicas: int = Field(default=0, ge=0)
     """Workers, base and extra together."""
     gpus: int = Field(default=0, ge=0)

@@ -56,6 +56,7 @@ class AdaptationMode(StrEnum):
     DRY_RUN = "DryRun"
     """Ask and record, change nothing."""
     OFF = "Off"
+    """Ask nothing. In a file for Kubernetes write it in quotes: a bare `Off` is read as false there."""
 
 
 class Fallback(StrEnum):
@@ -114,11 +115,13 @@ class AdaptationSpec(Strict):
 
     mode: AdaptationMode = AdaptationMode.AUTO
     actions: tuple[GrowthAction, ...] = Field(default=(GrowthAction.DEEPEN,), min_length=1)
+    """The kinds of growth that are allowed."""
     max_adaptations: int = Field(default=3, ge=0, le=100)
     """Consultations of the agent while the job has extra GPUs, one an epoch (the paper's 3)."""
     agent: AgentRef | None = None
     """Default: the agent service of the installation."""
     decision_timeout_seconds: float = Field(default=5, gt=0, le=300)
+    """How long the agent may take to answer; it costs time budget."""
     fallback: Fallback = Fallback.NONE
     on_reclaim: OnReclaim = OnReclaim.KEEP
     insertion: Insertion = Insertion.EXACT
@@ -145,11 +148,13 @@ class DatasetSpec(Strict):
     """The data: a known name, or a function of the user's."""
 
     name: Literal["digits", "cifar8", "cifar10", "mnist", "imagefolder"] | None = None
+    """A known data set; `imagefolder` is a folder with one folder of images a class."""
     entrypoint: str | None = Field(default=None, pattern=_ENTRYPOINT)
     """`package.module:function`, called with `path` (when given) and `options`, returns (train, validation, test)."""
     path: str | None = Field(default=None, pattern=r"^[^\x00]+$", max_length=_MAX_PATH)
     """Folder or archive in which the data lie."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -164,10 +169,13 @@ class OptimizerSpec(Strict):
     """The optimizer, by its torch name."""
 
     name: Literal["Adam", "AdamW", "SGD", "RMSprop"] = "Adam"
+    """A class of `torch.optim`."""
     learning_rate: float = Field(default=0.01, gt=0, le=100)
+    """The initial rate; `schedule` says how it goes on."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD and RMSprop only."""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
+    """As the optimizer's `weight_decay`."""
 
 
 class ScheduleSpec(Strict):
@@ -192,12 +200,14 @@ class TrainingSpec(Strict):
     model: ModelSpec = ModelSpec(name="digits")
     dataset: DatasetSpec = DatasetSpec(name="digits")
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
+    """Samples a step, of all workers together."""
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     evaluate_every_epochs: int = Field(default=1, ge=1, le=1_000_000)
     """Epochs between two evaluations on the validation split; where epochs last milliseconds, evaluating after
     each would eat the budget."""
     seed: int = Field(default=0, ge=0, lt=2**32)
+    """Of the initial weights and the order of samples."""
 
 
 class CheckpointSpec(Strict):

@@ -38,7 +38,9 @@ class ResourceRequirements(Strict):
 
     model_config = ConfigDict(extra="allow")
     limits: dict[str, Quantity] = Field(default_factory=dict, max_length=MAX_RESOURCES)
+    """At most so much; the GPUs of a worker are the sum over its containers."""
     requests: dict[str, Quantity] = Field(default_factory=dict, max_length=MAX_RESOURCES)
+    """At least so much."""
 
 
 class VolumeMount(Strict):
@@ -46,7 +48,9 @@ class VolumeMount(Strict):
 
     model_config = ConfigDict(extra="allow")
     name: str
+    """Name of the volume."""
     mount_path: str
+    """Path in the container."""
 
 
 class Container(Strict):
@@ -54,13 +58,19 @@ class Container(Strict):
 
     model_config = ConfigDict(extra="allow")
     name: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)] = "trainer"
+    """Differs from container to container."""
     image: str | None = None
     """Default: the ready trainer image."""
     command: tuple[str, ...] = ()
+    """Replaces the image's entrypoint."""
     args: tuple[str, ...] = ()
+    """Arguments of the command."""
     env: MappingList | None = None
+    """Environment variables; Espalier's come before them."""
     volume_mounts: tuple[VolumeMount, ...] | None = None
+    """Volumes that it sees."""
     security_context: dict[str, Any] | None = None
+    """Passed on."""
     resources: ResourceRequirements = ResourceRequirements()
 
 
@@ -71,9 +81,13 @@ class PodSpec(Strict):
     containers: tuple[Container, ...] = Field(min_length=1, max_length=MAX_CONTAINERS)
     """The first one trains."""
     volumes: MappingList | None = None
+    """Volumes; Espalier's are added."""
     node_selector: dict[str, str] | None = None
+    """Labels of the nodes that may run it."""
     tolerations: MappingList | None = None
+    """Taints that it tolerates; Espalier's are added."""
     security_context: dict[str, Any] | None = None
+    """Passed on; completed for the ready trainer image."""
     service_account_name: str | None = None
     """Default: an account of the job's own, which may see the job and write its report."""
 
@@ -91,7 +105,9 @@ class PodMetadata(Strict):
 
     model_config = ConfigDict(extra="allow")
     labels: dict[str, str] | None = None
+    """Labels of the pods."""
     annotations: dict[str, str] | None = None
+    """Annotations of the pods."""
 
 
 class PodTemplate(Strict):

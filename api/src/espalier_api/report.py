@@ -14,7 +14,9 @@ class Metric(Record):
     """A named figure, as TrainJob's `trainerStatus.metrics`."""
 
     name: str
+    """What it measures."""
     value: float
+    """The figure."""
 
 
 class TrainerPhase(StrEnum):
@@ -52,12 +54,15 @@ class Adaptation(Record):
     """One consultation of the agent and what was done: an entry of `status.adaptations` and of `result.json`."""
 
     decision_id: str
+    """Joins it with the advice, the metrics and the history."""
     time: AwareDatetime
+    """When it happened."""
     used_seconds: float = Field(ge=0)
     """Budget time at which it happened."""
     trigger: str
     """Reason of the allocation that led to it."""
     generation: int = Field(ge=0)
+    """Generation of that allocation."""
     action: str
     """`Deepen(<growth point>)` or `Nothing`."""
     source: AdaptationSource
@@ -69,10 +74,15 @@ class Adaptation(Record):
     reason: Reason | None = None
     """What kept the agent from deciding (`AgentUnavailable`, `IllegalAdvice`), where a fallback did."""
     message: str = ""
+    """What went wrong or was left out, in words."""
     depth_before: int
+    """Layers before."""
     depth_after: int
+    """Layers after."""
     parameters_before: int
+    """Trainable parameters before."""
     parameters_after: int
+    """Trainable parameters after."""
     accuracy_before: float | None = None
     """Validation accuracy at the last evaluation before it."""
     accuracy_after: float | None = None

@@ -42,8 +42,11 @@ class Condition(Record):
     status: ConditionStatus
     reason: Reason
     message: str = ""
+    """The reason in words, for a person."""
     last_transition_time: AwareDatetime
+    """When its status last changed."""
     observed_generation: int = Field(default=0, ge=0)
+    """Generation of the job that was looked at."""
 
 
 class JobPhase(StrEnum):
@@ -61,27 +64,39 @@ class TimeBudgetStatus(Record):
     """The time budget as it stands."""
 
     used_seconds: float = Field(default=0.0, ge=0)
+    """Seconds of the time budget that are used."""
     remaining_seconds: float = Field(default=0.0, ge=0)
+    """Seconds of the time budget that are left."""
     gpu_seconds_used: float = Field(default=0.0, ge=0)
+    """GPU-seconds of all workers."""
 
 
 class TrainingStatus(Record):
     """What the leader last reported."""
 
     epoch: int = 0
+    """Epochs completed."""
     step: int = 0
+    """Steps taken."""
     progress_percentage: int = Field(default=0, ge=0, le=100)
+    """Time budget used, in percent."""
     metrics: tuple[Metric, ...] = ()
+    """The latest figures, by name."""
     depth: int = 0
+    """Layers of the model."""
     parameters: int = 0
+    """Trainable parameters of the model."""
     last_updated_time: AwareDatetime | None = None
+    """When the report was written."""
 
 
 class StandingReclaim(Record):
     """A notice that stands: the job is to be down to `extra` extra workers by `deadline`."""
 
     extra: int = Field(ge=0)
+    """Extra workers that remain."""
     deadline: AwareDatetime
+    """Past it the others are taken by force."""
     reason: Reason
 
 
@@ -90,6 +105,7 @@ class StandingStop(Record):
 
     reason: Reason
     deadline: AwareDatetime
+    """Past it the job is ended by force."""
 
 
 class SchedulingStatus(Record):
@@ -100,6 +116,7 @@ class SchedulingStatus(Record):
     """
 
     admitted_at: AwareDatetime | None = None
+    """When its base GPUs were granted; unset while it waits."""
     gpu_type: str | None = None
     """The type of GPU it was admitted on."""
     extra: int = Field(default=0, ge=0)
@@ -119,7 +136,9 @@ class SchedulingStatus(Record):
     trained: bool = False
     """It has trained since it was admitted."""
     failures: int = Field(default=0, ge=0)
+    """Failures of its workers that count against backoffLimit."""
     last_failure: str = ""
+    """What the last of them was."""
     attempts: tuple[int, ...] = ()
     """By base worker: how often its pod was replaced; it is part of the name of the pod."""
     pod_uids: tuple[str, ...] = ()
@@ -132,14 +151,19 @@ class JobStatus(Record):
     """`status` of an `AdaptiveTrainingJob`."""
 
     observed_generation: int = Field(default=0, ge=0)
+    """Generation of the job that this status is about."""
     phase: JobPhase = JobPhase.PENDING
     conditions: tuple[Condition, ...] = ()
+    """What holds of it and what does not, and why; one entry a type."""
     start_time: AwareDatetime | None = None
+    """When it first trained."""
     completion_time: AwareDatetime | None = None
+    """When it ended."""
     time_budget: TimeBudgetStatus = TimeBudgetStatus()
     allocation: Allocation = Allocation()
     training: TrainingStatus = TrainingStatus()
     adaptations: tuple[Adaptation, ...] = Field(default=(), max_length=MAX_ADAPTATIONS_KEPT)
+    """The newest consultations of the agent and what was done."""
     adaptation_count: int = Field(default=0, ge=0)
     """How often the model has grown."""
     restarts: int = Field(default=0, ge=0)
@@ -147,7 +171,9 @@ class JobStatus(Record):
     preemptions: int = Field(default=0, ge=0)
     """How often GPUs were taken from it by force, or its leader was ended from outside."""
     last_checkpoint_time: AwareDatetime | None = None
+    """When its leader last wrote a checkpoint."""
     replicas: int = Field(default=0, ge=0)
+    """Workers that it is to have, base and extra."""
     selector: str = ""
     """Label selector of its pods, for the scale subresource."""
     scheduling: SchedulingStatus = SchedulingStatus()

@@ -7,10 +7,17 @@ Structural means: every value has one type, nothing is referred to (`$ref`), not
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Mapping, Sequence
+from enum import Enum
+from itertools import pairwise
 from typing import Any, Final
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import EnumSchema
 
 from espalier_api.crd.rules import Rule
 
@@ -25,6 +32,10 @@ _KEPT: Final = (
 )
 
 
+_MEMBERS: Final = "x-members"
+"""Where pydantic's schema of an enum keeps what is said of the members, as it sets the description itself."""
+
+
 class SchemaError(ValueError):
     """A model says what no structural schema can say; the message names the place."""
 
@@ -35,8 +46,30 @@ def structural(model: type[BaseModel], rules: Mapping[str, Sequence[Rule]], *, d
     `rules` are put on the models of these class names. With `defaults` the API server fills in the models' defaults,
     also those inside of what is left out altogether. Raises `SchemaError` for what cannot be said.
     """
-    source = model.model_json_schema(by_alias=True, mode="validation")
+    source = model.model_json_schema(by_alias=True, mode="validation", schema_generator=_WithMembers)
     return _Converter(source.get("$defs", {}), rules, defaults).convert(source, model.__name__, model.__name__)
+
+
+class _WithMembers(GenerateJsonSchema):
+    """Describes an enum with what is said of its members."""
+
+    def enum_schema(self, schema: EnumSchema) -> JsonSchemaValue:
+        described = super().enum_schema(schema)
+        if members := member_docs(schema["cls"]):
+            described[_MEMBERS] = [f"`{value}`: {text}" for value, text in members.items()]
+        return described
+
+
+def member_docs(enum: type[Enum]) -> dict[str, str]:
+    """Return the docstrings under the members of `enum`, by the member's value."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(enum))).body[0]
+    statements = body.body if isinstance(body, ast.ClassDef) else []
+    docs = {}
+    for statement, following in pairwise(statements):
+        match statement, following:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[str(enum[name].value)] = text
+    return docs
 
 
 class _Converter:
@@ -47,8 +80,8 @@ class _Converter:
         """Return `source` (JSON schema, pydantic's dialect) as a structural schema; `name` is that of its model."""
         source, name = self._resolved(source, place, name)
         result: Schema = {key: source[key] for key in _KEPT if key in source}
-        if "description" in result:
-            result["description"] = _prose(result["description"])
+        if prose := _prose(result.pop("description", ""), *source.get(_MEMBERS, ())):
+            result = {"description": prose, **result}
         if "const" in source:
             result["enum"] = [source["const"]]
         for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -132,6 +165,7 @@ def _fills_in(schema: Schema) -> bool:
     return any("default" in field for field in schema.get("properties", {}).values())
 
 
-def _prose(text: str) -> str:
-    """Return a docstring as lines that break only between paragraphs."""
-    return "\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+def _prose(*texts: str) -> str:
+    """Return docstrings as lines that break only between paragraphs."""
+    paragraphs = [paragraph for text in texts for paragraph in text.split("\n\n")]
+    return "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).strip()

@@ -39,7 +39,7 @@ run: .venv/.ready  ## run the example job, then the same job without growth, and
 
 .PHONY: test
 test: .venv/.ready  ## run all tests that need no cluster
-	.venv/bin/pytest tests
+	.venv/bin/pytest tests --ignore tests/e2e/cluster
 
 .PHONY: lint
 lint: .venv/.ready  ## ruff, strict mypy, import-linter
@@ -47,6 +47,19 @@ lint: .venv/.ready  ## ruff, strict mypy, import-linter
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+.PHONY: images cluster cluster-down e2e
+images:  ## build the images localhost/espalier-{operator,trainer,agent}:dev
+	hack/cluster images
+
+cluster:  ## a Kubernetes cluster with fake GPUs on this machine, Espalier in it; again: what changed
+	hack/cluster up
+
+cluster-down:  ## delete that cluster
+	hack/cluster down
+
+e2e: .venv/.ready  ## the tests that need a cluster, on that of `make cluster`
+	environment=$$(hack/cluster env) && eval "$$environment" && .venv/bin/pytest tests/e2e/cluster
 
 .PHONY: format
 format: .venv/.ready  ## let ruff format and mend what it can

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from espalier_api.allocation import Allocation
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import AdaptationResult, Report
+from espalier_api.report import Adaptation, AdaptationResult, Report, TrainerPhase
 from espalier_api.status import (
     MAX_ADAPTATIONS_KEPT,
     Condition,
@@ -21,8 +23,17 @@ from espalier_api.status import (
 )
 from espalier_operator.facts import JobFacts
 
-MAX_MESSAGE = 4096
+MAX_MESSAGE: Final = 4096
 """Characters of a condition's message."""
+MAX_TEXT: Final = 1024
+"""Characters of a text that a leader reports."""
+MAX_NAME: Final = 128
+"""Characters of the name of a metric or an action; what has a longer one is left out."""
+MAX_METRICS: Final = 64
+"""More of them are left out."""
+MAX_PROBABILITIES: Final = 64
+MAX_NUMBER: Final = 2**53
+"""The largest whole number that every reader of JSON understands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +81,8 @@ def status_of(job: JobFacts, observed: Observed, previous: JobStatus | None, wal
         ),
         allocation=observed.allocation,
         training=before.training if report is None else _training(report),
-        adaptations=before.adaptations if report is None else report.adaptations[-MAX_ADAPTATIONS_KEPT:],
-        adaptation_count=before.adaptation_count if report is None else _grown(report),
+        adaptations=before.adaptations if report is None else _adaptations(before, report),
+        adaptation_count=before.adaptation_count if report is None else _grown(before, report),
         restarts=observed.restarts,
         preemptions=observed.preemptions,
         last_checkpoint_time=before.last_checkpoint_time if report is None else report.last_checkpoint_time,
@@ -122,7 +133,7 @@ def _conditions(job: JobFacts, observed: Observed, before: JobStatus, wall: date
                 type=kind,
                 status=status,
                 reason=reason,
-                message=message or SENTENCES[reason],
+                message=(message or SENTENCES[reason])[:MAX_MESSAGE],
                 last_transition_time=was.last_transition_time if was and was.status is status else wall,
                 observed_generation=observed.generation,
             )
@@ -140,7 +151,7 @@ def _judge(kind: ConditionType, job: JobFacts, observed: Observed) -> tuple[bool
         case ConditionType.ADMITTED:
             return ended or (admitted, Reason.GPUS_GRANTED if admitted else waiting, "")
         case ConditionType.RUNNING:
-            return ended or (job.training, stands, "" if job.training else job.last_failure[:MAX_MESSAGE])
+            return ended or (job.training, stands, "" if job.training else job.last_failure)
         case ConditionType.EXTRA_GPUS_GRANTED:
             if job.extra:
                 lent = f"{job.extra} extra worker{'s' if job.extra > 1 else ''}"
@@ -184,17 +195,39 @@ def _stands(job: JobFacts, waiting: Reason) -> Reason:
     return job.trouble or Reason.STARTING
 
 
-def _grown(report: Report) -> int:
+def _adaptations(before: JobStatus, report: Report) -> tuple[Adaptation, ...]:
+    """Return the last of all that are known: a leader that starts has not read its checkpoint yet, or found none."""
+    reported = {entry.decision_id: _bounded(entry) for entry in report.adaptations}
+    earlier = [entry for entry in before.adaptations if entry.decision_id not in reported]
+    return (*earlier, *reported.values())[-MAX_ADAPTATIONS_KEPT:]
+
+
+def _grown(before: JobStatus, report: Report) -> int:
+    if report.phase is TrainerPhase.STARTING and not report.adaptations:
+        return before.adaptation_count
     return sum(adaptation.result is AdaptationResult.GROWN for adaptation in report.adaptations)
 
 
 def _training(report: Report) -> TrainingStatus:
+    metrics = (entry for entry in report.metrics if len(entry.name) <= MAX_NAME)
     return TrainingStatus(
-        epoch=report.epoch,
-        step=report.step,
+        epoch=min(report.epoch, MAX_NUMBER),
+        step=min(report.step, MAX_NUMBER),
         progress_percentage=report.progress_percentage,
-        metrics=report.metrics,
-        depth=report.depth,
-        parameters=report.parameters,
+        metrics=tuple(itertools.islice(metrics, MAX_METRICS)),
+        depth=min(report.depth, MAX_NUMBER),
+        parameters=min(report.parameters, MAX_NUMBER),
         last_updated_time=report.updated_time,
     )
+
+
+def _bounded(entry: Adaptation) -> Adaptation:
+    """Return an adaptation with no more in it than an API server takes, whatever image reported it."""
+    numbers = ("generation", "depth_before", "depth_after", "parameters_before", "parameters_after")
+    texts = ("decision_id", "trigger", "action", "policy", "message")
+    bounds: dict[str, object] = {
+        **{name: max(-MAX_NUMBER, min(getattr(entry, name), MAX_NUMBER)) for name in numbers},
+        **{name: getattr(entry, name)[:MAX_TEXT] for name in texts},
+    }
+    chances = ((action, chance) for action, chance in entry.probabilities.items() if len(action) <= MAX_NAME)
+    return entry.model_copy(update={**bounds, "probabilities": dict(itertools.islice(chances, MAX_PROBABILITIES))})

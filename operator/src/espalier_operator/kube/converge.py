@@ -14,12 +14,13 @@ from espalier_api.signal import ALLOCATION_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
 from espalier_operator.kube import names
+from espalier_operator.kube.crew import Crew
 from espalier_operator.kube.jobs import KubeJob
-from espalier_operator.kube.objects import Manifest, worker_pod
+from espalier_operator.kube.objects import worker_pod
 from espalier_operator.kube.pods import Pod
-from espalier_operator.kube.progress import Crew
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.template import Manifest
 
 KEPT_ENDED = 2
 """Pods of earlier attempts that have ended and are kept, the newest, for their logs."""
@@ -64,14 +65,21 @@ def steps(
     return tuple(_steps(job, record, crew, status, now, settings))
 
 
-def due_at(job: KubeJob, record: Record, status: JobStatus) -> float | None:
-    """Return when time alone will make `steps` say more: a start that was put off, the end of the ttl."""
+def due_at(job: KubeJob, record: Record, status: JobStatus, now: float = 0.0) -> float | None:
+    """Return when, after `now`, time alone will make `steps` say more.
+
+    That is at a start that was put off, the end of a promise that may not have been kept, the end of the ttl.
+    """
     if record.outcome is None:
-        return record.not_before
+        times = [record.not_before, record.promised_until]
+    else:
+        times = [_expiry(job, status)]
+    return min((time for time in times if time is not None and time > now), default=None)
+
+
+def _expiry(job: KubeJob, status: JobStatus) -> float | None:
     ttl = job.job.spec.ttl_seconds_after_finished
-    if ttl is None or status.completion_time is None:
-        return None
-    return status.completion_time.timestamp() + ttl
+    return None if ttl is None or status.completion_time is None else status.completion_time.timestamp() + ttl
 
 
 def _steps(
@@ -81,7 +89,7 @@ def _steps(
         for pod in (*crew.base, *crew.extra, *crew.rest):
             if pod is not None and not pod.deleting and not pod.ended:
                 yield DeletePod(pod=pod)
-        due = due_at(job, record, status)
+        due = _expiry(job, status)
         if record.outcome is not None and due is not None and now >= due:
             yield DeleteJob(uid=job.uid)
         return
@@ -96,7 +104,7 @@ def _steps(
 
 def _superseded(crew: Crew) -> Iterator[Step]:
     """End what runs of earlier attempts; keep the newest that have ended, for their logs."""
-    ended = sorted((pod for pod in crew.rest if pod.ended), key=lambda pod: (pod.attempt, pod.name))
+    ended = sorted((pod for pod in crew.rest if pod.ended), key=lambda pod: (pod.finished_at or 0.0, pod.name))
     for pod in ended[: max(0, len(ended) - KEPT_ENDED)]:
         if not pod.deleting:
             yield DeletePod(pod=pod)
@@ -108,14 +116,21 @@ def _superseded(crew: Crew) -> Iterator[Step]:
 def _base(
     job: KubeJob, record: Record, crew: Crew, status: JobStatus, now: float, settings: KubeSettings
 ) -> Iterator[Step]:
-    if record.ended is not None or record.stopping is not None:
-        return  # nobody is started who is about to be ended
-    if record.not_before is not None and now < record.not_before:
+    if _is_ending(record) or (record.not_before is not None and now < record.not_before):
         return
-    for index in range(job.terms.min_replicas):
-        if crew.base[index] is None and not record.pod_uids[index]:
-            attempt = record.attempts[index]
+    for index, attempt in enumerate(record.attempts[: job.terms.min_replicas]):
+        if crew.worker(index) is None and not record.pod_uids[index] and not _predecessor_lives(crew, index):
             yield CreatePod(manifest=worker_pod(job, status, Role.BASE, index, attempt, settings, record.gpu_type))
+
+
+def _predecessor_lives(crew: Crew, index: int) -> bool:
+    """Return whether an earlier pod of base worker `index` has not ended: it may be saving what the next one reads.
+
+    One whose node is lost is not waited for.
+    """
+    return any(
+        pod.role is Role.BASE and pod.index == index and not pod.done and pod.uid not in crew.lost for pod in crew.rest
+    )
 
 
 def _extra(
@@ -123,17 +138,27 @@ def _extra(
 ) -> Iterator[Step]:
     for pod in crew.extra[record.extra :]:
         yield DeletePod(pod=pod)
-    if record.promised_until is None or now >= record.promised_until or record.reclaim is not None:
+    kept = crew.extra[: record.extra]
+    if record.promised_until is None:
         return
-    taken = {pod.name for pod in (*crew.extra, *crew.rest)}
-    missing = record.extra - len(crew.extra)
-    index = 0
+    if now >= record.promised_until:
+        # Nothing holds their place any more; once they are gone the planner sees that they never came.
+        yield from (DeletePod(pod=pod) for pod in kept if pod.node is None)
+        return
+    if record.reclaim is not None or _is_ending(record):
+        return
+    there = {pod.name: pod for pod in (*crew.rest, *kept)}
+    held = {pod.index for pod in kept}
+    attempt, missing, index = record.extra_generation, record.extra - len(kept), 0
     while missing > 0:
-        name = names.pod_name(job.name, Role.EXTRA, index, record.extra_generation)
-        if name not in taken and all(pod.index != index for pod in crew.extra):
-            attempt = record.extra_generation
-            yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, record.gpu_type))
+        name = names.pod_name(job.name, Role.EXTRA, index, attempt)
+        if index not in held:
             missing -= 1
-        elif name in taken and all(pod.name != name for pod in crew.extra):
-            missing -= 1  # it has ended or is ending: what is lost is not made again, the planner takes note of it
+            if name not in there:  # what has ended is not made again: the planner takes note of the loss
+                yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, record.gpu_type))
         index += 1
+
+
+def _is_ending(record: Record) -> bool:
+    """Return whether the job is about to be ended: nobody is started any more."""
+    return record.ended is not None or record.stopping is not None

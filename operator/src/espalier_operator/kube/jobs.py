@@ -13,6 +13,7 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.status import JobStatus
 from espalier_api.validation import JobFileError, parse_jobs
 from espalier_operator.facts import Terms
+from espalier_operator.kube import template
 from espalier_operator.kube.pods import gpu_request
 from espalier_operator.kube.reading import mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
@@ -75,7 +76,7 @@ def parse_job(
     except ValidationError:
         problems = _all_problems(body, settings.gpu_resource)
     else:
-        problems = (*_gpu_problems(job, settings), *_size_problems(job), *_class_problems(job, priorities))
+        problems = (*_template_problems(job, settings), *_size_problems(job), *_class_problems(job, priorities))
     if problems:
         return InvalidJob(key=key, uid=uid, generation=generation, problems=problems)
     return KubeJob(
@@ -111,8 +112,8 @@ def trainer_document(job: AdaptiveTrainingJob) -> dict[str, Any]:
 
 def template_metadata(job: AdaptiveTrainingJob, field: str) -> dict[str, str]:
     """Return the labels or annotations that the job's template asks for."""
-    template = job.spec.template
-    given = {} if template is None else mapping(template.model_extra, "metadata", field)
+    pod = job.spec.template
+    given = {} if pod is None else mapping(pod.model_extra, "metadata", field)
     return {key: value for key, value in given.items() if isinstance(value, str)}
 
 
@@ -133,13 +134,16 @@ def _terms(job: AdaptiveTrainingJob, settings: KubeSettings, priority: int) -> T
     )
 
 
-def _gpu_problems(job: AdaptiveTrainingJob, settings: KubeSettings) -> tuple[str, ...]:
+def _template_problems(job: AdaptiveTrainingJob, settings: KubeSettings) -> tuple[str, ...]:
+    if job.spec.template is None:
+        return ()
     place, resource = "spec.template.spec.containers", settings.gpu_resource
+    shape = tuple(template.problems(job.spec.template.model_dump(mode="json", by_alias=True, exclude_unset=True)))
     try:
         gpus = job.spec.gpus_per_worker(resource)
     except ValueError as error:
-        return (f"{place}: {error}",)
-    return () if gpus else (f"{place}: no container has a limit of {resource}; a worker needs one",)
+        return (*shape, f"{place}: {error}")
+    return shape if gpus else (*shape, f"{place}: no container has a limit of {resource}; a worker needs one")
 
 
 def _size_problems(job: AdaptiveTrainingJob) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from espalier_api.job import GROUP
@@ -18,10 +19,18 @@ REPORT_LABEL: Final = f"{GROUP}/report"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "espalier"
 
+_WORKER: Final = re.compile(rf"(?P<role>{Role.BASE}|{Role.EXTRA})-(?P<index>[0-9]{{1,9}})-(?P<attempt>[0-9]{{1,9}})")
+
 
 def pod_name(job: str, role: Role, index: int, attempt: int) -> str:
     """Return the name of a worker's pod; `attempt` is the allocation's generation for an extra worker."""
     return f"{host_name(job, role, index)}-{attempt}"
+
+
+def worker_of(job: str, pod: str) -> tuple[Role, int, int] | None:
+    """Return role, index and attempt of the worker whose pod `pod_name` names so; None for any other name."""
+    found = _WORKER.fullmatch(pod.removeprefix(f"{job}-")) if pod.startswith(f"{job}-") else None
+    return None if found is None else (Role(found["role"]), int(found["index"]), int(found["attempt"]))
 
 
 def host_name(job: str, role: Role, index: int) -> str:

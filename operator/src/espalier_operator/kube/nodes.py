@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from espalier_operator.facts import Node
+from espalier_operator.kube.reading import count, entries, mapping, text
 from espalier_operator.kube.settings import KubeSettings
 
-_REPELLING = ("NoSchedule", "NoExecute")
+_REPELLING: Final = ("NoSchedule", "NoExecute")
 
 
 def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
     """Return the facts of a node; one that is cordoned, or tainted beyond what workers tolerate, is not schedulable.
 
-    Allocatable is counted, not capacity: GPUs that the device plugin found unhealthy leave it.
+    Allocatable is counted, not capacity: GPUs that the device plugin found unhealthy leave it. Never raises.
     """
-    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
-    taints = spec.get("taints") or ()
+    metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
     repelled = any(
-        taint.get("effect") in _REPELLING and taint.get("key") not in settings.tolerated_taints for taint in taints
+        text(taint, "effect") in _REPELLING and text(taint, "key") not in settings.tolerated_taints
+        for taint in entries(spec, "taints")
     )
-    ready = any(
-        condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in status.get("conditions") or ()
-    )
-    gpus = (status.get("allocatable") or {}).get(settings.gpu_resource, "0")
     return Node(
-        name=metadata["name"],
-        gpu_type=(metadata.get("labels") or {}).get(settings.gpu_type_label, ""),
-        allocatable=int(gpus) if str(gpus).isdecimal() else 0,
-        ready=ready,
-        schedulable=not spec.get("unschedulable", False) and not repelled and "deletionTimestamp" not in metadata,
+        name=text(metadata, "name"),
+        gpu_type=text(metadata, "labels", settings.gpu_type_label),
+        allocatable=count(mapping(status, "allocatable").get(settings.gpu_resource)),
+        ready=_ready(status) == "True",
+        schedulable=spec.get("unschedulable") is not True
+        and not repelled
+        and metadata.get("deletionTimestamp") is None,
     )
+
+
+def _ready(status: Mapping[str, Any]) -> str:
+    conditions = entries(status, "conditions")
+    return next((text(entry, "status") for entry in conditions if text(entry, "type") == "Ready"), "")

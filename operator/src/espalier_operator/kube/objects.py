@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any, Final
 
@@ -13,8 +12,17 @@ from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocatio
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
 from espalier_operator.kube import names
-from espalier_operator.kube.jobs import KubeJob
+from espalier_operator.kube.jobs import KubeJob, template_metadata, trainer_document
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.template import (
+    Manifest,
+    absolute,
+    mount,
+    name_containers,
+    require_label_absent,
+    set_variables,
+    without_nulls,
+)
 
 CONTRACT_FOLDER: Final = "/etc/espalier"
 """Where a worker finds its job and its allocation: files that the kubelet writes from the pod's annotations."""
@@ -24,8 +32,6 @@ TRAINER_UID: Final = 65532
 _CONTRACT_VOLUME: Final = "espalier-contract"
 _CHECKPOINT_VOLUME: Final = "espalier-checkpoints"
 _SCRATCH_VOLUME: Final = "espalier-tmp"
-
-Manifest = dict[str, Any]
 
 
 def owned_objects(job: KubeJob) -> tuple[Manifest, ...]:
@@ -77,19 +83,12 @@ def role(job: KubeJob) -> Manifest:
 
 def role_binding(job: KubeJob) -> Manifest:
     """Return what gives the role to the account that the pods run under."""
-    account = names.account_name(job.name)
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": _metadata(job, account),
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account},
-        "subjects": [
-            {
-                "kind": "ServiceAccount",
-                "name": _pod_spec(job).get("serviceAccountName", account),
-                "namespace": job.namespace,
-            }
-        ],
+        "metadata": _metadata(job, names.account_name(job.name)),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": names.account_name(job.name)},
+        "subjects": [{"kind": "ServiceAccount", "name": _account(job, _pod_spec(job)), "namespace": job.namespace}],
     }
 
 
@@ -111,14 +110,18 @@ def worker_pod(
 ) -> Manifest:
     """Return the pod of a worker: the job's template, and what makes it a worker of this job.
 
-    What the template says stays; the first container is the one that trains. The ready trainer image (a template
-    without image) also gets the settings of restricted pod security.
+    What the template says stays; the first container is the one that trains. Reserved are the fields that a worker
+    cannot do without: restart policy, host name, the contract's folder and variables, our labels and annotations. The
+    ready trainer image (a template without image) also gets the settings of restricted pod security. `gpu_type` keeps
+    the pod on nodes of that type, '' on those that have none; None: on any.
     """
     spec = _pod_spec(job)
+    name_containers(spec)
     if not spec["containers"][0].get("image"):
         _make_ready_trainer(spec, settings)
     container = spec["containers"][0]
-    spec.setdefault("serviceAccountName", names.account_name(job.name))
+    spec["serviceAccountName"] = _account(job, spec)
+    spec.pop("serviceAccount", None)  # the old name of the same field
     spec["restartPolicy"] = "Never"
     spec["hostname"] = names.host_name(job.name, worker, index)
     spec["subdomain"] = job.name
@@ -126,17 +129,22 @@ def worker_pod(
     _set_class(spec, job, worker, settings)
     if gpu_type:
         spec.setdefault("nodeSelector", {})[settings.gpu_type_label] = gpu_type
+    elif gpu_type is not None:
+        require_label_absent(spec, settings.gpu_type_label)
     tolerations = spec.setdefault("tolerations", [])
-    tolerations += [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
-    container["env"] = [*_variables(job, worker, index, settings), *container.get("env", [])]
-    _mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), read_only=True)
-    _mount(spec, container, _CHECKPOINT_VOLUME, job.job.spec.checkpoint.path, {"emptyDir": {}})
-    template = job.job.spec.template
-    given = None if template is None else template.metadata
+    ours = [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
+    tolerations += [toleration for toleration in ours if toleration not in tolerations]
+    folder = absolute(job.job.spec.checkpoint.path)
+    _set_environment(container, job, worker, index, settings, folder)
+    mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
+    mount(spec, container, _CHECKPOINT_VOLUME, folder, {"emptyDir": {}})
     metadata = _metadata(job, names.pod_name(job.name, worker, index, attempt))
-    metadata["labels"] = {**((given and given.labels) or {}), **names.worker_labels(job.name, worker, index, attempt)}
+    metadata["labels"] = {
+        **template_metadata(job.job, "labels"),
+        **names.worker_labels(job.name, worker, index, attempt),
+    }
     metadata["annotations"] = {
-        **((given and given.annotations) or {}),
+        **template_metadata(job.job, "annotations"),
         JOB_ANNOTATION: json.dumps(job_document(job)),
         ALLOCATION_ANNOTATION: dumps(allocation_document(job.job, status)),
     }
@@ -144,11 +152,8 @@ def worker_pod(
 
 
 def job_document(job: KubeJob) -> Manifest:
-    """Return the job as its trainer reads it: name and specification, without what the API server added."""
-    document = job.job.to_json()
-    document.pop("status", None)
-    document["metadata"] = {"name": job.name, "namespace": job.namespace}
-    return document
+    """Return the job as its trainer reads it."""
+    return trainer_document(job.job)
 
 
 def owner_reference(job: KubeJob) -> Manifest:
@@ -176,15 +181,18 @@ def _pod_spec(job: KubeJob) -> Manifest:
     """Return the template's pod spec, a copy; with one container where there is no template."""
     template = job.job.spec.template
     if template is None:
-        return {"containers": [{"name": "trainer"}]}
-    spec: Manifest = template.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
-    return copy.deepcopy(spec)
+        return {"containers": [{}]}
+    spec: Manifest = without_nulls(template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    return spec
+
+
+def _account(job: KubeJob, spec: Manifest) -> str:
+    return spec.get("serviceAccountName") or spec.get("serviceAccount") or names.account_name(job.name)
 
 
 def _make_ready_trainer(spec: Manifest, settings: KubeSettings) -> None:
     container = spec["containers"][0]
     container["image"] = settings.trainer_image
-    container.setdefault("name", "trainer")
     if settings.image_pull_policy is not None:
         container.setdefault("imagePullPolicy", settings.image_pull_policy)
     limits = container.setdefault("resources", {}).setdefault("limits", {})
@@ -199,7 +207,7 @@ def _make_ready_trainer(spec: Manifest, settings: KubeSettings) -> None:
     own.setdefault("allowPrivilegeEscalation", False)
     own.setdefault("readOnlyRootFilesystem", True)
     own.setdefault("capabilities", {"drop": ["ALL"]})
-    _mount(spec, container, _SCRATCH_VOLUME, "/tmp", {"emptyDir": {}})
+    mount(spec, container, _SCRATCH_VOLUME, "/tmp", {"emptyDir": {}})
 
 
 def _limits(container: Manifest) -> Manifest:
@@ -208,15 +216,19 @@ def _limits(container: Manifest) -> Manifest:
 
 
 def _set_class(spec: Manifest, job: KubeJob, worker: Role, settings: KubeSettings) -> None:
+    name = job.job.spec.priority_class_name
     if worker is Role.EXTRA and settings.extra_priority_class is not None:
-        spec["priorityClassName"] = settings.extra_priority_class
-        spec.pop("priority", None)
-    elif job.job.spec.priority_class_name is not None:
-        spec["priorityClassName"] = job.job.spec.priority_class_name
+        name = settings.extra_priority_class
+        spec.pop("preemptionPolicy", None)  # the class has its own
+    if name is not None:
+        spec["priorityClassName"] = name
+        spec.pop("priority", None)  # admission derives it from the class, and refuses another
 
 
-def _variables(job: KubeJob, worker: Role, index: int, settings: KubeSettings) -> list[Manifest]:
-    variables = {
+def _set_environment(
+    container: Manifest, job: KubeJob, worker: Role, index: int, settings: KubeSettings, folder: str
+) -> None:
+    contract: dict[str, Any] = {
         environment.JOB_FILE: JOB_FILE,
         environment.ALLOCATION_FILE: ALLOCATION_FILE,
         environment.JOB_NAME: job.name,
@@ -224,12 +236,12 @@ def _variables(job: KubeJob, worker: Role, index: int, settings: KubeSettings) -
         environment.REPORT_CONFIG_MAP: names.report_name(job.name),
         environment.WORKER_ROLE: str(worker),
         environment.WORKER_INDEX: str(index),
+        environment.INCARNATION: {"fieldRef": {"fieldPath": "metadata.uid"}},
     }
-    if settings.agent_url is not None:
-        variables[environment.AGENT_URL] = settings.agent_url
-    plain: list[Manifest] = [{"name": name, "value": value} for name, value in variables.items()]
-    uid = {"name": environment.INCARNATION, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
-    return [*plain, uid]
+    if folder != job.job.spec.checkpoint.path:
+        contract[environment.CHECKPOINT_DIR] = folder
+    defaults = {} if settings.agent_url is None else {environment.AGENT_URL: settings.agent_url}
+    set_variables(container, contract, defaults)
 
 
 def _contract_volume() -> Manifest:
@@ -239,14 +251,3 @@ def _contract_volume() -> Manifest:
         for path, annotation in files.items()
     ]
     return {"downwardAPI": {"items": items}}
-
-
-def _mount(
-    spec: Manifest, container: Manifest, name: str, path: str, source: Manifest, *, read_only: bool = False
-) -> None:
-    """Mount a volume of ours at `path`, unless the template mounts something there."""
-    mounts = container.setdefault("volumeMounts", [])
-    if any(path == mount.get("mountPath", "").rstrip("/") for mount in mounts):
-        return
-    mounts.append({"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})})
-    spec.setdefault("volumes", []).append({"name": name, **source})

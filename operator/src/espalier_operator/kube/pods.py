@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
-from espalier_api.job import KIND
+from espalier_api.job import GROUP, KIND
 from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_operator.facts import Role
 from espalier_operator.kube import names
+from espalier_operator.kube.reading import count, entries, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
 
+Raw = Mapping[str, Any]
+
+MAX_MESSAGE: Final = 1000
+"""Characters of what is kept of a pod's own words."""
 _PULL_TROUBLE: Final = (
     "ErrImagePull",
     "ImagePullBackOff",
     "InvalidImageName",
     "ErrImageNeverPull",
     "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
 )
-_START_TROUBLE: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_START_TROUBLE: Final = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "PreCreateHookError",
+    "PreStartHookError",
+    "PostStartHookError",
+    "CrashLoopBackOff",  # of a side-car: all else is restarted never
+)
+_DISRUPTIONS: Final = ("Evicted", "NodeLost", "Preempted", "Preempting", "Terminated", "Shutdown", "NodeShutdown")
+"""`status.reason` of pods that the kubelet or the control plane ended."""
+_VANISHED: Final = ("ContainerStatusUnknown", "Unknown")
+"""`reason` of a container that went with its node or its runtime; its exit code says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +70,7 @@ class Pod:
     started_at: float | None
     finished_at: float | None
     exit_code: int | None
-    """The first that is not 0, once all containers have ended."""
+    """Of the container that trains (the first), once it has ended; of the one that failed, where it never started."""
     trouble: Reason | None
     """What keeps it from starting."""
     message: str
@@ -67,132 +85,145 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """Whether all its containers have ended for good."""
+        """Whether all its containers have ended for good: it holds no GPUs any more."""
         return self.phase in ("Succeeded", "Failed")
 
+    @property
+    def done(self) -> bool:
+        """Whether its worker has ended for good, though another container may still run."""
+        return self.ended or self.exit_code is not None
 
-def parse_pod(raw: Mapping[str, Any], settings: KubeSettings) -> Pod:
-    """Return the facts of a pod."""
-    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
-    labels = metadata.get("labels") or {}
-    owner = _owner(metadata, labels)
-    containers = [entry.get("state") or {} for entry in status.get("containerStatuses") or ()]
-    ends = [state["terminated"] for state in containers if state.get("terminated")]
-    phase = status.get("phase", "Pending")
-    code = next((int(end["exitCode"]) for end in ends if end.get("exitCode")), 0 if ends else None)
-    waits = [state["waiting"] for state in containers if state.get("waiting")]
-    waits += [
-        entry["state"]["waiting"]
-        for entry in status.get("initContainerStatuses") or ()
-        if (entry.get("state") or {}).get("waiting")
-    ]
+
+def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
+    """Return the facts of a pod. Never raises: a field that is missing or strange counts as absent."""
+    metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
+    name, namespace = text(metadata, "name"), text(metadata, "namespace") or "default"
+    owner = _owner(metadata)
+    worker = None if owner is None else names.worker_of(owner[0], name)
+    if owner is None or worker is None:
+        owner, worker = None, (Role.ALIEN, 0, 0)
+    phase = text(status, "phase") or "Pending"
+    trainer, others = _containers(spec, status)
+    waits = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "waiting"))]
+    ends = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "terminated"))]
+    own = [state for entry in trainer for state in mapping(entry, "state").values()]
+    starts = [at for state in own if (at := time(state, "startedAt")) is not None]
     trouble, message = _trouble(status, waits)
-    if phase in ("Succeeded", "Failed"):
-        message = _end_message(status, ends)
-    running = [state["running"] for state in containers if state.get("running")]
+    ended = phase in ("Succeeded", "Failed")
+    code = _exit_code(trainer, ends if ended else ())
     return Pod(
-        name=metadata["name"],
-        namespace=metadata.get("namespace", "default"),
-        uid=metadata["uid"],
-        resource_version=metadata.get("resourceVersion", ""),
-        job=None if owner is None else f"{metadata.get('namespace', 'default')}/{owner[0]}",
+        name=name,
+        namespace=namespace,
+        uid=text(metadata, "uid"),
+        resource_version=text(metadata, "resourceVersion"),
+        job=None if owner is None else f"{namespace}/{owner[0]}",
         job_uid=None if owner is None else owner[1],
-        role=Role.ALIEN if owner is None else Role(labels[names.ROLE_LABEL]),
-        index=0 if owner is None else _number(labels.get(names.INDEX_LABEL)),
-        attempt=0 if owner is None else _number(labels.get(names.ATTEMPT_LABEL)),
-        node=spec.get("nodeName"),
-        gpus=_gpus(spec, settings.gpu_resource),
-        gpu_type=(spec.get("nodeSelector") or {}).get(settings.gpu_type_label),
+        role=worker[0],
+        index=worker[1],
+        attempt=worker[2],
+        node=text(spec, "nodeName") or None,
+        gpus=gpu_request(spec, settings.gpu_resource),
+        gpu_type=text(spec, "nodeSelector", settings.gpu_type_label) or None,
         phase=phase,
-        gated=bool(spec.get("schedulingGates")),
-        deleting="deletionTimestamp" in metadata,
-        disrupted=status.get("reason") in ("Evicted", "NodeLost", "Preempted", "Terminated", "Shutdown")
-        or _is_true(status, "DisruptionTarget"),
-        started_at=_first((*running, *ends), "startedAt"),
-        finished_at=_last(ends, "finishedAt"),
-        exit_code=code if phase in ("Succeeded", "Failed") else None,
-        trouble=trouble,
-        message=message,
+        gated=any(entries(spec, "schedulingGates")),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        disrupted=text(status, "reason") in _DISRUPTIONS
+        or _is_true(status, "DisruptionTarget")
+        or any(text(state, "reason") in _VANISHED for state in own),
+        started_at=min((at for at in starts if at > 0), default=None),  # the kubelet's 1970: it could not be started
+        finished_at=max((at for state in own or ends if (at := time(state, "finishedAt")) is not None), default=None),
+        exit_code=code,
+        trouble=None if ended or code is not None else trouble,
+        message=_end_message(status, ends) if ended or code is not None else message,
         told=None if owner is None else _told(metadata),
     )
 
 
-def _owner(metadata: Mapping[str, Any], labels: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return name and UID of the job that the pod is a worker of. Labels alone can be put on by anyone."""
-    if labels.get(names.ROLE_LABEL) not in (Role.BASE, Role.EXTRA):
-        return None
-    for reference in metadata.get("ownerReferences") or ():
-        if reference.get("kind") == KIND and reference.get("controller"):
-            return reference["name"], reference["uid"]
-    return None
-
-
-def _gpus(spec: Mapping[str, Any], resource: str) -> int:
-    """Return the effective request: the sum over containers and side-cars, or the largest init container if more.
+def gpu_request(spec: Raw, resource: str) -> int:
+    """Return the GPUs that a pod of `spec` takes: the sum over containers and side-cars, or more where an init
+    container, which runs beside the side-cars before it, asks for more.
 
     Limits are read where requests are not given: for extended resources they are equal.
     """
 
-    def of(container: Mapping[str, Any]) -> int:
-        resources = container.get("resources") or {}
-        amount = (resources.get("requests") or {}).get(resource, (resources.get("limits") or {}).get(resource, 0))
-        return int(amount) if str(amount).isdecimal() else 0
+    def of(container: Raw) -> int:
+        requests, limits = mapping(container, "resources", "requests"), mapping(container, "resources", "limits")
+        return count(requests.get(resource, limits.get(resource)))
 
     running, largest = 0, 0
-    for container in spec.get("initContainers") or ():
-        if container.get("restartPolicy") == "Always":
+    for container in entries(spec, "initContainers"):
+        if _is_side_car(container):
             running += of(container)
             largest = max(largest, running)
         else:
             largest = max(largest, running + of(container))
-    return max(running + sum(of(container) for container in spec.get("containers") or ()), largest)
+    return max(running + sum(of(container) for container in entries(spec, "containers")), largest)
 
 
-def _trouble(status: Mapping[str, Any], waits: Iterable[Mapping[str, Any]]) -> tuple[Reason | None, str]:
+def _owner(metadata: Raw) -> tuple[str, str] | None:
+    """Return name and UID of the job that controls the pod. Labels tell nothing: anyone can change them."""
+    for reference in entries(metadata, "ownerReferences"):
+        ours = text(reference, "kind") == KIND and text(reference, "apiVersion").partition("/")[0] == GROUP
+        if ours and reference.get("controller") is True and text(reference, "name") and text(reference, "uid"):
+            return text(reference, "name"), text(reference, "uid")
+    return None
+
+
+def _is_side_car(container: Raw) -> bool:
+    return text(container, "restartPolicy") == "Always"
+
+
+def _containers(spec: Raw, status: Raw) -> tuple[Sequence[Raw], Sequence[Raw]]:
+    """Return the statuses of the container that trains (one or none), and of the others.
+
+    The kubelet sorts them by name, so the first of the template has to be looked up.
+    """
+    first = next((text(container, "name") for container in entries(spec, "containers")), "")
+    statuses = list(entries(status, "containerStatuses"))
+    trainer = [entry for entry in statuses if text(entry, "name") == first][:1]
+    others = [entry for entry in statuses if text(entry, "name") != first]
+    return trainer, [*others, *entries(status, "initContainerStatuses")]
+
+
+def _exit_code(trainer: Iterable[Raw], ends: Iterable[Raw]) -> int | None:
+    own = [mapping(entry, "state", "terminated") for entry in trainer]
+    if own and own[0]:
+        return whole(own[0], "exitCode")
+    codes = [code for end in ends if (code := whole(end, "exitCode")) is not None]
+    return next((code for code in codes if code), None)  # ended before the worker began
+
+
+def _trouble(status: Raw, waits: Iterable[Raw]) -> tuple[Reason | None, str]:
     for waiting in waits:
-        reason = waiting.get("reason", "")
-        message = f"{reason}: {waiting.get('message', '')}".rstrip(": ")
+        reason = text(waiting, "reason")
+        message = f"{reason}: {text(waiting, 'message')}".rstrip(": ")[:MAX_MESSAGE]
         if reason in _PULL_TROUBLE:
             return Reason.IMAGE_PULL_FAILED, message
         if reason in _START_TROUBLE:
             return Reason.POD_REJECTED, message
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return Reason.UNSCHEDULABLE, condition.get("message", "")
+    for condition in entries(status, "conditions"):
+        if text(condition, "type") == "PodScheduled" and text(condition, "reason") == "Unschedulable":
+            return Reason.UNSCHEDULABLE, text(condition, "message")[:MAX_MESSAGE]
     return None, ""
 
 
-def _end_message(status: Mapping[str, Any], ends: Iterable[Mapping[str, Any]]) -> str:
-    words = [status.get("reason", ""), status.get("message", "")]
-    words += [end["reason"] for end in ends if end.get("reason") not in (None, "Completed", "Error")]
-    words += [end["message"].strip() for end in ends if end.get("message")]
-    return ": ".join(word for word in words if word)[:500]
+def _end_message(status: Raw, ends: Iterable[Raw]) -> str:
+    ends = list(ends)
+    words = [text(status, "reason"), text(status, "message")]
+    words += [reason for end in ends if (reason := text(end, "reason")) not in ("Completed", "Error")]
+    words += [text(end, "message").strip() for end in ends]
+    return ": ".join(word for word in words if word)[:MAX_MESSAGE]
 
 
-def _told(metadata: Mapping[str, Any]) -> tuple[int, str | None] | None:
+def _told(metadata: Raw) -> tuple[int, str | None] | None:
     try:
-        document = json.loads((metadata.get("annotations") or {})[ALLOCATION_ANNOTATION])
-        return int(document["allocation"]["generation"]), document.get("stop")
-    except (KeyError, TypeError, ValueError):
+        document = json.loads(text(metadata, "annotations", ALLOCATION_ANNOTATION))
+    except (ValueError, RecursionError):
         return None  # somebody changed it; it is written anew
+    generation = whole(document, "allocation", "generation")
+    return None if generation is None else (generation, text(document, "stop") or None)
 
 
-def _is_true(status: Mapping[str, Any], kind: str) -> bool:
-    return any(entry.get("type") == kind and entry.get("status") == "True" for entry in status.get("conditions") or ())
-
-
-def _first(entries: Iterable[Mapping[str, Any]], field: str) -> float | None:
-    return min((seconds(entry[field]) for entry in entries if entry.get(field)), default=None)
-
-
-def _last(entries: Iterable[Mapping[str, Any]], field: str) -> float | None:
-    return max((seconds(entry[field]) for entry in entries if entry.get(field)), default=None)
-
-
-def seconds(text: str) -> float:
-    """Return epoch seconds of a Kubernetes time."""
-    return datetime.fromisoformat(text).timestamp()
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
+def _is_true(status: Raw, kind: str) -> bool:
+    conditions = entries(status, "conditions")
+    return any(text(entry, "type") == kind and text(entry, "status") == "True" for entry in conditions)

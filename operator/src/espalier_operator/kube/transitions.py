@@ -20,7 +20,7 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.conditions import Outcome
+from espalier_operator.conditions import MAX_MESSAGE, Outcome
 from espalier_operator.facts import Reclaim, Stopping, Terms
 from espalier_operator.kube.record import Record, time_of
 from espalier_operator.kube.settings import KubeSettings
@@ -30,7 +30,9 @@ _TAKEN = (Reason.RECLAIM_FORCED, Reason.GPU_LOST)
 
 
 def after(record: Record, action: Action, terms: Terms, now: float, settings: KubeSettings) -> Record:
-    """Return what is remembered once `action` is decided."""
+    """Return what is remembered once `action` is decided; what has been done already changes nothing."""
+    if _is_done(record, action):
+        return record
     match action:
         case Admit():
             fresh = replace(record.with_workers(terms.min_replicas), not_before=None, ended=None, trained=False)
@@ -57,7 +59,7 @@ def after(record: Record, action: Action, terms: Terms, now: float, settings: Ku
                 extra=action.extra,
                 reclaim=None,
                 changed_at=now,
-                promised_until=None,
+                promised_until=record.promised_until if action.extra else None,
                 preemptions=record.preemptions + (action.forced and action.reason in _TAKEN),
             )
             replicas = terms.min_replicas + action.extra
@@ -67,6 +69,8 @@ def after(record: Record, action: Action, terms: Terms, now: float, settings: Ku
         case Stop():
             return replace(record, stopping=Stopping(reason=action.reason, deadline=action.deadline))
         case Requeue():
+            # Whose leader is lost has had that counted; one that was not there yet lost nothing.
+            lost = action.reason is Reason.GPU_LOST and any(record.pod_uids[:1])
             waiting = replace(
                 _without_workers(record),
                 admitted_at=None,
@@ -76,16 +80,39 @@ def after(record: Record, action: Action, terms: Terms, now: float, settings: Ku
                 ended=None,
                 attempts=tuple(attempt + 1 for attempt in record.attempts),
                 pod_uids=("",) * len(record.attempts),
-                preemptions=record.preemptions + (action.reason is Reason.GPU_LOST),
+                preemptions=record.preemptions + lost,
             )
             return _allocate(waiting, 0, Direction.DOWN, action.reason, terms)
         case Finish() | Fail():
             message = action.message or SENTENCES[action.reason]
             over = replace(
                 _without_workers(record),
-                outcome=Outcome(reason=action.reason, failed=isinstance(action, Fail), message=message),
+                outcome=Outcome(reason=action.reason, failed=isinstance(action, Fail), message=message[:MAX_MESSAGE]),
             )
             return _allocate(over, 0, Direction.DOWN, action.reason, terms)
+
+
+def _is_done(record: Record, action: Action) -> bool:
+    """Return whether `action` says nothing new, or nothing that still applies."""
+    if record.outcome is not None:
+        return True
+    match action:
+        case Finish() | Fail():
+            return False
+        case Admit():
+            return record.admitted_at is not None
+        case _ if record.admitted_at is None:
+            return True
+        case GrantExtra():
+            return record.extra >= action.extra
+        case NoticeReclaim():
+            return record.reclaim is not None and record.reclaim.extra <= action.extra
+        case ReleaseExtra():
+            return record.reclaim is None and record.extra <= action.extra
+        case Stop():
+            return record.stopping is not None
+        case Requeue():
+            return False
 
 
 def _without_workers(record: Record) -> Record:

@@ -9,9 +9,10 @@ from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.budget import Leader
 from espalier_operator.facts import JobFacts, Promise, Role, Worker, WorkerState
+from espalier_operator.kube.crew import Crew
 from espalier_operator.kube.jobs import KubeJob
 from espalier_operator.kube.pods import Pod
-from espalier_operator.kube.progress import Crew, leader_of
+from espalier_operator.kube.progress import leader_of
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
 
@@ -96,8 +97,12 @@ def workers_of(job: KubeJob, crew: Crew) -> Iterator[Worker]:
 
 
 def alien(pod: Pod) -> Worker | None:
-    """Return a pod that is nobody's worker as the planner counts it; None where it neither holds nor wants GPUs."""
-    if pod.ended or pod.gpus == 0 or (pod.node is None and (pod.gated or pod.deleting)):
+    """Return a pod that is nobody's worker as the planner counts it; None where it neither holds nor wants GPUs.
+
+    One whose job is gone, or cannot be understood, wants nothing any more.
+    """
+    waits = pod.node is None
+    if pod.ended or pod.gpus == 0 or (waits and (pod.gated or pod.deleting or pod.job is not None)):
         return None
     return Worker(
         name=pod.key,

@@ -1,0 +1,83 @@
+"""Fields of the API server's objects, read so that no object is too strange.
+
+What is not there, or is of another kind than it should be, counts as absent: one odd object of somebody else's must
+not keep the scheduler from seeing all others.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+_QUANTITY: Final = re.compile(
+    r"(?P<number>\+?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40}))"
+    r"(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE](?P<power>[+-]?[0-9]{1,2}))?"
+)
+_SCALES: Final = {
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("num", start=-3)},
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
+    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
+}
+_MOST: Final = 2**63 - 1
+"""The largest quantity that Kubernetes knows."""
+
+
+def mapping(raw: Any, *path: str) -> Mapping[str, Any]:
+    """Return the mapping at `path`, an empty one where there is none."""
+    found = _at(raw, path)
+    return found if isinstance(found, Mapping) else {}
+
+
+def entries(raw: Any, *path: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the mappings in the list at `path`."""
+    found = _at(raw, path)
+    if isinstance(found, list | tuple):
+        yield from (entry for entry in found if isinstance(entry, Mapping))
+
+
+def text(raw: Any, *path: str) -> str:
+    """Return the text at `path`, an empty one where there is none."""
+    found = _at(raw, path)
+    return found if isinstance(found, str) else ""
+
+
+def whole(raw: Any, *path: str) -> int | None:
+    """Return the whole number at `path`, None where there is none."""
+    found = _at(raw, path)
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def time(raw: Any, *path: str) -> float | None:
+    """Return the time at `path` in epoch seconds, None where there is none."""
+    try:
+        moment = datetime.fromisoformat(text(raw, *path))
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def count(quantity: Any) -> int:
+    """Return a quantity of something that comes in whole pieces ("2", "4k", "1e3"), rounded up as Kubernetes does.
+
+    0 where it is negative or no quantity.
+    """
+    if isinstance(quantity, bool) or not isinstance(quantity, int | float | str):
+        return 0
+    found = _QUANTITY.fullmatch(str(quantity))
+    if found is None:
+        return 0
+    suffix, power = found["suffix"] or "", found["power"]
+    scale = Decimal(10) ** int(power) if power is not None else _SCALES.get(suffix, Decimal(1))
+    return min(math.ceil(Decimal(found["number"]) * scale), _MOST)
+
+
+def _at(raw: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        if not isinstance(raw, Mapping):
+            return None
+        raw = raw.get(part)
+    return raw

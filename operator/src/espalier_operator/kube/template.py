@@ -1,0 +1,138 @@
+"""Changes to a pod template's spec, in place: what is needed is added, what the person wrote stays where it can.
+
+The API server takes any template with a job and looks at it only when a pod is made of it. So `problems` has to be
+asked first: what it lets pass can be changed here.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from espalier_api.wording import kind_of
+
+Manifest = dict[str, Any]
+
+_TERMS: Final = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+_SHAPES: Final[Mapping[str, type]] = {
+    "metadata": dict,
+    "metadata.labels": dict,
+    "metadata.labels.*": str,
+    "metadata.annotations": dict,
+    "metadata.annotations.*": str,
+    **{f"spec.{_TERMS.rsplit('.', parts)[0]}": dict for parts in (1, 2, 3)},
+    f"spec.{_TERMS}": list,
+    f"spec.{_TERMS}.*": dict,
+    f"spec.{_TERMS}.*.matchExpressions": list,
+    "spec.nodeSelector": dict,
+    "spec.securityContext": dict,
+    "spec.serviceAccount": str,
+    "spec.serviceAccountName": str,
+    "spec.tolerations": list,
+    "spec.volumes": list,
+    "spec.volumes.*": dict,
+    "spec.containers.*.env": list,
+    "spec.containers.*.env.*": dict,
+    "spec.containers.*.env.*.name": str,
+    "spec.containers.*.securityContext": dict,
+    "spec.containers.*.volumeMounts": list,
+    "spec.containers.*.volumeMounts.*": dict,
+    "spec.containers.*.volumeMounts.*.mountPath": str,
+}
+"""What the fields that are read or changed here must be; `*` is each item."""
+
+
+def problems(template: Manifest) -> Iterator[str]:
+    """Yield what is wrong with the shape of a pod template, field by field."""
+    for path, kind in _SHAPES.items():
+        for place, value in _items(template, path.split(".")):
+            if not isinstance(value, kind):
+                yield f"spec.template.{place}: is {kind_of(value)}; must be {kind_of(kind())}"
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a copy of plain JSON without nulls in mappings, which mean the same as nothing."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def name_containers(spec: Manifest) -> None:
+    """Name containers that have no name: `trainer` the first, the others by their place."""
+    for place, container in enumerate(spec["containers"]):
+        container.setdefault("name", f"container-{place}" if place else "trainer")
+
+
+def set_variables(container: Manifest, contract: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Set environment variables (texts, or mappings for `valueFrom`); the template's may refer to them.
+
+    Those of `contract` replace the template's of the same name, those of `defaults` give way to them.
+    """
+    given = [entry for entry in container.get("env") or () if entry.get("name") not in contract]
+    taken = {entry.get("name") for entry in given}
+    ours = {**contract, **{name: value for name, value in defaults.items() if name not in taken}}
+    container["env"] = [
+        *({"name": name, "value" if isinstance(value, str) else "valueFrom": value} for name, value in ours.items()),
+        *given,
+    ]
+
+
+def mount(
+    spec: Manifest, container: Manifest, name: str, path: str, source: Manifest, *, reserved: bool = False
+) -> None:
+    """Mount a volume of ours at `path` of the container, unless the template gives it a place of its own.
+
+    That is a mount at `path` or above it: one of ours there would hide, say, a folder of the person's volume. A volume
+    of the template's that is called `name` is taken instead of `source`. A `reserved` path is always ours, and
+    read-only.
+    """
+    mounts, volumes = container.setdefault("volumeMounts", []), spec.setdefault("volumes", [])
+    if reserved:
+        mounts[:] = [given for given in mounts if absolute(given.get("mountPath", "")) != path]
+        volumes[:] = [given for given in volumes if given.get("name") != name]
+    elif any(_covers(absolute(given.get("mountPath", "")), path) for given in mounts):
+        return
+    mounts.append({"name": name, "mountPath": path, **({"readOnly": True} if reserved else {})})
+    if all(given.get("name") != name for given in volumes):
+        volumes.append({"name": name, **source})
+
+
+def absolute(path: str) -> str:
+    """Return `path` as the kubelet understands it: relative ones begin at the root."""
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+def require_label_absent(spec: Manifest, label: str) -> None:
+    """Keep the pod off nodes that have `label`, whatever else its affinity asks for."""
+    absent = {"key": label, "operator": "DoesNotExist"}
+    node = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    selector = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = selector.setdefault("nodeSelectorTerms", [])
+    if not terms:
+        terms.append({})
+    for term in terms:  # a node has to match one of them, so each gets the demand
+        term.setdefault("matchExpressions", []).append(absent)
+
+
+def _items(value: Any, path: Sequence[str], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what there is at `path`, with its place in words."""
+    if not path:
+        yield place, value
+        return
+    part, rest = path[0], path[1:]
+    if part != "*":
+        if isinstance(value, Mapping) and value.get(part) is not None:
+            yield from _items(value[part], rest, f"{place}.{part}".lstrip("."))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _items(item, rest, f"{place}.{key}")
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _items(item, rest, f"{place}[{number}]")
+
+
+def _covers(parent: str, path: str) -> bool:
+    return path == parent or path.startswith(parent.rstrip("/") + "/")

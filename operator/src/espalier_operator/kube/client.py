@@ -1,0 +1,246 @@
+"""The API server, asked with a deadline: what fails for a while is tried again with limits, what is refused is said.
+
+A thin layer over `kubernetes.aio`'s `ApiClient`, which authenticates, keeps the connections and refreshes tokens. Only
+plain JSON goes through it: thousands of pods are listed in half the time that typed models take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
+
+from espalier_operator.kube.resources import Raw, Resource, controller_of, key_of, resource_of
+from espalier_operator.loop import BackendError
+
+logger = logging.getLogger(__name__)
+
+PAGE: Final = 500
+"""Objects in one answer to a list."""
+MERGE_PATCH: Final = "application/merge-patch+json"
+_LISTED_ANEW: Final = 3
+_MAX_MESSAGE: Final = 2000
+
+
+class ApiRefusalError(BackendError):
+    """The API server said no, and would say so again."""
+
+    def __init__(self, what: str, code: int, reason: str, message: str) -> None:
+        """Keep the server's words."""
+        super().__init__(f"{what}: {code} {reason}: {message}")
+        self.code, self.reason, self.message = code, reason, message[:_MAX_MESSAGE]
+
+
+class NotOwnedError(BackendError):
+    """An object of the name that is needed is there already, and is somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long one request may take, and how often it is tried. Seconds."""
+
+    deadline: float = 10.0
+    """For one try."""
+    tries: int = 5
+    first_wait: float = 0.1
+    """Before the second try; doubles with each."""
+    longest_wait: float = 5.0
+
+    def wait(self, tried: int, retry_after: float | None, jitter: float) -> float:
+        """Return how long to wait after `tried` tries.
+
+        `jitter`, from 0 to 1, spreads clients; `retry_after` is the server's word.
+        """
+        backoff = min(self.first_wait * 2.0 ** (tried - 1), self.longest_wait)
+        return max(backoff * (0.5 + jitter / 2), min(retry_after or 0.0, self.longest_wait))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back."""
+
+    code: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All objects of a kind, and the version as of which they are all."""
+
+    items: list[Raw]
+    version: int
+
+
+class Client:
+    """Requests as the operator needs them. `BackendError` where a request came to nothing in spite of all tries."""
+
+    def __init__(self, api: ApiClient, patience: Patience | None = None) -> None:
+        """Take over an ApiClient, which stays the caller's to close."""
+        self._api, self._patience = api, patience or Patience()
+        self.requests: Counter[tuple[str, str, int]] = Counter()
+        """Tries by verb, resource and HTTP code; 0 where no answer came."""
+
+    async def list(self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = "") -> Listing:
+        """Return all objects that the selectors take, page by page; the pages are of one version."""
+        for _ in range(_LISTED_ANEW):
+            try:
+                return await self._list(resource, namespace, labels, fields)
+            except ApiRefusalError as refusal:
+                if refusal.code != 410:  # it took so long that the server forgot the version of the first page
+                    raise
+        raise BackendError(f"{resource.plural} cannot be listed: each page takes longer than the server remembers")
+
+    async def _list(self, resource: Resource, namespace: str | None, labels: str, fields: str) -> Listing:
+        query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields}
+        items: list[Raw] = []
+        while True:
+            page = await self._request("list", "GET", resource, resource.path(namespace), query=query)
+            items += page.get("items") or ()
+            query["continue"] = page["metadata"].get("continue") or ""
+            if not query["continue"]:
+                return Listing(items, int(page["metadata"]["resourceVersion"]))
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw | None:
+        """Return an object, None where it is not there."""
+        try:
+            found: Raw = await self._request("get", "GET", resource, resource.path(namespace, name))
+            return found
+        except ApiRefusalError as refusal:
+            if refusal.code == 404:
+                return None
+            raise
+
+    async def create(self, manifest: Raw, owner: str | None) -> Raw | None:
+        """Make an object and return it as it is there; one that is there already and belongs to `owner` (a UID) is it.
+
+        `NotOwnedError` where it belongs to somebody else. Without `owner` nobody asks whose it is, and None is
+        returned where it was there.
+        """
+        resource = resource_of(manifest)
+        namespace, name = manifest["metadata"].get("namespace"), manifest["metadata"]["name"]
+        try:
+            made: Raw = await self._request("create", "POST", resource, resource.path(namespace), body=manifest)
+            return made
+        except ApiRefusalError as refusal:
+            if refusal.code != 409 or refusal.reason != "AlreadyExists":
+                raise
+        if owner is None:
+            return None
+        found = await self.get(resource, namespace, name)
+        if found is None:
+            raise BackendError(f"{resource.kind} {key_of(manifest)} went while it was looked at")
+        if controller_of(found).get("uid") != owner:
+            raise NotOwnedError(
+                f"{resource.kind} {name!r} is there already and is not this job's: delete it, or name the job otherwise"
+            )
+        return found
+
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, uid: str, body: Raw, subresource: str | None = None
+    ) -> Raw | None:
+        """Merge `body` into the object of this UID and return it as it is then; None where there is none any more."""
+        whole = {**body, "metadata": {**body.get("metadata", {}), "uid": uid}}
+        path = resource.path(namespace, name, subresource)
+        try:
+            patched: Raw = await self._request("patch", "PATCH", resource, path, body=whole, media=MERGE_PATCH)
+            return patched
+        except ApiRefusalError as refusal:
+            if refusal.code == 404 or _is_other_uid(refusal):
+                return None
+            raise
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> Raw | None:
+        """Delete the object of this UID and return the server's answer; None where it is gone already."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        body["propagationPolicy"] = "Background"
+        try:
+            left: Raw = await self._request("delete", "DELETE", resource, resource.path(namespace, name), body=body)
+            return left
+        except ApiRefusalError as refusal:
+            if refusal.code == 404 or _is_other_uid(refusal):
+                return None
+            raise
+
+    # ---- one request
+
+    async def _request(
+        self,
+        verb: str,
+        method: str,
+        resource: Resource,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Raw | None = None,
+        media: str = "application/json",
+    ) -> Any:
+        what = f"{verb} {path}"
+        for tried in range(1, self._patience.tries + 1):
+            retry_after = None
+            try:
+                async with asyncio.timeout(self._patience.deadline):
+                    answer = await self._send(method, path, query or {}, body, media)
+            except TimeoutError:
+                code, trouble = 0, f"no answer in {self._patience.deadline:g} s"
+            except (aiohttp.ClientError, OSError) as error:
+                code, trouble = 0, f"{type(error).__name__}: {error}"
+            else:
+                code = answer.code
+                if 200 <= code < 300:
+                    self.requests[verb, resource.plural, code] += 1
+                    return json.loads(answer.body)
+                refusal = _refusal(what, answer)
+                trouble = str(refusal)
+                retry_after = _seconds(answer.headers.get("Retry-After"))
+            self.requests[verb, resource.plural, code] += 1
+            if code and not _passes(refusal):
+                raise refusal
+            if tried < self._patience.tries:
+                wait = self._patience.wait(tried, retry_after, random.random())
+                logger.debug("%s; trying again in %.2f s", trouble, wait)
+                await asyncio.sleep(wait)
+        raise BackendError(f"{what}: tried {self._patience.tries} times: {trouble}")
+
+    async def _send(self, method: str, path: str, query: Mapping[str, str], body: Raw | None, media: str) -> Answer:
+        """Send one request and read the whole answer."""
+        given = {name: value for name, value in query.items() if value}
+        headers = {**self._api.default_headers, "Accept": "application/json", "Content-Type": media}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
+        url = f"{self._api.configuration.host}{path}{'?' + urlencode(given) if given else ''}"
+        response = await self._api.call_api(method, url, headers, body=body, _preload_content=False)
+        data: bytes = await response.response.read()
+        return Answer(response.status, response.headers, data)
+
+
+def _refusal(what: str, answer: Answer) -> ApiRefusalError:
+    """Return the error that the answer is; servers in between answer with other things than a Status."""
+    try:
+        status = json.loads(answer.body)
+        return ApiRefusalError(what, answer.code, str(status.get("reason", "")), str(status.get("message", "")))
+    except (ValueError, AttributeError):
+        return ApiRefusalError(what, answer.code, "", answer.body[:200].decode(errors="replace"))
+
+
+def _passes(refusal: ApiRefusalError) -> bool:
+    """Return whether the same request may succeed later without anybody's doing."""
+    if refusal.code == 409:
+        return refusal.reason == "Conflict" and not _is_other_uid(refusal)
+    return refusal.code in (408, 429) or refusal.code >= 500
+
+
+def _is_other_uid(refusal: ApiRefusalError) -> bool:
+    return refusal.code == 409 and "UID in precondition" in refusal.message
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text is not None and text.isdecimal() else None

@@ -1,0 +1,77 @@
+"""Runs flushes: many jobs at once, one job never twice at once, what is urgent before what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+PARALLEL: Final = 16
+"""Jobs that are flushed at once."""
+
+
+class Flusher:
+    """Calls `flush(key)` for each key that was added since it was last called for it."""
+
+    def __init__(self, flush: Callable[[str], Awaitable[None]], parallel: int = PARALLEL) -> None:
+        """`flush` reports its own failures; what it raises is a fault of the program, logged with the key."""
+        self._flush, self._parallel = flush, parallel
+        self._urgent: dict[str, None] = {}
+        self._rest: dict[str, None] = {}
+        self._again: dict[str, bool] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def add(self, key: str, *, urgent: bool) -> None:
+        """Let `key` be flushed; where that is going on, once more afterwards."""
+        if key in self._tasks:
+            self._again[key] = urgent or self._again.get(key, False)
+        elif urgent:
+            self._rest.pop(key, None)
+            self._urgent[key] = None
+        elif key not in self._urgent:
+            self._rest[key] = None
+        self._start()
+
+    def is_busy(self, key: str) -> bool:
+        """Return whether `key` is being flushed."""
+        return key in self._tasks
+
+    def is_idle(self) -> bool:
+        """Return whether nothing is flushed and nothing waits for it."""
+        return not (self._tasks or self._urgent or self._rest)
+
+    async def close(self, seconds: float) -> None:
+        """Flush what was added, for at most `seconds`, and end what still goes on then."""
+        until = asyncio.get_running_loop().time() + seconds
+        while self._tasks and (left := until - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(self._tasks.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)  # lets what was added meanwhile start
+        self._urgent.clear()
+        self._rest.clear()
+        self._again.clear()
+        left_over = list(self._tasks.values())
+        for task in left_over:
+            task.cancel()
+        await asyncio.gather(*left_over, return_exceptions=True)
+
+    def _start(self) -> None:
+        while len(self._tasks) < self._parallel and (waiting := self._urgent or self._rest):
+            key = next(iter(waiting))
+            del waiting[key]
+            task = asyncio.create_task(self._run(key), name=f"flush {key}")
+            self._tasks[key] = task
+
+    async def _run(self, key: str) -> None:
+        try:
+            await self._flush(key)
+        except Exception:
+            logger.exception("flushing %s came to an error that should not happen; other jobs go on", key)
+        finally:
+            del self._tasks[key]
+            if (urgent := self._again.pop(key, None)) is not None:
+                self.add(key, urgent=urgent)
+            else:
+                self._start()

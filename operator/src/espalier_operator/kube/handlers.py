@@ -1,0 +1,76 @@
+"""kopf's part: watch events become facts. No decision and no API call is made here.
+
+Only `on.event` handlers: they need no annotations and no finalizers, so nothing of ours ever holds up a deletion.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import kopf
+from kubernetes.aio.client.configuration import Configuration
+
+from espalier_api.job import GROUP
+from espalier_operator.kube import names, resources
+from espalier_operator.kube.resources import Resource
+from espalier_operator.kube.store import PODS_WATCHED, Store
+
+NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)
+"""Kinds of which only those in the namespaces looked after are watched."""
+CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASSES)
+"""Kinds that are watched everywhere: GPUs know no namespaces."""
+REPORTS: Final = f"{names.REPORT_LABEL}=true"
+"""Label selector of report ConfigMaps."""
+_BACKOFFS: Final = (0.2, 0.5, 1, 1, 2, 2, 3, 5, 5, 5)
+"""Seconds between kopf's tries of a request; an API server that restarts is back within them."""
+
+
+def registry_of(store: Store, configuration: Configuration, watched: tuple[Resource, ...]) -> kopf.OperatorRegistry:
+    """Return kopf's handlers for the kinds in `watched`, and its login by the credentials that our client uses."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def log_in(**_: Any) -> kopf.ConnectionInfo:
+        return await connection_of(configuration)
+
+    for resource in watched:
+        _register(registry, store, resource)
+    return registry
+
+
+def _register(registry: kopf.OperatorRegistry, store: Store, resource: Resource) -> None:
+    @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
+    async def record(event: kopf.RawEvent, **_: Any) -> None:
+        store.take(resource, event["type"], event["object"])
+
+
+def settings_of() -> kopf.OperatorSettings:
+    """Return kopf's settings."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False  # Events are ours, with reasons of one enum
+    settings.scanning.disabled = True  # the CRD is there when we start; needs no rights on CRDs and namespaces
+    settings.watching.field_selectors["", "v1", "pods"] = PODS_WATCHED
+    settings.watching.label_selectors["", "v1", "configmaps"] = REPORTS
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = _BACKOFFS
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    settings.process.ultimate_exiting_timeout = None
+    return settings
+
+
+async def connection_of(configuration: Configuration) -> kopf.ConnectionInfo:
+    """Return the credentials as kopf takes them, read anew where they are refreshed."""
+    key = await configuration.get_api_key_with_prefix("BearerToken")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        ca_data=configuration.ca_cert_data,
+        insecure=not configuration.verify_ssl,
+        scheme="Bearer" if key else None,
+        token=key.split(" ", 1)[-1].strip() if key else None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )

@@ -1,0 +1,105 @@
+"""What the operator tells over HTTP: whether it lives, to everybody; what the scheduler saw, on the loopback only.
+
+The snapshot names other people's jobs. So it is served on 127.0.0.1, where it is reached by `kubectl port-forward`,
+which the API server lets only those do who may.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from espalier_operator.facts import Snapshot
+
+logger = logging.getLogger(__name__)
+
+ALIVE_SECONDS: Final = 90.0
+"""A scheduler whose last tick is older is stuck: it ticks every 30 s though nothing happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read `host:port`; `ValueError` with the remedy where it is none."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:
+            raise ValueError(f"{text!r} is no address; write HOST:PORT, as in 0.0.0.0:8080")
+        return cls(host.strip("[]"), int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine (in a cluster: this pod) can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What is asked for the signs of life. Ages are wall seconds, None where there was no sign yet."""
+
+    age: Callable[[], float | None]
+    """Since the last sign of life."""
+    waits_for: Callable[[], str | None] = lambda: None
+    """Who acts instead of this one, None where this one acts."""
+    snapshot: Callable[[], Snapshot | None] = lambda: None
+
+
+@asynccontextmanager
+async def serve_health(pulse: Pulse, public: Address | None, private: Address | None) -> AsyncIterator[None]:
+    """Serve `/healthz` on `public` and `/snapshot` on `private`. `OSError` where an address cannot be had."""
+    runners: list[web.AppRunner] = []
+    try:
+        for address, path, answer in ((public, "/healthz", _healthz), (private, "/snapshot", _snapshot)):
+            if address is not None:
+                app = web.Application()
+                app.router.add_get(path, _handler(pulse, answer))
+                runner = web.AppRunner(app, access_log=None)
+                runners.append(runner)
+                await runner.setup()
+                await web.TCPSite(runner, address.host or None, address.port).start()
+        yield
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+
+
+def _handler(
+    pulse: Pulse, answer: Callable[[Pulse], web.Response]
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(_: web.Request) -> web.StreamResponse:
+        return answer(pulse)
+
+    return handle
+
+
+def _healthz(pulse: Pulse) -> web.Response:
+    age = pulse.age()
+    other = pulse.waits_for()
+    what = "the last tick" if other is None else f"waiting for {other or 'the lease'}; the last look at the lease"
+    if age is None or age > ALIVE_SECONDS:
+        since = "there was none yet" if age is None else f"{age:.0f} s ago, more than {ALIVE_SECONDS:.0f}"
+        return web.Response(status=503, text=f"{what}: {since}\n")
+    return web.Response(text=f"{what}: {age:.1f} s ago\n")
+
+
+def _snapshot(pulse: Pulse) -> web.Response:
+    snapshot = pulse.snapshot()
+    if snapshot is None:
+        other = pulse.waits_for()
+        why = "nothing was planned yet" if other is None else f"this replica waits; {other or 'another'} acts"
+        return web.Response(status=503, text=f"{why}\n")
+    return web.Response(text=snapshot.to_json(), content_type="application/json")

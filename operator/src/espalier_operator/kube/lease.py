@@ -1,0 +1,155 @@
+"""One operator acts at a time: the holder of a Lease. `kubernetes.aio.leaderelection` does the electing.
+
+What it leaves open is added here: requests have deadlines and their failures are answers too, the holder stops in time
+before somebody else may begin, and one that ends in peace gives the Lease away, so that its successor need not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.leaderelection.electionconfig import Config
+from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
+from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTimes:
+    """In seconds; the defaults are those of Kubernetes' own controllers."""
+
+    duration: float = 15.0
+    """How long others wait since the last renewal that they saw."""
+    renewal: float = 10.0
+    """How long the holder goes on without a renewal."""
+    retry: float = 2.0
+    """Between two tries."""
+    request: float = 2.0
+    """For one request."""
+
+
+class LeaseLostError(Exception):
+    """The Lease could not be renewed in time, or somebody else has it: this operator must not act any more."""
+
+
+class Lease:
+    """This operator's part in the election."""
+
+    def __init__(
+        self, api: ApiClient, namespace: str, name: str, identity: str, times: LeaseTimes | None = None
+    ) -> None:
+        """Nothing is asked for yet; `identity` must be this process's alone."""
+        self._times = times or LeaseTimes()
+        self._lock = _Lock(name, namespace, identity, api, self._times.request)
+        # The callbacks are not used: `hold` drives the election itself, for it has to know how the work ended.
+        never = asyncio.sleep
+        self._election = LeaderElection(
+            Config(self._lock, self._times.duration, self._times.renewal, self._times.retry, never, never)  # type: ignore[arg-type]
+        )
+
+    @property
+    def holder(self) -> str | None:
+        """Who holds it, as far as was seen."""
+        record = self._election.observed_record
+        return None if record is None else record.holder_identity
+
+    @property
+    def tried_at(self) -> float | None:
+        """When the Lease was last read, `time.monotonic`; None before that."""
+        return self._lock.tried_at
+
+    async def acquire(self) -> None:
+        """Wait until the Lease is ours."""
+        await self._election.acquire()
+        logger.info("holding the lease %s/%s as %s", self._lock.namespace, self._lock.name, self._lock.identity)
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Hold the Lease that was acquired, and release it; the task that is given ends when it is lost."""
+        keeping = asyncio.create_task(self._keep(), name="lease")
+        try:
+            yield keeping
+        finally:
+            lost = keeping.done()
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            if not lost:
+                await self._release()
+
+    async def _keep(self) -> None:
+        """Renew until that fails for too long."""
+        renewing = asyncio.create_task(self._election.renew_loop())
+        try:
+            while not renewing.done():
+                left = self._lock.renewed_at + self._times.renewal - time.monotonic()
+                if left <= 0:
+                    return
+                await asyncio.wait([renewing], timeout=left)
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+    async def _release(self) -> None:
+        """Give the Lease away: whoever reads it next may take it at once."""
+        if await self._lock.release():
+            logger.info("the lease %s/%s is released", self._lock.namespace, self._lock.name)
+        else:
+            logger.warning("the lease could not be released: others wait %g s for it", self._times.duration)
+
+
+class _Lock(LeaseLock):
+    """A LeaseLock whose requests have a deadline, and which fails by saying so."""
+
+    def __init__(self, name: str, namespace: str, identity: str, api: ApiClient, seconds: float) -> None:
+        super().__init__(name, namespace, identity, api)
+        self._seconds = seconds
+        self.tried_at: float | None = None
+        self.renewed_at = 0.0
+
+    async def get(self, name: str, namespace: str) -> Any:
+        self.tried_at = time.monotonic()
+        failed = (False, ApiException(status=0, reason="no answer"))
+        return await self._within(super().get(name, namespace), failed)
+
+    async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
+        asked_at = time.monotonic()
+        done = await self._within(super().create(name, namespace, election_record), False)
+        self.renewed_at = asked_at if done else self.renewed_at
+        return done
+
+    async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
+        asked_at = time.monotonic()
+        done = await self._within(super().update(name, namespace, updated_record), False)
+        self.renewed_at = asked_at if done else self.renewed_at
+        return done
+
+    async def release(self) -> bool:
+        """Write that nobody holds the Lease, if it is still ours; return whether that was done."""
+        found, record = await self.get(self.name, self.namespace)
+        lease = self.lease_reference
+        if not found or record.holder_identity != self.identity or lease is None or lease.spec is None:
+            return False
+        lease.spec.holder_identity = ""
+        writing = self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease)
+        return await self._within(writing, None) is not None
+
+    async def _within(self, request: Awaitable[T], otherwise: T) -> T:
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await request
+        except (TimeoutError, aiohttp.ClientError, OSError, ApiException) as error:
+            logger.warning("the lease %s/%s: %s: %s", self.namespace, self.name, type(error).__name__, error)
+            return otherwise

@@ -1,0 +1,83 @@
+"""The command: `python -m espalier_operator`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from espalier_operator.kube.health import Address
+from espalier_operator.kube.logs import JSON, TEXT, set_up_logs
+from espalier_operator.kube.options import settings_of, settings_options
+from espalier_operator.kube.service import LEASE_NAME, Invocation, run_operator
+
+_EXITS = """Exit codes: 0 asked to end (SIGTERM, SIGINT); 1 a fault of the program; 2 options that cannot be;
+3 the lease was lost; 4 no credentials for an API server, or an address that is in use."""
+
+
+def _address(context: click.Context, parameter: click.Parameter, value: str) -> Address | None:
+    try:
+        address = Address.parse(value) if value else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+    if parameter.name == "snapshot_http" and address is not None and not address.is_loopback:
+        problem = f"{value!r} is reached from outside, and a snapshot names everybody's jobs; give 127.0.0.1:PORT"
+        raise click.BadParameter(problem, context, parameter)
+    return address
+
+
+@click.command(
+    context_settings={"auto_envvar_prefix": "ESPALIER_OPERATOR", "help_option_names": ["-h", "--help"]}, epilog=_EXITS
+)
+@settings_options
+@click.option(
+    "--kubeconfig",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Where to act; default: the cluster that this runs in, elsewhere $KUBECONFIG.",
+)
+@click.option(
+    "--lease/--no-lease",
+    default=True,
+    show_default=True,
+    help=f"Whether to wait for the Lease {LEASE_NAME}, so that one operator acts at a time.",
+)
+@click.option(
+    "--namespace",
+    envvar=["ESPALIER_OPERATOR_NAMESPACE", "POD_NAMESPACE"],
+    default="espalier-system",
+    show_default=True,
+    help="Where the Lease is; in a pod $POD_NAMESPACE says it.",
+)
+@click.option(
+    "--http",
+    default="0.0.0.0:8080",
+    show_default=True,
+    callback=_address,
+    help="Where /healthz answers; '': nowhere.",
+)
+@click.option(
+    "--snapshot-http",
+    default="127.0.0.1:8081",
+    show_default=True,
+    callback=_address,
+    help="Where /snapshot answers, for kubectl port-forward: an address of the loopback; '': nowhere.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged.",
+)
+@click.option("--log-format", type=click.Choice([TEXT, JSON]), default=TEXT, show_default=True, help="How it is.")
+def main(log_level: str, log_format: str, **given: Any) -> None:
+    """Schedule AdaptiveTrainingJobs: who gets which GPUs, and for how long.
+
+    Each option has an environment variable: ESPALIER_OPERATOR_ and its name in capitals.
+    """
+    set_up_logs(log_level, log_format)
+    invocation = Invocation(**{name: given[name] for name in Invocation.__dataclass_fields__})
+    sys.exit(asyncio.run(run_operator(settings_of(given), invocation)))

@@ -1,0 +1,96 @@
+"""The operator's parts put together: one API server, one store, one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from kubernetes.aio.client.configuration import Configuration
+
+from espalier_operator.facts import Rules, Snapshot
+from espalier_operator.kube.backend import KubeBackend
+from espalier_operator.kube.client import Client
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.store import Store
+from espalier_operator.kube.watch import Watch
+from espalier_operator.kube.writer import Writer
+from espalier_operator.loop import Loop
+from espalier_operator.policies import Policy
+from espalier_operator.policies.priority import PriorityPolicy
+
+FLUSH_SECONDS = 5.0
+"""How long an operator that is asked to end may still write."""
+
+
+class WallClock:
+    """Wall-clock seconds: what the status of a job keeps must mean the same to the next operator."""
+
+    def now(self) -> float:
+        """Return the seconds since 1970."""
+        return time.time()
+
+    def wall_seconds(self, seconds: float) -> float:
+        """Return `seconds`."""
+        return seconds
+
+
+class Operator:
+    """One operator that acts. `run` ends by an error or by being cancelled, `stop` makes it end in peace."""
+
+    def __init__(
+        self,
+        client: Client,
+        configuration: Configuration,
+        settings: KubeSettings,
+        *,
+        policy: Policy | None = None,
+        rules: Rules | None = None,
+        kopf_started: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing is asked or done before `run`. `configuration` is what `client` talks by; kopf is given the same."""
+        clock = WallClock()
+        self.store = Store(settings)
+        writer = Writer(client, self.store, settings, clock)
+        self.backend = KubeBackend(self.store, writer, settings, clock, rules or Rules())
+        self.loop = Loop(self.backend, policy or PriorityPolicy(), clock)
+        self.store.on_change = self.backend.wake = self.loop.wake
+        self._watch = Watch(client, configuration, self.store, settings, clock, self._listed, kopf_started=kopf_started)
+        self._stop, self._known = asyncio.Event(), asyncio.Event()
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What the last plan was made by; None before the first."""
+        return self.backend.snapshot
+
+    def stop(self) -> None:
+        """Let `run` finish what is being written, for at most `FLUSH_SECONDS`, and return."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Act until stopped or cancelled."""
+        stopped = asyncio.create_task(self._stop.wait())
+        watching = asyncio.create_task(self._watch.run(), name="watch")
+        planning = asyncio.create_task(self._plan(), name="plan")
+        tasks = (stopped, watching, planning)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for failed in (watching, planning):
+                if failed.done():
+                    failed.result()
+            planning.cancel()
+            await self.backend.close(FLUSH_SECONDS)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.backend.close(0.0)
+
+    async def _plan(self) -> None:
+        await self._known.wait()
+        await self.loop.run()
+
+    def _listed(self, now: float) -> None:
+        self.backend.listed_at = now
+        self._known.set()
+        self.loop.wake()

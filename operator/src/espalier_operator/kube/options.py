@@ -1,0 +1,80 @@
+"""The command's options for the operator's settings, made of the settings themselves: one place says what there is."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import math
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar, get_type_hints
+
+import click
+
+from espalier_operator.kube.settings import KubeSettings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MAY_BE_ZERO = ("grace_seconds", "start_up_allowance_seconds", "persist_seconds")
+
+
+def settings_options(command: F) -> F:
+    """Give `command` one option for each field of `KubeSettings`, with the field's sentence as its help."""
+    sentences = _sentences()
+    types = get_type_hints(KubeSettings)
+    for field in reversed(fields(KubeSettings)):
+        many = types[field.name] == tuple[str, ...]
+        command = click.option(
+            f"--{field.name.replace('_', '-')}",
+            field.name,
+            multiple=many,
+            type=float if types[field.name] is float else str,
+            default=field.default,
+            show_default=field.default not in ((), None),
+            help=sentences[field.name] + (" May be given several times." if many else ""),
+            callback=_check,
+        )(command)
+    return command
+
+
+def settings_of(given: Mapping[str, Any]) -> KubeSettings:
+    """Return the settings among the values of a command's options."""
+    return KubeSettings(**{field.name: given[field.name] for field in fields(KubeSettings)})
+
+
+def _check(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Refuse what cannot be meant; an empty text where nothing is possible means nothing."""
+    name = str(parameter.name)
+    if isinstance(value, float):
+        least = "0 or more" if name in _MAY_BE_ZERO else "more than 0"
+        if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
+            raise click.BadParameter(f"{value:g} seconds cannot be; give {least}", context, parameter)
+    elif value == "":
+        if get_type_hints(KubeSettings)[name] is str:
+            raise click.BadParameter("is empty; leave the option out for its default", context, parameter)
+        return None
+    elif isinstance(value, list | tuple) and "" in value:
+        raise click.BadParameter("one of its values is empty; leave that out", context, parameter)
+    elif name == "agent_url" and value is not None and not str(value).startswith(("http://", "https://")):
+        raise click.BadParameter(f"{value!r} is no URL; write http://HOST:PORT", context, parameter)
+    elif name in ("gpu_resource", "gpu_type_label") and "/" not in str(value):
+        raise click.BadParameter(
+            f"{value!r} has no domain; write DOMAIN/NAME, as in nvidia.com/gpu", context, parameter
+        )
+    elif name == "image_pull_policy" and value not in (None, "Always", "IfNotPresent", "Never"):
+        raise click.BadParameter(f"{value!r} is none; give Always, IfNotPresent or Never", context, parameter)
+    return value
+
+
+def _sentences() -> dict[str, str]:
+    """Return by field what is written under it in the source."""
+    module = ast.parse(textwrap.dedent(inspect.getsource(KubeSettings)))
+    lines = [line for statement in module.body if isinstance(statement, ast.ClassDef) for line in statement.body]
+    found = {}
+    for statement, below in itertools.pairwise(lines):
+        match statement, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.replace("`", "").split())
+    return found

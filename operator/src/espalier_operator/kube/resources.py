@@ -1,0 +1,79 @@
+"""The kinds that the operator reads and writes, and where the API server has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from espalier_api.job import GROUP
+from espalier_operator.kube import names
+
+Raw = Mapping[str, Any]
+"""An object as the API server sends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of object."""
+
+    kind: str
+    group: str
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """`group/version`, or the version alone for the core group."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """Return the path of an object, or of all; without `namespace` those of all namespaces."""
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        if self.namespaced and namespace is not None:
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part is not None]
+        return "/" + "/".join(parts)
+
+
+JOBS: Final = Resource("AdaptiveTrainingJob", GROUP, names.VERSION, names.PLURAL)
+PODS: Final = Resource("Pod", "", "v1", "pods")
+NODES: Final = Resource("Node", "", "v1", "nodes", namespaced=False)
+CONFIG_MAPS: Final = Resource("ConfigMap", "", "v1", "configmaps")
+PRIORITY_CLASSES: Final = Resource("PriorityClass", "scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)
+SERVICES: Final = Resource("Service", "", "v1", "services")
+SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "", "v1", "serviceaccounts")
+ROLES: Final = Resource("Role", "rbac.authorization.k8s.io", "v1", "roles")
+ROLE_BINDINGS: Final = Resource("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
+EVENTS: Final = Resource("Event", "", "v1", "events")
+
+_MADE: Final = {
+    each.kind: each for each in (PODS, CONFIG_MAPS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, EVENTS)
+}
+
+
+def resource_of(manifest: Raw) -> Resource:
+    """Return the kind of an object that the operator makes; `KeyError` for others."""
+    return _MADE[manifest["kind"]]
+
+
+def key_of(raw: Raw) -> str:
+    """Return `namespace/name`, or the name alone of what is in no namespace."""
+    metadata = raw["metadata"]
+    namespace = metadata.get("namespace")
+    return f"{namespace}/{metadata['name']}" if namespace else str(metadata["name"])
+
+
+def version_of(raw: Raw) -> int:
+    """Return `metadata.resourceVersion` of an object or a list; larger is newer."""
+    return int(raw["metadata"]["resourceVersion"])
+
+
+def controller_of(raw: Raw) -> Mapping[str, str]:
+    """Return the reference to the object that owns this one and controls it; empty where there is none."""
+    for reference in raw["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            found: Mapping[str, str] = reference
+            return found
+    return {}

@@ -1,0 +1,159 @@
+"""The operator as a process: waits for its Lease, acts, answers for its health, and ends as it is asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from kubernetes.aio.client.api_client import ApiClient
+
+from espalier_operator.facts import Snapshot
+from espalier_operator.kube.access import AccessError, api_access
+from espalier_operator.kube.client import Client
+from espalier_operator.kube.health import Address, Pulse, serve_health
+from espalier_operator.kube.lease import Lease, LeaseLostError
+from espalier_operator.kube.operator import Operator
+from espalier_operator.kube.settings import KubeSettings
+
+logger = logging.getLogger(__name__)
+
+LEASE_NAME = "espalier-operator"
+
+
+class Exit(IntEnum):
+    """Exit codes of the command; 2 is click's, for options that cannot be."""
+
+    ASKED = 0
+    ERROR = 1
+    LEASE_LOST = 3
+    NO_ACCESS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """What the command was given besides the settings."""
+
+    kubeconfig: Path | None
+    lease: bool
+    namespace: str
+    """Where the Lease is."""
+    http: Address | None
+    snapshot_http: Address | None
+
+
+class AddressError(Exception):
+    """An address to listen on cannot be had."""
+
+
+async def run_operator(settings: KubeSettings, invocation: Invocation) -> Exit:
+    """Run until asked to end by SIGTERM or SIGINT, and return the exit code."""
+    service = _Service(settings, invocation)
+    service.catch_signals()
+    try:
+        await service.run()
+    except AccessError as error:
+        logger.error("%s; hint: give --kubeconfig FILE, or run it in a cluster", error)
+        return Exit.NO_ACCESS
+    except AddressError as error:
+        logger.error("%s", error)
+        return Exit.NO_ACCESS
+    except LeaseLostError as error:
+        logger.error("%s", error)
+        return Exit.LEASE_LOST
+    except Exception:
+        logger.exception("the operator came to an error that should not happen")
+        return Exit.ERROR
+    logger.info("ended as asked")
+    return Exit.ASKED
+
+
+class _Service:
+    """One run of the process."""
+
+    def __init__(self, settings: KubeSettings, invocation: Invocation) -> None:
+        self._settings, self._invocation = settings, invocation
+        self._stop = asyncio.Event()
+        self._since = time.monotonic()
+        """When it began to wait, or to act."""
+        self._lease: Lease | None = None
+        self._operator: Operator | None = None
+
+    def catch_signals(self) -> None:
+        """End in peace when asked to. kopf catches them too when it starts, so this is done once more after that."""
+        for each in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(each, self._stop.set)
+
+    async def run(self) -> None:
+        """Wait for the Lease, then act."""
+        given = self._invocation
+        async with AsyncExitStack() as stack:
+            api = await stack.enter_async_context(api_access(given.kubeconfig))
+            pulse = Pulse(age=self._age, waits_for=self._waits_for, snapshot=self._snapshot)
+            try:
+                await stack.enter_async_context(serve_health(pulse, given.http, given.snapshot_http))
+            except OSError as error:
+                raise AddressError(f"{error}; give another address to --http or --snapshot-http") from error
+            stopping = asyncio.create_task(self._stop.wait())
+            stack.callback(stopping.cancel)
+            if not given.lease:
+                await self._act(api, stopping, None)
+                return
+            self._lease = Lease(api, given.namespace, LEASE_NAME, identity())
+            acquiring = asyncio.create_task(self._lease.acquire())
+            await asyncio.wait([acquiring, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not acquiring.done():
+                acquiring.cancel()
+                await asyncio.gather(acquiring, return_exceptions=True)
+                return
+            acquiring.result()
+            holding = await stack.enter_async_context(self._lease.hold())
+            await self._act(api, stopping, holding)
+
+    async def _act(self, api: ApiClient, stopping: asyncio.Task[bool], holding: asyncio.Task[None] | None) -> None:
+        """Schedule until asked to end, or until the Lease is lost."""
+        self._since = time.monotonic()
+        self._operator = Operator(Client(api), api.configuration, self._settings, kopf_started=self.catch_signals)
+        acting = asyncio.create_task(self._operator.run(), name="operator")
+        lost: list[asyncio.Task[None]] = [] if holding is None else [holding]
+        try:
+            await asyncio.wait([acting, stopping, *lost], return_when=asyncio.FIRST_COMPLETED)
+            self._operator.stop()
+            if not any(task.done() for task in lost):
+                await asyncio.wait([acting, *lost], return_when=asyncio.FIRST_COMPLETED)
+            if any(task.done() for task in lost):
+                raise LeaseLostError("the lease could not be renewed in time: nothing more is done, so another may act")
+            acting.result()
+        finally:
+            acting.cancel()
+            await asyncio.gather(acting, return_exceptions=True)
+
+    # ---- for /healthz and /snapshot
+
+    def _age(self) -> float | None:
+        if self._operator is not None:
+            ticked = self._operator.loop.last_tick_age()
+            return time.monotonic() - self._since if ticked is None else ticked
+        tried = None if self._lease is None else self._lease.tried_at
+        return None if tried is None else time.monotonic() - tried
+
+    def _waits_for(self) -> str | None:
+        if self._operator is not None or self._lease is None:
+            return None
+        return self._lease.holder or ""
+
+    def _snapshot(self) -> Snapshot | None:
+        return None if self._operator is None else self._operator.snapshot
+
+
+def identity() -> str:
+    """Return who this process is in the election: its pod, and something that no other process has."""
+    return f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4()}"

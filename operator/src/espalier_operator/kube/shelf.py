@@ -1,0 +1,96 @@
+"""The objects of one kind as far as they are known: events and lists may come in any order, the newest word counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from espalier_operator.kube.resources import Raw, key_of, version_of
+
+T = TypeVar("T")
+
+
+class Shelf(Generic[T]):
+    """By key (`namespace/name`): what an object says, and as of which version.
+
+    `parse` makes the value, None for an object that nobody needs; it is given the value of the version before. It is
+    called only for versions that are news. `changed` is told (key, before, after) of every change.
+    """
+
+    def __init__(
+        self, parse: Callable[[Raw, T | None], T | None], changed: Callable[[str, T | None, T | None], None]
+    ) -> None:
+        """Nothing is known yet."""
+        self._parse, self._changed = parse, changed
+        self._values: dict[str, T] = {}
+        self._versions: dict[str, int] = {}
+        self._gone: dict[str, int] = {}
+        """Versions at which objects went, as long as an older list may still bring them."""
+        self.listed_version: int | None = None
+        """Version of the last list; None: not all is known."""
+
+    def get(self, key: str) -> T | None:
+        """Return the value of an object that is there."""
+        return self._values.get(key)
+
+    def values(self) -> Iterator[T]:
+        """Yield all values."""
+        return iter(self._values.values())
+
+    def mapping(self) -> Mapping[str, T]:
+        """Return the values by key; not to be changed."""
+        return self._values
+
+    def is_gone(self, key: str, version: int) -> bool:
+        """Return whether the object is known not to be there as of `version`, rather than not heard of yet."""
+        if key in self._values:
+            return False
+        return key in self._gone or (self.listed_version is not None and self.listed_version >= version)
+
+    def put(self, raw: Raw) -> None:
+        """Take note of an object that is there."""
+        key, version = key_of(raw), version_of(raw)
+        if version <= self._versions.get(key, -1) or version <= self._gone.get(key, -1):
+            return
+        before = self._values.get(key)
+        after = self._parse(raw, before)
+        if after is None:
+            self._forget(key, version)
+            return
+        self._values[key], self._versions[key] = after, version
+        self._gone.pop(key, None)
+        self._changed(key, before, after)
+
+    def drop(self, key: str, version: int) -> None:
+        """Take note that an object went, as of `version`."""
+        if version >= self._versions.get(key, -1):
+            self._forget(key, version, remember=True)
+
+    def replace(self, raws: Iterable[Raw], version: int) -> None:
+        """Take note of all objects that are there as of `version`; what was known before and is not among them went."""
+        there = set()
+        for raw in raws:
+            there.add(key_of(raw))
+            self.put(raw)
+        for key, known in list(self._versions.items()):
+            if key not in there and known <= version:
+                self._forget(key, known)
+        self._gone = {key: at for key, at in self._gone.items() if at > version}
+        self.listed_version = max(version, self.listed_version or 0)
+
+    def reread(self, raw: Raw) -> None:
+        """Parse an object again that has not changed, because what it is read by has."""
+        key = key_of(raw)
+        before = self._values.get(key)
+        after = self._parse(raw, None)
+        if before is not None and after is not None:
+            self._values[key] = after
+            self._changed(key, before, after)
+
+    def _forget(self, key: str, version: int, *, remember: bool = False) -> None:
+        before = self._values.pop(key, None)
+        self._versions.pop(key, None)
+        if before is not None or remember:
+            self._gone[key] = max(version, self._gone.get(key, -1))
+        if before is not None:
+            self._changed(key, before, None)

@@ -1,0 +1,277 @@
+"""What is known of the cluster, in memory: filled by lists and watch events, read by the backend. No I/O, no decision.
+
+Nothing may be concluded from what is not known: until every kind has been listed, and when the lists are too old,
+the world is unknown (`Store.unknown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from espalier_api.job import KIND
+from espalier_api.signal import REPORT_KEY
+from espalier_operator.facts import Node, Worker
+from espalier_operator.kube import names, resources
+from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_job
+from espalier_operator.kube.nodes import parse_node
+from espalier_operator.kube.pods import Pod, parse_pod
+from espalier_operator.kube.resources import Raw, Resource, controller_of, key_of, version_of
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.shelf import Shelf
+from espalier_operator.kube.view import alien
+
+PODS_WATCHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector: pods that hold or want GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobObject:
+    """A job's object, read."""
+
+    key: str
+    uid: str
+    generation: int
+    deleting: bool
+    parsed: KubeJob | InvalidJob
+    raw: Raw
+    """Without its status."""
+    status: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportObject:
+    """A job's report as its leader wrote it; read when it is needed."""
+
+    job_uid: str
+    text: str | None
+
+
+class Store:
+    """One shelf a kind, and what follows from them: which jobs have news, whose pod is whose, who is an alien."""
+
+    def __init__(self, settings: KubeSettings) -> None:
+        """Nothing is known yet."""
+        self._settings = settings
+        self.nodes: Shelf[Node] = Shelf(self._parse_node, self._node_changed)
+        self.pods: Shelf[Pod] = Shelf(self._parse_pod, self._pod_changed)
+        self.jobs: Shelf[JobObject] = Shelf(self._parse_job, self._job_changed)
+        self.reports: Shelf[ReportObject] = Shelf(_parse_report, self._report_changed)
+        self.priorities: Shelf[int] = Shelf(lambda raw, _: int(raw["value"]), self._priority_changed)
+        self._shelves: Mapping[Resource, Shelf[Any]] = {
+            resources.NODES: self.nodes,
+            resources.PODS: self.pods,
+            resources.JOBS: self.jobs,
+            resources.CONFIG_MAPS: self.reports,
+            resources.PRIORITY_CLASSES: self.priorities,
+        }
+        self.crews: dict[str, dict[str, Pod]] = {}
+        """By UID of their job: pods of ours, by key."""
+        self.aliens: dict[str, Worker] = {}
+        """Pods of others, by key, as the planner counts them."""
+        self.doubtful: dict[str, tuple[Pod, int]] = {}
+        """Pods of ours that are not watched as of a version: ended or gone, somebody has to look."""
+        self.overwritten: set[str] = set()
+        """UIDs of jobs whose status changed, by whosever hand."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change that the planner may want to know of."""
+        self.on_doubt: Callable[[], None] = lambda: None
+        """Called when a pod becomes doubtful."""
+        self._changed: set[str] = set()
+        self._heard: set[str] = set()
+        self._by_uid: dict[str, JobObject] = {}
+        self._reports: dict[str, ReportObject] = {}
+
+    # ---- filling
+
+    def take(self, resource: Resource, event: str | None, raw: Raw) -> None:
+        """Take in a watch event."""
+        shelf = self._shelves[resource]
+        if event != "DELETED":
+            shelf.put(raw)
+            return
+        key = key_of(raw)
+        if resource is resources.PODS:
+            pod = self.pods.get(key)
+            if pod is not None and pod.job_uid is not None and pod.uid == raw["metadata"]["uid"]:
+                self.doubt(pod, version_of(raw))
+                return
+        shelf.drop(key, version_of(raw))
+
+    def doubt(self, pod: Pod, version: int) -> None:
+        """Take note that a pod of ours is not, or no longer, watched as of `version`, and may have ended or gone."""
+        self.doubtful[pod.key] = (pod, version)
+        self.on_doubt()
+
+    def replace(self, resource: Resource, items: Iterable[Raw], version: int) -> None:
+        """Take in a list of all objects of a kind."""
+        self._shelves[resource].replace(items, version)
+
+    def settle(self, pod: Pod, version: int, found: Raw | None) -> None:
+        """Take in what a pod is that was doubtful as of `version`: `found`, or gone."""
+        if self.doubtful.get(pod.key) == (pod, version):
+            del self.doubtful[pod.key]
+        if found is not None and found["metadata"]["uid"] == pod.uid:
+            self.pods.put(found)
+        else:
+            self.pods.drop(pod.key, max(version, int(pod.resource_version)))
+
+    # ---- reading
+
+    def unknown(self) -> list[str]:
+        """Return the kinds that were never listed."""
+        return [resource.plural for resource, shelf in self._shelves.items() if shelf.listed_version is None]
+
+    def has_news(self, uid: str) -> bool:
+        """Return whether `take_changed` would name the job of this UID."""
+        return uid in self._changed
+
+    def take_changed(self) -> set[str]:
+        """Return the UIDs of jobs that have news since the last call: their object, pods or nodes."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def take_heard(self) -> set[str]:
+        """Return the UIDs of jobs whose leaders have reported since the last call."""
+        heard, self._heard = self._heard, set()
+        return heard
+
+    def job(self, uid: str) -> JobObject | None:
+        """Return the job of this UID."""
+        return self._by_uid.get(uid)
+
+    def report(self, uid: str) -> ReportObject | None:
+        """Return what the leader of the job of this UID wrote last."""
+        return self._reports.get(uid)
+
+    def ready_for(self, pods: Iterable[Pod]) -> set[str]:
+        """Return which of the nodes that `pods` are on are ready.
+
+        A node that nobody has heard of counts as ready until a list younger than the pod lacks it: events of pods
+        may come before those of their nodes.
+        """
+        ready = set()
+        for pod in pods:
+            if pod.node is None:
+                continue
+            node = self.nodes.get(pod.node)
+            if node is None:
+                if not self.nodes.is_gone(pod.node, int(pod.resource_version or 0)):
+                    ready.add(pod.node)
+            elif node.ready:
+                ready.add(pod.node)
+        return ready
+
+    # ---- parsing
+
+    def _parse_node(self, raw: Raw, before: Node | None) -> Node:
+        return parse_node(raw, self._settings)
+
+    def _parse_pod(self, raw: Raw, before: Pod | None) -> Pod | None:
+        """Read a pod that holds or wants GPUs, or is ours."""
+        pod = parse_pod(raw, self._settings)
+        return pod if pod.job_uid is not None or (pod.gpus and not pod.ended) else None
+
+    def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject:
+        metadata = raw["metadata"]
+        generation, deleting = int(metadata["generation"]), "deletionTimestamp" in metadata
+        if before is not None and before.uid == metadata["uid"] and before.generation == generation:
+            return replace(before, deleting=deleting, status=raw.get("status"))
+        kept = {key: value for key, value in raw.items() if key != "status"}
+        kept["metadata"] = {key: value for key, value in metadata.items() if key != "managedFields"}
+        return JobObject(
+            key=key_of(raw),
+            uid=metadata["uid"],
+            generation=generation,
+            deleting=deleting,
+            parsed=parse_job(kept, self._settings, self._classes()),
+            raw=kept,
+            status=raw.get("status"),
+        )
+
+    def _classes(self) -> Mapping[str, int] | None:
+        """Return the values of the PriorityClasses, None while they are not known."""
+        return None if self.priorities.listed_version is None else self.priorities.mapping()
+
+    # ---- what follows from a change
+
+    def _job_changed(self, key: str, before: JobObject | None, after: JobObject | None) -> None:
+        if before is not None and (after is None or after.uid != before.uid):
+            self._by_uid.pop(before.uid, None)
+            self._reports.pop(before.uid, None)
+            self._news(before.uid)
+        if after is None:
+            return
+        self._by_uid[after.uid] = after
+        if before is not None and before.parsed is after.parsed and before.deleting == after.deleting:
+            if before.status != after.status:
+                self.overwritten.add(after.uid)
+            return
+        self._news(after.uid)
+
+    def _pod_changed(self, key: str, before: Pod | None, after: Pod | None) -> None:
+        if (
+            before is not None
+            and after is not None
+            and before == replace(after, resource_version=before.resource_version)
+        ):
+            self._file(key, after)
+            return
+        if before is not None and before.job_uid is not None and (after is None or after.job_uid != before.job_uid):
+            crew = self.crews[before.job_uid]
+            crew.pop(key, None)
+            if not crew:
+                del self.crews[before.job_uid]
+            self._news(before.job_uid)
+        if after is None or after.job_uid is not None:
+            self.aliens.pop(key, None)
+        if after is not None:
+            self._file(key, after)
+            if after.job_uid is not None:
+                self._news(after.job_uid)
+        self.on_change()
+
+    def _file(self, key: str, pod: Pod) -> None:
+        if pod.job_uid is not None:
+            self.crews.setdefault(pod.job_uid, {})[key] = pod
+        elif (worker := alien(pod)) is not None:
+            self.aliens[key] = worker
+        else:
+            self.aliens.pop(key, None)
+
+    def _node_changed(self, key: str, before: Node | None, after: Node | None) -> None:
+        if before == after:
+            return
+        if (before is not None and before.ready) != (after is not None and after.ready):
+            for uid, crew in self.crews.items():
+                if any(pod.node == key for pod in crew.values()):
+                    self._changed.add(uid)
+        self.on_change()
+
+    def _report_changed(self, key: str, before: ReportObject | None, after: ReportObject | None) -> None:
+        if after is None:
+            if before is not None and before.job_uid not in self._by_uid:
+                self._reports.pop(before.job_uid, None)
+            return  # of a job that is there the last word counts
+        self._reports[after.job_uid] = after
+        if before is None or before.text != after.text:
+            self._heard.add(after.job_uid)
+            self.on_change()
+
+    def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
+        if before != after:
+            for job in list(self.jobs.values()):
+                if job.raw["spec"].get("priorityClassName") == key:
+                    self.jobs.reread({**job.raw, "status": job.status})
+
+    def _news(self, uid: str) -> None:
+        self._changed.add(uid)
+        self.on_change()
+
+
+def _parse_report(raw: Raw, before: ReportObject | None) -> ReportObject | None:
+    job = controller_of(raw)
+    if job.get("kind") != KIND or raw["metadata"]["name"] != names.report_name(job["name"]):
+        return None
+    return ReportObject(job_uid=job["uid"], text=(raw.get("data") or {}).get(REPORT_KEY))

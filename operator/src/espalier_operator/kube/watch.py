@@ -1,0 +1,170 @@
+"""Keeps the store true: lists of everything at the start and every minute, kopf's watches, and looks at doubtful pods.
+
+What kopf's watches may miss (a lost event, a stream that hangs) the next list puts right. kopf is started again when it
+ends; while it is away the lists go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import kopf
+from kubernetes.aio.client.configuration import Configuration
+
+from espalier_operator.clock import Clock
+from espalier_operator.kube import handlers, names, resources
+from espalier_operator.kube.backoff import Backoff
+from espalier_operator.kube.client import Client
+from espalier_operator.kube.pods import Pod
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.store import PODS_WATCHED, Store
+from espalier_operator.loop import BackendError
+
+logger = logging.getLogger(__name__)
+
+OWN_PODS: Final = f"{names.MANAGED_BY_LABEL}={names.MANAGER},{names.ROLE_LABEL}"
+"""Label selector of our pods, those that have ended among them."""
+_LOOKS_AT_ONCE: Final = 8
+_LONG_ENOUGH: Final = 60.0
+"""Seconds that kopf must have run for its end not to count as another failure in a row."""
+
+
+class Watch:
+    """All that reads from the API server for the store."""
+
+    def __init__(
+        self,
+        client: Client,
+        configuration: Configuration,
+        store: Store,
+        settings: KubeSettings,
+        clock: Clock,
+        listed: Callable[[float], None],
+        kopf_started: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`listed` is told when all was listed; `kopf_started` is called when kopf has put its signal handlers in."""
+        self._client, self._configuration, self._store = client, configuration, store
+        self._settings, self._clock, self._listed, self._kopf_started = settings, clock, listed, kopf_started
+        self._relist = asyncio.Event()
+        self._doubt = asyncio.Event()
+        store.on_doubt = self._doubt.set
+
+    async def run(self) -> None:
+        """Keep the store true until cancelled."""
+        await self._list_patiently()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(handlers.CLUSTER_WIDE, ()))
+            group.create_task(self._follow(handlers.NAMESPACED, self._settings.watch_namespaces))
+            group.create_task(self._list_regularly())
+            group.create_task(self._look_at_doubtful())
+
+    # ---- lists
+
+    async def list_all(self) -> None:
+        """List every kind once. `BackendError` where one cannot be: nothing is concluded from its absence."""
+        for resource in (resources.PRIORITY_CLASSES, resources.NODES):
+            found = await self._client.list(resource, None)
+            self._store.replace(resource, found.items, found.version)
+        await self._list_namespaced(resources.JOBS, "")
+        pods = await self._client.list(resources.PODS, None, fields=PODS_WATCHED)
+        own = await self._client.list(resources.PODS, None, labels=OWN_PODS)
+        self._store.replace(resources.PODS, [*pods.items, *own.items], pods.version)
+        await self._list_namespaced(resources.CONFIG_MAPS, handlers.REPORTS)
+        self._listed(self._clock.now())
+
+    async def _list_namespaced(self, resource: resources.Resource, labels: str) -> None:
+        namespaces: Sequence[str | None] = self._settings.watch_namespaces or (None,)
+        lists = [await self._client.list(resource, namespace, labels=labels) for namespace in namespaces]
+        items = [item for found in lists for item in found.items]
+        self._store.replace(resource, items, min(found.version for found in lists))
+
+    async def _list_patiently(self) -> None:
+        backoff = Backoff(longest=10.0)
+        while True:
+            try:
+                await self.list_all()
+                return
+            except BackendError as error:
+                now = self._clock.now()
+                backoff.failed(now)
+                logger.warning("the cluster cannot be listed, trying again in %.0f s: %s", backoff.until - now, error)
+                await asyncio.sleep(backoff.until - now)
+
+    async def _list_regularly(self) -> None:
+        while True:
+            self._relist.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._relist.wait(), timeout=self._settings.resync_seconds)
+            await self._list_patiently()
+
+    # ---- kopf
+
+    async def _follow(self, watched: tuple[resources.Resource, ...], namespaces: Sequence[str]) -> None:
+        backoff = Backoff(longest=20.0)
+        while True:
+            begun = self._clock.now()
+            try:
+                await self._run_kopf(watched, namespaces)
+                trouble = "it ended by itself"
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                trouble = f"{type(error).__name__}: {error}"
+            now = self._clock.now()
+            if now - begun > _LONG_ENOUGH:
+                backoff.succeeded()
+            backoff.failed(now)
+            plurals = ", ".join(resource.plural for resource in watched)
+            logger.warning("the watch of %s ended, anew in %.0f s: %s", plurals, backoff.until - now, trouble)
+            await asyncio.sleep(backoff.until - now)
+            self._relist.set()
+
+    async def _run_kopf(self, watched: tuple[resources.Resource, ...], namespaces: Sequence[str]) -> None:
+        """Run kopf until one of its tasks ends, and end the others; `kopf.run` would cancel ours too."""
+        tasks = await kopf.spawn_tasks(
+            registry=handlers.registry_of(self._store, self._configuration, watched),
+            settings=handlers.settings_of(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+        )
+        self._kopf_started()
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- doubtful pods
+
+    async def _look_at_doubtful(self) -> None:
+        limit = asyncio.Semaphore(_LOOKS_AT_ONCE)
+        backoff = Backoff(first=0.5, longest=10.0)
+
+        async def look(pod: Pod, version: int) -> bool:
+            async with limit:
+                try:
+                    found = await self._client.get(resources.PODS, pod.namespace, pod.name)
+                except BackendError as error:
+                    logger.warning("pod %s has ended or is gone, which of the two is not known: %s", pod.key, error)
+                    return False
+            self._store.settle(pod, version, found)
+            return True
+
+        while True:
+            await self._doubt.wait()
+            self._doubt.clear()
+            looks = [look(pod, version) for pod, version in self._store.doubtful.values()]
+            if all(await asyncio.gather(*looks)):
+                backoff.succeeded()
+            else:
+                backoff.failed(self._clock.now())
+                await asyncio.sleep(backoff.until - self._clock.now())
+                self._doubt.set()

@@ -1,0 +1,242 @@
+"""Brings one job's status, Events and objects up to what is remembered of it, in this order.
+
+The status is written first, for it is the memory: whatever ends the operator after that is made good by the next one,
+which reads it and takes the same steps. Every step is safe to take twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from espalier_api.job import API_VERSION, KIND
+from espalier_api.reasons import Reason
+from espalier_api.status import JobStatus
+from espalier_operator.clock import Clock
+from espalier_operator.facts import Role
+from espalier_operator.kube import names, resources
+from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError
+from espalier_operator.kube.converge import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
+from espalier_operator.kube.notes import LONGEST_MESSAGE, Note, notes
+from espalier_operator.kube.objects import owned_objects
+from espalier_operator.kube.resources import Raw
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.store import Store
+from espalier_operator.kube.tracked import Tracked
+from espalier_operator.kube.view import Trouble
+from espalier_operator.loop import BackendError
+
+logger = logging.getLogger(__name__)
+
+PODS_AT_ONCE: Final = 8
+"""Pods of one job that are made or deleted at the same time."""
+_INVALID: Final = (400, 422)
+_TOO_MUCH: Final = (400, 413, 422)
+
+
+class Writer:
+    """Everything that is written about jobs goes through here."""
+
+    def __init__(self, client: Client, store: Store, settings: KubeSettings, clock: Clock) -> None:
+        """Join the parts."""
+        self._client, self._store, self._settings, self._clock = client, store, settings, clock
+
+    async def flush(self, job: Tracked) -> None:
+        """Write and do what is due for `job`; what fails is tried again later, longer later each time."""
+        job.stirred = job.lapsed = False
+        now = self._clock.now()
+        status = job.status(now)
+        record, crew, before = job.record, job.crew, job.written
+        if job.must_write(status, now):
+            try:
+                if not await self._write(job, status, now):
+                    return
+            except BackendError as error:
+                self._failed(job, error, "its status cannot be written")
+                return
+            job.writing.succeeded()
+            await self._tell(job, notes(before, status))
+        await self._complain(job)
+        if job.job is not None:
+            try:
+                if not job.doing.holds(now):
+                    await self._do(job, steps(job.job, record, crew, status, now, self._settings))
+                    job.doing.succeeded()
+            except BackendError as error:
+                job.doing.failed(self._clock.now())
+                logger.warning("%s: %s; trying again in %.0f s", job.key, error, job.doing.until - self._clock.now())
+        job.plan_ahead(status, self._clock.now())
+
+    # ---- status and Events
+
+    async def _write(self, job: Tracked, status: JobStatus, now: float) -> bool:
+        """Patch the status; return whether the job is still there."""
+        namespace, name, uid = _place(job)
+        body = {"status": status_body(status)}
+        answer = await self._client.patch(resources.JOBS, namespace, name, uid, body, "status")
+        if answer is None:
+            return False
+        job.wrote(status, answer.get("status"), now)
+        self._store.jobs.put(answer)
+        return True
+
+    def _failed(self, job: Tracked, error: BackendError, what: str) -> None:
+        now = self._clock.now()
+        if isinstance(error, ApiRefusalError) and error.code in _TOO_MUCH and job.mute():
+            logger.error("%s: %s with its leader's last report, which is left out: %s", job.key, what, error)
+        else:
+            job.writing.failed(now)
+            logger.warning("%s: %s: %s; trying again in %.0f s", job.key, what, error, job.writing.until - now)
+        job.stirred = True
+        job.plan_ahead(job.status(now), now)
+
+    async def _tell(self, job: Tracked, told: Iterable[Note]) -> None:
+        """Post Events; they are for people, so one that cannot be posted holds nothing up."""
+        for note in told:
+            try:
+                await self._client.create(event_of(job, note, self._clock.now()), owner=None)
+            except BackendError as error:
+                logger.warning("%s: an Event was not posted: %s: %s: %s", job.key, note.reason, note.message, error)
+
+    async def _complain(self, job: Tracked) -> None:
+        """Say once what is wrong with a new specification of a job that goes on with its old one."""
+        problems = None if job.problems is None or job.job is None else "; ".join(job.problems.problems)
+        if problems is not None:
+            await self._say(job, Reason.INVALID_SPEC, f"it goes on with the specification it had: {problems}")
+
+    async def _say(self, job: Tracked, reason: Reason, message: str) -> None:
+        text = message[:LONGEST_MESSAGE]
+        if text != job.complaint:
+            job.complaint = text
+            await self._tell(job, [Note(reason=str(reason), message=text, warning=True)])
+
+    # ---- objects
+
+    async def _do(self, job: Tracked, due: Iterable[Step]) -> None:
+        creations: list[CreatePod] = []
+        deletions: list[DeletePod] = []
+        for step in due:
+            match step:
+                case CreatePod():
+                    creations.append(step)
+                case DeletePod():
+                    deletions.append(step)
+                case Annotate():
+                    await self._annotate(step)
+                case DeleteJob():
+                    namespace, name, _ = _place(job)
+                    await self._client.delete(resources.JOBS, namespace, name, step.uid)
+        for start in range(0, len(deletions), PODS_AT_ONCE):
+            await _all(*(self._delete(step) for step in deletions[start : start + PODS_AT_ONCE]))
+        if creations:
+            await self._equip(job)
+        for start in range(0, len(creations), PODS_AT_ONCE):
+            await _all(*(self._create(job, step.manifest) for step in creations[start : start + PODS_AT_ONCE]))
+
+    async def _annotate(self, step: Annotate) -> None:
+        body = {"metadata": {"annotations": step.annotations}}
+        pod = step.pod
+        answer = await self._client.patch(resources.PODS, pod.namespace, pod.name, pod.uid, body)
+        if answer is not None:
+            self._store.pods.put(answer)
+
+    async def _delete(self, step: DeletePod) -> None:
+        pod = step.pod
+        answer = await self._client.delete(resources.PODS, pod.namespace, pod.name, pod.uid)
+        if pod.ended:
+            self._store.doubt(pod, int(pod.resource_version))  # pods that have ended are not watched
+        elif answer is not None and answer.get("kind") == "Pod":
+            self._store.pods.put(answer)
+
+    async def _equip(self, job: Tracked) -> None:
+        """Make the objects that the job's pods need."""
+        if job.equipped or job.job is None:
+            return
+        try:
+            for manifest in owned_objects(job.job):
+                await self._client.create(manifest, owner=job.seen.uid)
+        except (ApiRefusalError, NotOwnedError) as error:
+            job.reject(_trouble(error))
+            raise
+        job.equipped = True
+
+    async def _create(self, job: Tracked, manifest: Raw) -> None:
+        base = manifest["metadata"]["labels"][names.ROLE_LABEL] == Role.BASE
+        try:
+            answer = await self._client.create(manifest, owner=job.seen.uid)
+        except (ApiRefusalError, NotOwnedError) as error:
+            trouble = _trouble(error)
+            if base and isinstance(error, ApiRefusalError) and error.code in _INVALID:
+                job.condemn(trouble.message)
+            elif base:
+                job.reject(trouble)
+            else:
+                await self._say(job, trouble.reason, f"extra worker {manifest['metadata']['name']}: {trouble.message}")
+            raise
+        if base:
+            job.reject(None)
+        if answer is not None:
+            self._store.pods.put(answer)
+
+
+def event_of(job: Tracked, note: Note, now: float) -> dict[str, Any]:
+    """Return a Kubernetes Event about `job`."""
+    namespace, name, uid = _place(job)
+    time = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        # Named here and not by the server: posted twice after a lost answer it is the same Event.
+        "metadata": {"name": f"{name}.{secrets.token_hex(8)}", "namespace": namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": name,
+            "namespace": namespace,
+            "uid": uid,
+        },
+        "reason": note.reason,
+        "message": note.message,
+        "type": "Warning" if note.warning else "Normal",
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+        "source": {"component": "espalier-operator"},
+        "reportingComponent": "espalier-operator",
+    }
+
+
+def status_body(status: JobStatus) -> dict[str, Any]:
+    """Return `status` for a merge patch: what it lacks is null, so that it is what is there afterwards."""
+    whole = status.model_dump(mode="json", by_alias=True)
+    lean = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return _explicit(whole, lean)
+
+
+def _explicit(whole: dict[str, Any], lean: dict[str, Any]) -> dict[str, Any]:
+    """Return `lean` with the nulls that `whole` has, but not inside of lists, which a patch replaces as they are."""
+    return {
+        key: None if key not in lean else _explicit(value, lean[key]) if isinstance(value, dict) else lean[key]
+        for key, value in whole.items()
+    }
+
+
+def _place(job: Tracked) -> tuple[str, str, str]:
+    namespace, _, name = job.key.partition("/")
+    return namespace, name, job.seen.uid
+
+
+def _trouble(error: BackendError) -> Trouble:
+    message = error.message if isinstance(error, ApiRefusalError) else str(error)
+    return Trouble(reason=Reason.POD_REJECTED, message=message)
+
+
+async def _all(*doing: Any) -> None:
+    """Do things at once and wait for all of them, then raise the first failure."""
+    for result in await asyncio.gather(*doing, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

@@ -1,0 +1,114 @@
+"""What the scheduler sees, made of lists of the API server's objects: raw objects in, a `Snapshot` out. No I/O.
+
+The scheduler keeps nothing to itself that is not in the cluster's objects, so who lists them sees what an operator
+sees that starts at that moment. The lists go through the operator's own `Store` and `Tracked`; what differs is only
+that there was no time before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from espalier_api.documents import DocumentError, loads
+from espalier_api.reasons import Reason
+from espalier_api.report import Report
+from espalier_api.signal import REPORT_KEY
+from espalier_api.status import ConditionStatus, ConditionType, JobStatus
+from espalier_operator.facts import Rules, Snapshot, Worker
+from espalier_operator.kube.resources import Raw, Resource
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.store import Store
+from espalier_operator.kube.tracked import Tracked
+from espalier_operator.kube.view import Trouble, alien
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """All objects of a kind, as one list gave them."""
+
+    items: Sequence[Raw]
+    version: int
+    """`metadata.resourceVersion` of the list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What an operator that starts makes of the lists."""
+
+    snapshot: Snapshot
+    left_out: Mapping[str, tuple[str, ...]]
+    """By key: jobs that cannot be run or read, and what is wrong with them."""
+
+
+def seen_by_operator(
+    lists: Mapping[Resource, Listed], now: float, settings: KubeSettings, rules: Rules | None = None
+) -> Seen:
+    """Return what an operator that starts at `now` (epoch seconds) sees.
+
+    `lists` has jobs, nodes, the ConfigMaps with the report label, and all pods that have not ended besides all workers;
+    PriorityClasses may be missing: then the priorities that jobs name themselves hold.
+    """
+    store = Store(settings)
+    for resource, listed in lists.items():
+        store.replace(resource, listed.items, listed.version)
+    tracked: list[Tracked] = []
+    left_out: dict[str, tuple[str, ...]] = {}
+    for seen in sorted(store.jobs.values(), key=lambda seen: seen.key):
+        if seen.deleting:
+            continue
+        try:
+            job = Tracked(seen, store, settings, now)
+        except ValueError as error:
+            left_out[seen.key] = (f"status: cannot be read: {' '.join(str(error).split())}",)
+            continue
+        if job.problems is not None:
+            left_out[seen.key] = job.problems.problems
+        job.reject(rejection_of(job.written))
+        job.look(now)
+        tracked.append(job)
+    return Seen(snapshot=assemble(tracked, store, now, rules or Rules()), left_out=left_out)
+
+
+def assemble(tracked: Iterable[Tracked], store: Store, now: float, rules: Rules) -> Snapshot:
+    """Return what the planner is told of jobs that were just looked at, and of all else in `store`.
+
+    A job that is over is told of while it still has workers. Pods of jobs that are not planned for hold their GPUs,
+    and want none.
+    """
+    planned = [job for job in tracked if job.facts is not None]
+    own = {job.seen.uid for job in planned}
+    workers: list[Worker] = [worker for job in planned for worker in job.workers]
+    workers += store.aliens.values()
+    for uid, crew in store.crews.items():
+        if uid not in own:
+            found = (alien(pod) for pod in crew.values() if pod.node is not None)
+            workers += [worker for worker in found if worker is not None]
+    return Snapshot(
+        taken_at=now,
+        nodes=tuple(store.nodes.values()),
+        workers=tuple(workers),
+        promises=tuple(job.promise for job in planned if job.promise is not None),
+        jobs=tuple(job.facts for job in planned if job.facts is not None and (not job.facts.finished or job.workers)),
+        rules=rules,
+    )
+
+
+def parse_report(raw: Raw) -> Report | None:
+    """Return the report that a ConfigMap holds; None where there is none yet, or one that cannot be read."""
+    text = (raw.get("data") or {}).get(REPORT_KEY)
+    if text is None:
+        return None
+    try:
+        return loads(text, Report, raw["metadata"]["name"])
+    except DocumentError:
+        return None
+
+
+def rejection_of(status: JobStatus | None) -> Trouble | None:
+    """Return what the API server last said to a job's pods, as its status keeps it."""
+    for condition in () if status is None else status.conditions:
+        stands = condition.type is ConditionType.RUNNING and condition.status is ConditionStatus.FALSE
+        if stands and condition.reason is Reason.POD_REJECTED:
+            return Trouble(reason=condition.reason, message=condition.message)
+    return None

@@ -40,6 +40,7 @@ class KubeSettings:
     restart_seconds: float = 1.0
     """Before the first restart of a leader that failed; doubles with each failure, up to `max_restart_seconds`."""
     max_restart_seconds: float = 60.0
+    """Before any restart of a leader that failed, however often it did."""
     persist_seconds: float = 8.0
     """How often the figures of a running job are written to its status while nothing else changes."""
     resync_seconds: float = 60.0

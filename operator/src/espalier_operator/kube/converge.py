@@ -70,10 +70,7 @@ def due_at(job: KubeJob, record: Record, status: JobStatus, now: float = 0.0) ->
 
     That is at a start that was put off, the end of a promise that may not have been kept, the end of the ttl.
     """
-    if record.outcome is None:
-        times = [record.not_before, record.promised_until]
-    else:
-        times = [_expiry(job, status)]
+    times = (record.not_before, record.promised_until) if record.outcome is None else (_expiry(job, status),)
     return min((time for time in times if time is not None and time > now), default=None)
 
 

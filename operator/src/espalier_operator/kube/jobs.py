@@ -110,13 +110,6 @@ def trainer_document(job: AdaptiveTrainingJob) -> dict[str, Any]:
     }
 
 
-def template_metadata(job: AdaptiveTrainingJob, field: str) -> dict[str, str]:
-    """Return the labels or annotations that the job's template asks for."""
-    pod = job.spec.template
-    given = {} if pod is None else mapping(pod.model_extra, "metadata", field)
-    return {key: value for key, value in given.items() if isinstance(value, str)}
-
-
 def _terms(job: AdaptiveTrainingJob, settings: KubeSettings, priority: int) -> Terms:
     pod_spec = {} if job.spec.template is None else job.spec.template.spec.to_json()
     terms = Terms.of(
@@ -148,7 +141,8 @@ def _template_problems(job: AdaptiveTrainingJob, settings: KubeSettings) -> tupl
 
 def _size_problems(job: AdaptiveTrainingJob) -> tuple[str, ...]:
     """Return what keeps the job out of its pods' annotations; the API server would refuse every one of them."""
-    given = template_metadata(job, "annotations")
+    metadata = None if job.spec.template is None else job.spec.template.metadata
+    given = (metadata.annotations if metadata is not None else None) or {}
     theirs = sum(len(key.encode()) + len(value.encode()) for key, value in given.items())
     size = len(json.dumps(trainer_document(job))) + theirs
     if size <= MAX_DOCUMENT_BYTES:

@@ -8,17 +8,17 @@ from typing import Any, Final
 from espalier_api import environment
 from espalier_api.documents import dumps
 from espalier_api.job import API_VERSION, GROUP, KIND
+from espalier_api.pod_template import PodMetadata
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
 from espalier_operator.kube import names
-from espalier_operator.kube.jobs import KubeJob, template_metadata, trainer_document
+from espalier_operator.kube.jobs import KubeJob, trainer_document
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.template import (
     Manifest,
     absolute,
     mount,
-    name_containers,
     require_label_absent,
     set_variables,
     without_nulls,
@@ -116,7 +116,6 @@ def worker_pod(
     the pod on nodes of that type, '' on those that have none; None: on any.
     """
     spec = _pod_spec(job)
-    name_containers(spec)
     if not spec["containers"][0].get("image"):
         _make_ready_trainer(spec, settings)
     container = spec["containers"][0]
@@ -138,13 +137,12 @@ def worker_pod(
     _set_environment(container, job, worker, index, settings, folder)
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
     mount(spec, container, _CHECKPOINT_VOLUME, folder, {"emptyDir": {}})
+    template = job.job.spec.template
+    given = template.metadata if template is not None and template.metadata is not None else PodMetadata()
     metadata = _metadata(job, names.pod_name(job.name, worker, index, attempt))
-    metadata["labels"] = {
-        **template_metadata(job.job, "labels"),
-        **names.worker_labels(job.name, worker, index, attempt),
-    }
+    metadata["labels"] = {**(given.labels or {}), **names.worker_labels(job.name, worker, index, attempt)}
     metadata["annotations"] = {
-        **template_metadata(job.job, "annotations"),
+        **(given.annotations or {}),
         JOB_ANNOTATION: json.dumps(job_document(job)),
         ALLOCATION_ANNOTATION: dumps(allocation_document(job.job, status)),
     }
@@ -181,8 +179,10 @@ def _pod_spec(job: KubeJob) -> Manifest:
     """Return the template's pod spec, a copy; with one container where there is no template."""
     template = job.job.spec.template
     if template is None:
-        return {"containers": [{}]}
+        return {"containers": [{"name": "trainer"}]}
     spec: Manifest = without_nulls(template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    for container, model in zip(spec["containers"], template.spec.containers, strict=True):
+        container["name"] = model.name
     return spec
 
 

@@ -1,7 +1,7 @@
 """Changes to a pod template's spec, in place: what is needed is added, what the person wrote stays where it can.
 
-The API server takes any template with a job and looks at it only when a pod is made of it. So `problems` has to be
-asked first: what it lets pass can be changed here.
+The API server looks at most of a template only when a pod is made of it. So `problems` has to be asked first: what it
+lets pass can be changed here.
 """
 
 from __future__ import annotations
@@ -16,31 +16,14 @@ Manifest = dict[str, Any]
 
 _TERMS: Final = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
 _SHAPES: Final[Mapping[str, type]] = {
-    "metadata": dict,
-    "metadata.labels": dict,
-    "metadata.labels.*": str,
-    "metadata.annotations": dict,
-    "metadata.annotations.*": str,
-    **{f"spec.{_TERMS.rsplit('.', parts)[0]}": dict for parts in (1, 2, 3)},
+    **{f"spec.{_TERMS.rsplit('.', parts)[0]}": dict for parts in (3, 2, 1)},
     f"spec.{_TERMS}": list,
     f"spec.{_TERMS}.*": dict,
     f"spec.{_TERMS}.*.matchExpressions": list,
-    "spec.nodeSelector": dict,
-    "spec.securityContext": dict,
     "spec.serviceAccount": str,
-    "spec.serviceAccountName": str,
-    "spec.tolerations": list,
-    "spec.volumes": list,
-    "spec.volumes.*": dict,
-    "spec.containers.*.env": list,
-    "spec.containers.*.env.*": dict,
     "spec.containers.*.env.*.name": str,
-    "spec.containers.*.securityContext": dict,
-    "spec.containers.*.volumeMounts": list,
-    "spec.containers.*.volumeMounts.*": dict,
-    "spec.containers.*.volumeMounts.*.mountPath": str,
 }
-"""What the fields that are read or changed here must be; `*` is each item."""
+"""What fields that are changed here must be, as far as the model of a template does not say; `*` is each item."""
 
 
 def problems(template: Manifest) -> Iterator[str]:
@@ -58,12 +41,6 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nulls(item) for item in value]
     return value
-
-
-def name_containers(spec: Manifest) -> None:
-    """Name containers that have no name: `trainer` the first, the others by their place."""
-    for place, container in enumerate(spec["containers"]):
-        container.setdefault("name", f"container-{place}" if place else "trainer")
 
 
 def set_variables(container: Manifest, contract: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

@@ -1,0 +1,539 @@
+"""What is built of a job, whole: each case says only how it differs from the plain one."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_api.allocation import Allocation, AllocationDocument
+from espalier_api.documents import loads
+from espalier_api.job import MAX_NAME_LENGTH
+from espalier_api.status import JobStatus, TimeBudgetStatus
+from espalier_operator.facts import Role
+from espalier_operator.kube import objects
+from espalier_operator.kube.jobs import KubeJob, parse_job
+from espalier_operator.kube.objects import worker_pod
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.testing.kube_objects import GPU, kube_job, raw_job, template
+
+SETTINGS = KubeSettings()
+STATUS = JobStatus(
+    allocation=Allocation(generation=3, replicas=2, gpus=2), time_budget=TimeBudgetStatus(used_seconds=12.5)
+)
+OWNED = {
+    "namespace": "ns",
+    "labels": {"espalier.dev/job": "one", "app.kubernetes.io/managed-by": "espalier"},
+    "ownerReferences": [
+        {
+            "apiVersion": "espalier.dev/v1alpha1",
+            "kind": "AdaptiveTrainingJob",
+            "name": "one",
+            "uid": "uid-1",
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+    ],
+}
+LIMITS = {"limits": {GPU: 1}}
+CONTRACT = [
+    {"name": "ESPALIER_JOB_FILE", "value": "/etc/espalier/job.json"},
+    {"name": "ESPALIER_ALLOCATION_FILE", "value": "/etc/espalier/allocation.json"},
+    {"name": "ESPALIER_JOB_NAME", "value": "one"},
+    {"name": "ESPALIER_JOB_NAMESPACE", "value": "ns"},
+    {"name": "ESPALIER_REPORT_CONFIG_MAP", "value": "one-report"},
+    {"name": "ESPALIER_WORKER_ROLE", "value": "base"},
+    {"name": "ESPALIER_WORKER_INDEX", "value": "0"},
+    {"name": "ESPALIER_INCARNATION", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+]
+CONTRACT_MOUNT = {"name": "espalier-contract", "mountPath": "/etc/espalier", "readOnly": True}
+CONTRACT_VOLUME = {
+    "name": "espalier-contract",
+    "downwardAPI": {
+        "items": [
+            {"path": "job.json", "fieldRef": {"fieldPath": "metadata.annotations['espalier.dev/job']"}},
+            {"path": "allocation.json", "fieldRef": {"fieldPath": "metadata.annotations['espalier.dev/allocation']"}},
+        ]
+    },
+}
+CHECKPOINT_MOUNT = {"name": "espalier-checkpoints", "mountPath": "/checkpoints"}
+CHECKPOINT_VOLUME = {"name": "espalier-checkpoints", "emptyDir": {}}
+
+
+def a_container(**changes):
+    """The training container of a template with image `mine`."""
+    plain = {
+        "name": "trainer",
+        "image": "mine",
+        "resources": LIMITS,
+        "env": CONTRACT,
+        "volumeMounts": [CONTRACT_MOUNT, CHECKPOINT_MOUNT],
+    }
+    return {**plain, **changes}
+
+
+def a_spec(container=None, **changes):
+    """The pod spec of a worker; a change to None takes a field away."""
+    plain = {
+        "containers": [a_container() if container is None else container],
+        "serviceAccountName": "one-trainer",
+        "restartPolicy": "Never",
+        "hostname": "one-base-0",
+        "subdomain": "one",
+        "enableServiceLinks": False,
+        "tolerations": [{"key": GPU, "operator": "Exists"}],
+        "volumes": [CONTRACT_VOLUME, CHECKPOINT_VOLUME],
+    }
+    return {key: value for key, value in (plain | changes).items() if value is not None}
+
+
+def spec_of(job: KubeJob, role: Role = Role.BASE, index: int = 0, settings=SETTINGS, gpu_type=None):
+    return worker_pod(job, STATUS, role, index, 0, settings, gpu_type)["spec"]
+
+
+def templated(container=None, **spec):
+    return kube_job("one", {"template": template(container, **spec)})
+
+
+# ---- beside the pods
+
+
+def test_the_objects_of_a_job_in_the_order_in_which_they_are_made():
+    rbac = "rbac.authorization.k8s.io"
+    assert objects.owned_objects(kube_job()) == (
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "one", **OWNED},
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": {"espalier.dev/job": "one"},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": "one-report",
+                **OWNED,
+                "labels": {**OWNED["labels"], "espalier.dev/report": "true"},
+            },
+        },
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "one-trainer", **OWNED}},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "Role",
+            "metadata": {"name": "one-trainer", **OWNED},
+            "rules": [
+                {
+                    "apiGroups": ["espalier.dev"],
+                    "resources": ["adaptivetrainingjobs"],
+                    "resourceNames": ["one"],
+                    "verbs": ["get", "list", "watch"],
+                },
+                {
+                    "apiGroups": [""],
+                    "resources": ["configmaps"],
+                    "resourceNames": ["one-report"],
+                    "verbs": ["get", "patch"],
+                },
+            ],
+        },
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "one-trainer", **OWNED},
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "one-trainer"},
+            "subjects": [{"kind": "ServiceAccount", "name": "one-trainer", "namespace": "ns"}],
+        },
+    )
+
+
+@pytest.mark.parametrize("field", ["serviceAccountName", "serviceAccount"])
+def test_an_account_of_the_template_gets_the_rights_and_runs_the_pods(field):
+    job = templated(**{field: "mine"})
+    assert objects.role_binding(job)["subjects"] == [{"kind": "ServiceAccount", "name": "mine", "namespace": "ns"}]
+    assert spec_of(job) == a_spec(serviceAccountName="mine")
+
+
+# ---- the pod of a worker
+
+
+def test_a_leader_whole():
+    job = templated()
+    pod = worker_pod(job, STATUS, Role.BASE, 0, 7, SETTINGS)
+    annotations = pod["metadata"].pop("annotations")
+    assert pod == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "one-base-0-7",
+            **OWNED,
+            "labels": {
+                **OWNED["labels"],
+                "espalier.dev/role": "base",
+                "espalier.dev/index": "0",
+                "espalier.dev/attempt": "7",
+            },
+        },
+        "spec": a_spec(),
+    }
+    assert annotations.keys() == {"espalier.dev/job", "espalier.dev/allocation"}
+    told = loads(annotations["espalier.dev/allocation"], AllocationDocument, "annotation")
+    assert (told.job, told.allocation, told.time_budget.used_seconds) == ("ns/one", STATUS.allocation, 12.5)
+    document = json.loads(annotations["espalier.dev/job"])
+    assert (document["kind"], document["metadata"]) == ("AdaptiveTrainingJob", {"name": "one", "namespace": "ns"})
+    assert document["spec"]["timeBudgetSeconds"] == 100
+    assert "template" not in document["spec"], "it may be large, and no trainer reads it"
+
+
+def test_building_changes_nothing_in_the_job():
+    job = templated({"env": [{"name": "A", "value": "b"}]}, tolerations=[], nodeSelector={"a": "b"}, affinity={})
+    before = copy.deepcopy(job)
+    first = worker_pod(job, STATUS, Role.BASE, 0, 0, SETTINGS, "")
+    assert worker_pod(job, STATUS, Role.BASE, 0, 0, SETTINGS, "") == first
+    assert job == before
+
+
+def test_an_extra_worker_yields_to_everybody():
+    env = [
+        {**entry, "value": "extra"}
+        if entry["name"] == "ESPALIER_WORKER_ROLE"
+        else {**entry, "value": "2"}
+        if entry["name"] == "ESPALIER_WORKER_INDEX"
+        else entry
+        for entry in CONTRACT
+    ]
+    job = kube_job("one", {"template": template(priority=7, preemptionPolicy="Never"), "priorityClassName": "high"})
+    assert spec_of(job, Role.EXTRA, 2) == a_spec(
+        a_container(env=env), hostname="one-extra-2", priorityClassName="espalier-extra"
+    )
+    assert spec_of(job) == a_spec(priorityClassName="high", preemptionPolicy="Never"), "base workers take the job's"
+    plain = KubeSettings(extra_priority_class=None)
+    assert spec_of(job, Role.EXTRA, 2, plain)["priorityClassName"] == "high"
+
+
+def test_the_ready_trainer_runs_under_restricted_pod_security():
+    settings = KubeSettings(trainer_image="ours:1", image_pull_policy="Never", agent_url="http://agent:8080")
+    ready = a_container(
+        image="ours:1",
+        imagePullPolicy="Never",
+        securityContext={
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        env=[*CONTRACT, {"name": "ESPALIER_AGENT_URL", "value": "http://agent:8080"}],
+        volumeMounts=[{"name": "espalier-tmp", "mountPath": "/tmp"}, CONTRACT_MOUNT, CHECKPOINT_MOUNT],
+    )
+    expected = a_spec(
+        ready,
+        securityContext={
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "fsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        volumes=[{"name": "espalier-tmp", "emptyDir": {}}, CONTRACT_VOLUME, CHECKPOINT_VOLUME],
+    )
+    assert spec_of(kube_job(), settings=settings) == expected
+    imageless = {"spec": {"containers": [{"resources": LIMITS}]}}
+    assert spec_of(kube_job("one", {"template": imageless}), settings=settings) == expected
+
+
+def test_what_a_template_without_image_says_of_security_stays():
+    job = kube_job(
+        "one",
+        {
+            "template": {
+                "spec": {
+                    "securityContext": {"runAsUser": 7, "supplementalGroups": [5]},
+                    "containers": [{"resources": LIMITS, "securityContext": {"readOnlyRootFilesystem": False}}],
+                }
+            }
+        },
+    )
+    spec = spec_of(job)
+    assert spec["securityContext"] == {
+        "runAsUser": 7,
+        "supplementalGroups": [5],
+        "runAsNonRoot": True,
+        "fsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert spec["containers"][0]["securityContext"] == {
+        "readOnlyRootFilesystem": False,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_an_image_of_one_s_own_gets_no_security_of_ours():
+    own = {"securityContext": {"privileged": True}}
+    assert spec_of(templated(own, securityContext={"runAsUser": 0})) == a_spec(
+        a_container(**own), securityContext={"runAsUser": 0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("mount_path", "path"),
+    [
+        ("/checkpoints", "/checkpoints"),
+        ("/checkpoints/", "/checkpoints"),
+        ("/data", "/data/run/checkpoints"),
+        ("/data/run", "/data/run/checkpoints/"),
+        ("//data", "/data"),
+        ("data", "data/checkpoints"),
+    ],
+)
+def test_checkpoints_on_a_volume_of_the_template_are_not_hidden(mount_path, path):
+    own = {"name": "claim", "mountPath": mount_path}
+    claim = {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}}
+    job = kube_job(
+        "one", {"template": template({"volumeMounts": [own]}, volumes=[claim]), "checkpoint": {"path": path}}
+    )
+    spec = spec_of(job)
+    assert spec["containers"][0]["volumeMounts"] == [own, CONTRACT_MOUNT]
+    assert spec["volumes"] == [claim, CONTRACT_VOLUME]
+
+
+def test_a_volume_beside_the_checkpoints_is_no_place_for_them():
+    own = {"name": "claim", "mountPath": "/check"}
+    spec = spec_of(templated({"volumeMounts": [own]}))
+    assert spec["containers"][0]["volumeMounts"] == [own, CONTRACT_MOUNT, CHECKPOINT_MOUNT]
+
+
+def test_a_volume_that_is_called_ours_is_taken():
+    claim = {"name": "espalier-checkpoints", "persistentVolumeClaim": {"claimName": "mine"}}
+    assert spec_of(templated(volumes=[claim])) == a_spec(volumes=[claim, CONTRACT_VOLUME])
+
+
+def test_the_contract_has_its_folder_whatever_the_template_mounts_there():
+    own = [{"name": "etc", "mountPath": "/etc"}, {"name": "mine", "mountPath": "/etc/espalier/"}]
+    job = templated({"volumeMounts": own}, volumes=[{"name": "espalier-contract", "emptyDir": {}}])
+    assert spec_of(job) == a_spec(a_container(volumeMounts=[own[0], CONTRACT_MOUNT, CHECKPOINT_MOUNT]))
+
+
+def test_a_relative_checkpoint_path_is_made_absolute_and_the_trainer_told():
+    job = kube_job("one", {"template": template(), "checkpoint": {"path": "runs/a"}})
+    spec = spec_of(job)
+    assert spec["containers"][0]["volumeMounts"][-1] == {"name": "espalier-checkpoints", "mountPath": "/runs/a"}
+    assert spec["containers"][0]["env"][-1] == {"name": "ESPALIER_CHECKPOINT_DIR", "value": "/runs/a"}
+
+
+def test_the_contract_s_variables_win_and_the_template_s_may_refer_to_them():
+    own = [
+        {"name": "ESPALIER_JOB_FILE", "value": "/elsewhere"},
+        {"name": "ESPALIER_INCARNATION", "value": "me"},
+        {"name": "ESPALIER_AGENT_URL", "value": "http://mine"},
+        {"name": "LOGS", "value": "/logs/$(ESPALIER_JOB_NAME)"},
+    ]
+    job = templated({"env": own})
+    assert spec_of(job, settings=KubeSettings(agent_url="http://agent")) == a_spec(
+        a_container(env=[*CONTRACT, own[2], own[3]])
+    )
+
+
+def test_other_containers_stay_as_they_are():
+    others = [{"name": "logs", "image": "logs", "env": [{"name": "A", "value": "b"}]}]
+    init = [{"name": "fetch", "image": "fetch"}, {"name": "proxy", "image": "proxy", "restartPolicy": "Always"}]
+    given = template(initContainers=init)
+    given["spec"]["containers"] += others
+    assert spec_of(kube_job("one", {"template": given})) == a_spec(
+        containers=[a_container(), *others], initContainers=init
+    )
+
+
+def test_gpus_may_be_those_of_a_second_container_and_of_another_make():
+    settings = KubeSettings(gpu_resource="amd.com/gpu", tolerated_taints=("amd.com/gpu", "dedicated"))
+    given = {
+        "spec": {
+            "containers": [
+                {"name": "trainer", "image": "mine"},
+                {"name": "helper", "image": "helper", "resources": {"limits": {"amd.com/gpu": 2}}},
+            ]
+        }
+    }
+    job = kube_job("one", {"template": given}, settings)
+    assert job.terms.gpus_per_worker == 2
+    trainer = a_container()
+    del trainer["resources"]
+    assert spec_of(job, settings=settings) == a_spec(
+        containers=[trainer, given["spec"]["containers"][1]],
+        tolerations=[{"key": "amd.com/gpu", "operator": "Exists"}, {"key": "dedicated", "operator": "Exists"}],
+    )
+    ready = spec_of(kube_job("one", None, settings), settings=settings)
+    assert ready["containers"][0]["resources"] == {"limits": {"amd.com/gpu": 1}}
+
+
+def test_selector_tolerations_and_names_of_the_template_stay_but_for_what_makes_a_worker():
+    own = {"key": "team", "operator": "Equal", "value": "a"}
+    job = templated(
+        nodeSelector={"disk": "fast"},
+        tolerations=[own, {"key": GPU, "operator": "Exists"}],
+        hostname="mine",
+        subdomain="mine",
+        restartPolicy="OnFailure",
+        enableServiceLinks=True,
+        terminationGracePeriodSeconds=90,
+        imagePullSecrets=[{"name": "s"}],
+    )
+    assert spec_of(job, gpu_type="a100") == a_spec(
+        nodeSelector={"disk": "fast", "nvidia.com/gpu.product": "a100"},
+        tolerations=[own, {"key": GPU, "operator": "Exists"}],
+        enableServiceLinks=True,
+        terminationGracePeriodSeconds=90,
+        imagePullSecrets=[{"name": "s"}],
+    )
+
+
+def test_a_job_on_nodes_without_type_stays_off_those_with_one():
+    absent = {"key": "nvidia.com/gpu.product", "operator": "DoesNotExist"}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    assert spec_of(templated(), gpu_type="") == a_spec(
+        affinity={"nodeAffinity": {required: {"nodeSelectorTerms": [{"matchExpressions": [absent]}]}}}
+    )
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    given = {"nodeSelectorTerms": [{"matchExpressions": [zone]}, {"matchFields": [zone]}]}
+    spec = spec_of(templated(affinity={"nodeAffinity": {required: given}, "podAffinity": {}}), gpu_type="")
+    terms = [{"matchExpressions": [zone, absent]}, {"matchFields": [zone], "matchExpressions": [absent]}]
+    assert spec["affinity"] == {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}, "podAffinity": {}}
+
+
+def test_labels_and_annotations_of_the_template_are_put_on_but_for_ours():
+    given = template() | {
+        "metadata": {
+            "labels": {"team": "a", "espalier.dev/role": "base-0"},
+            "annotations": {"note": "b", "espalier.dev/job": "c"},
+            "name": "mine",
+        }
+    }
+    metadata = worker_pod(kube_job("one", {"template": given}), STATUS, Role.EXTRA, 1, 4, SETTINGS)["metadata"]
+    assert metadata["name"] == "one-extra-1-4"
+    assert metadata["labels"] == {
+        **OWNED["labels"],
+        "team": "a",
+        "espalier.dev/role": "extra",
+        "espalier.dev/index": "1",
+        "espalier.dev/attempt": "4",
+    }
+    assert metadata["annotations"]["note"] == "b"
+    assert json.loads(metadata["annotations"]["espalier.dev/job"])["metadata"]["name"] == "one"
+
+
+# ---- limits of Kubernetes
+
+
+@pytest.mark.parametrize("role", [Role.BASE, Role.EXTRA])
+def test_the_longest_names_fit(role):
+    name = "a" * MAX_NAME_LENGTH
+    pod = worker_pod(kube_job(name), STATUS, role, 9999, 10**6, SETTINGS)
+    assert len(pod["spec"]["hostname"]) <= 63
+    assert len(pod["spec"]["subdomain"]) <= 63
+    assert len(pod["metadata"]["name"]) <= 253
+    for made in (pod, *objects.owned_objects(kube_job(name))):
+        assert all(len(value) <= 63 for value in made["metadata"]["labels"].values())
+        assert len(made["metadata"]["name"]) <= 253
+    assert len(objects.service(kube_job(name))["metadata"]["name"]) <= 63
+
+
+def test_annotations_of_the_largest_job_fit_into_a_pod():
+    options = {"text": "é" * 20_000, "more": "x" * 90_000}
+    big = {"training": {"model": {"name": "digits", "options": options}}}
+    job = kube_job("one", {**big, "template": template({"env": [{"name": "A", "value": "x" * 300_000}]})})
+    pod = worker_pod(job, STATUS, Role.BASE, 0, 0, SETTINGS)
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in pod["metadata"]["annotations"].items())
+    assert 200_000 < size <= 256 * 1024
+
+
+@pytest.mark.parametrize("where", ["options", "annotations"])
+def test_a_job_too_large_for_annotations_is_refused_with_the_reason(where):
+    spec = {"template": template()}
+    if where == "options":
+        spec["training"] = {"model": {"name": "digits", "options": {"text": "x" * 260_000}}}
+    else:
+        spec["template"]["metadata"] = {"annotations": {"note": "x" * 260_000}}
+    parsed = parse_job(raw_job("one", spec), SETTINGS)
+    assert not isinstance(parsed, KubeJob)
+    (problem,) = parsed.problems
+    assert problem.startswith("spec: has 26")
+    assert "at most 250000 fit into a pod's annotations; shorten it" in problem
+
+
+# ---- odd templates
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1e9, 1e9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+AFFINITY = ("nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+FIELDS = ("volumes", "tolerations", "nodeSelector", "securityContext", "initContainers", "serviceAccount", "priority")
+OWN = ("env", "volumeMounts", "securityContext", "imagePullPolicy", "image", "command")
+
+
+@st.composite
+def odd_templates(draw: st.DrawFn):
+    """A template with two odd fields at most, so that some are just odd enough to be built."""
+    affinity = JSON
+    for name in reversed(AFFINITY):
+        affinity = st.dictionaries(st.just(name), affinity | JSON, max_size=1)
+    entry = st.fixed_dictionaries({}, optional={"name": JSON, "mountPath": st.text(), "value": JSON})
+    shapes = {**dict.fromkeys(FIELDS, JSON), "affinity": affinity}
+    own = {**dict.fromkeys(OWN, JSON), **dict.fromkeys(OWN[:2], st.lists(entry, max_size=2) | JSON)}
+    container = {field: draw(own[field]) for field in draw(st.sets(st.sampled_from(OWN), max_size=1))}
+    spec = {field: draw(shapes[field]) for field in draw(st.sets(st.sampled_from(sorted(shapes)), max_size=1))}
+    metadata = draw(st.none() | st.fixed_dictionaries({}, optional={"labels": JSON, "annotations": JSON}))
+    return {"metadata": metadata, **template(container, **spec)}
+
+
+@given(odd_templates(), st.sampled_from((None, "", "a")))
+def test_an_odd_template_is_refused_with_its_field_or_built(given_template, gpu_type):
+    """The API server takes any template with a job; what cannot be built must be said, not raised."""
+    parsed = parse_job(raw_job("one", {"template": given_template}), SETTINGS)
+    if isinstance(parsed, KubeJob):
+        pod = worker_pod(parsed, STATUS, Role.BASE, 0, 0, SETTINGS, gpu_type)
+        json.dumps(pod)
+        objects.owned_objects(parsed)
+        assert CONTRACT_MOUNT in pod["spec"]["containers"][0]["volumeMounts"]
+    else:
+        assert all(problem.startswith("spec.") for problem in parsed.problems), parsed.problems
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"spec": {"volumes": "x"}}, 'spec.template.spec.volumes: is "x" (text); must be a list'),
+        (
+            {"spec": {"affinity": {"nodeAffinity": [3]}}},
+            "spec.template.spec.affinity.nodeAffinity: is a list; must be a mapping",
+        ),
+        (
+            {"metadata": {"labels": {"a": True}}},
+            "spec.template.metadata.labels.a: is true (true or false); must be text",
+        ),
+        (
+            {"container": {"env": [{"name": 3}]}},
+            "spec.template.spec.containers[0].env[0].name: is a whole number; must be text",
+        ),
+        (
+            {"container": {"resources": {"limits": {GPU: "0.5"}}}},
+            "spec.template.spec.containers: container 'trainer' has a limit of 0.5 nvidia.com/gpu; "
+            "must be a whole number",
+        ),
+    ],
+)
+def test_problems_name_field_value_and_remedy(change, problem):
+    given_template = template(change.get("container"), **change.get("spec", {}))
+    given_template |= {"metadata": change["metadata"]} if "metadata" in change else {}
+    parsed = parse_job(raw_job("one", {"template": given_template}), SETTINGS)
+    assert parsed.problems == (problem,)
+
+
+def test_nulls_in_a_template_mean_nothing():
+    job = templated({"env": None, "volumeMounts": None, "securityContext": None}, affinity=None, nodeSelector=None)
+    assert spec_of(job) == a_spec()

@@ -31,7 +31,7 @@ T = TypeVar("T")
 class LeaseTimes:
     """In seconds; the defaults are those of Kubernetes' own controllers."""
 
-    duration: float = 15.0
+    duration: int = 15
     """How long others wait since the last renewal that they saw."""
     renewal: float = 10.0
     """How long the holder goes on without a renewal."""

@@ -226,22 +226,27 @@ class LiveDisplay(_Rows):
             self.rows[job] = replace(self.rows[job], used_seconds=max(used, self.rows[job].used_seconds))
 
     def _table(self) -> Group:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("job", "phase", "time budget", "left", "epoch", "accuracy", "depth", "GPUs", "last decision"):
-            table.add_column(name, no_wrap=True)
-        for row in self.rows.values():
-            table.add_row(
-                row.name,
-                row.phase,
-                ProgressBar(total=1.0, completed=row.used_share, width=24),
-                f"{max(0.0, row.budget_seconds - row.used_seconds):.0f} s",
-                str(row.epoch),
-                "" if row.accuracy is None else f"{row.accuracy:.3f}",
-                str(row.depth or ""),
-                str(row.gpus),
-                Text(row.decision, style="green"),
-            )
-        return Group(Text(""), table)
+        return progress_table(self.rows.values())
+
+
+def progress_table(rows: Iterable[JobRow]) -> Group:
+    """Return a live table of jobs, their time budgets as bars."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("job", "phase", "time budget", "left", "epoch", "accuracy", "depth", "GPUs", "last decision"):
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.name,
+            row.phase,
+            ProgressBar(total=1.0, completed=row.used_share, width=24),
+            f"{max(0.0, row.budget_seconds - row.used_seconds):.0f} s",
+            str(row.epoch),
+            "" if row.accuracy is None else f"{row.accuracy:.3f}",
+            str(row.depth or ""),
+            str(row.gpus),
+            Text(row.decision, style="green"),
+        )
+    return Group(Text(""), table)
 
 
 def display_for(jobs: Iterable[JobRow], console: Console) -> Display:

@@ -21,6 +21,12 @@ Exit codes: 0 it worked, 1 a job failed or something broke, 2 what was given can
 _ELSEWHERE = {
     "run": ("espalier_cli.run_command", "run"),
     "agent": ("espalier_agent.commands", "agent"),
+    "list": ("espalier_cli.cluster.list_command", "list_jobs"),
+    "explain": ("espalier_cli.cluster.explain_command", "explain"),
+    "top": ("espalier_cli.cluster.top_command", "top"),
+    "watch": ("espalier_cli.cluster.watch_command", "watch"),
+    "snapshot": ("espalier_cli.cluster.plan_command", "snapshot"),
+    "plan": ("espalier_cli.cluster.plan_command", "plan"),
 }
 """Commands whose imports take time (torch takes seconds): they are imported when they are asked for."""
 

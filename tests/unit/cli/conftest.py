@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,9 @@ from espalier_api.events import (
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_api.result import summarize
+
+# Tests have no package: their shared parts are imported from beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = AdaptiveTrainingJob.model_validate(

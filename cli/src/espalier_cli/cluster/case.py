@@ -1,0 +1,86 @@
+"""One job and what is known around it: what an explanation is made of. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from espalier_api.report import Report
+from espalier_cli.cluster.fetch import View
+from espalier_cli.cluster.standing import Job, job_of
+from espalier_cli.cluster.told import Told
+from espalier_operator.actions import Action
+from espalier_operator.facts import JobFacts, Role, Snapshot
+from espalier_operator.kube import names
+from espalier_operator.kube.pods import Pod, parse_pod
+from espalier_operator.kube.resources import CONFIG_MAPS, JOBS, PODS
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.snapshot import parse_report, seen_by_operator
+from espalier_operator.plan import plan
+from espalier_operator.policies.priority import PriorityPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that is known for explaining one job."""
+
+    job: Job
+    now: float
+    problems: tuple[str, ...] = ()
+    """Why its specification cannot be run."""
+    report: Report | None = None
+    leader: Pod | None = None
+    """The newest pod of its leader, which may have ended."""
+    snapshot: Snapshot | None = None
+    """What the scheduler sees; None for who may not see the cluster."""
+    facts: JobFacts | None = None
+    """What it sees of this job: None also where that is over."""
+    decided: Action | None = None
+    """What the scheduler would do with it now."""
+    blind: str = ""
+    """What could not be seen, and why."""
+    events: tuple[Told, ...] = field(default=())
+
+    @property
+    def leader_name(self) -> str:
+        """The name of its leader's pod: that which is there, else that which comes first."""
+        if self.leader is not None:
+            return self.leader.name
+        attempts = self.job.status.scheduling.attempts
+        return names.pod_name(self.job.name, Role.BASE, 0, attempts[0] if attempts else 0)
+
+
+def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSettings) -> Case | None:
+    """Return the case of a job, without its Events; None where the lists have no such job."""
+    found = [raw for raw in view.lists[JOBS].items if _is(raw["metadata"], namespace, name)]
+    if not found:
+        return None
+    job = job_of(found[0])
+    report_name = names.report_name(name)
+    reports = [raw for raw in view.lists[CONFIG_MAPS].items if _is(raw["metadata"], namespace, report_name)]
+    pods = [parse_pod(raw, settings) for raw in view.lists[PODS].items if _is_worker(raw["metadata"], namespace, name)]
+    leaders = [pod for pod in pods if (pod.job_uid, pod.role, pod.index) == (job.uid, Role.BASE, 0)]
+    leader = max(leaders, key=lambda pod: pod.attempt, default=None)
+    report = parse_report(reports[0]) if reports else None
+    if view.blind:
+        return Case(job=job, now=now, report=report, leader=leader, blind=view.blind)
+    seen = seen_by_operator(view.lists, now, settings)
+    decided = plan(seen.snapshot, PriorityPolicy(), now).actions
+    return Case(
+        job=job,
+        now=now,
+        problems=seen.left_out.get(job.key, ()),
+        report=report,
+        leader=leader,
+        snapshot=seen.snapshot,
+        facts=next((facts for facts in seen.snapshot.jobs if facts.key == job.key and not facts.finished), None),
+        decided=next((action for action in decided if action.job == job.key), None),
+    )
+
+
+def _is(metadata: dict[str, str], namespace: str, name: str) -> bool:
+    return metadata["name"] == name and metadata.get("namespace", "default") == namespace
+
+
+def _is_worker(metadata: dict[str, dict[str, str] | str], namespace: str, job: str) -> bool:
+    labels = metadata.get("labels") or {}
+    return metadata.get("namespace") == namespace and isinstance(labels, dict) and labels.get(names.JOB_LABEL) == job

@@ -1,0 +1,180 @@
+"""What is particular about a reason in one case: figures, deadlines, names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from espalier_api.reasons import Reason
+from espalier_cli.cluster.case import Case
+from espalier_cli.cluster.scarcity import needs, scarcity
+from espalier_cli.cluster.wording import count, duration
+
+SILENT_SECONDS = 60.0
+"""A running job's status is written every few seconds: past this its operator is not at work."""
+OPERATOR_PODS = "kubectl get pods -A -l app.kubernetes.io/name=espalier-operator"
+
+
+def particulars(case: Case, reason: Reason | None) -> list[str]:
+    """Return sentences on what the general words of `reason` leave open."""
+    lines = _operator(case)
+    if reason is not None:
+        lines += _PARTICULARS.get(reason, _nothing)(case)
+    return lines
+
+
+def _nothing(case: Case) -> list[str]:
+    return []
+
+
+def _operator(case: Case) -> list[str]:
+    job, kept = case.job, case.job.status.scheduling
+    age = duration(case.now - job.created_at)
+    if not job.seen:
+        return [f"It was made {age} ago, and no operator has written its status. Is one running? {OPERATOR_PODS}"]
+    if job.status.observed_generation < job.generation:
+        return ["The operator has not acted yet on the last change of its specification."]
+    if job.outcome is None and kept.admitted_at is not None and kept.counted_until is not None:
+        silent = case.now - kept.counted_until.timestamp()
+        if silent > SILENT_SECONDS:
+            return [f"The operator last wrote {duration(silent)} ago. Is it running? {OPERATOR_PODS}"]
+    return []
+
+
+def _scarcity(case: Case) -> list[str]:
+    if case.facts is None or case.snapshot is None:
+        return []
+    first = [needs(case.facts)] if case.facts.admitted_at is None else []
+    return first + scarcity(case.facts, case.snapshot)
+
+
+def _cooldown(case: Case) -> list[str]:
+    facts = case.facts
+    if facts is None or facts.changed_at is None:
+        return []
+    ends = facts.changed_at + facts.terms.cooldown_seconds
+    changed = duration(case.now - facts.changed_at)
+    if ends <= case.now:
+        return [
+            f"Its extra GPUs changed {changed} ago: the cooldown is over, and the next look of the scheduler counts."
+        ]
+    whole = duration(facts.terms.cooldown_seconds)
+    return [f"Its extra GPUs changed {changed} ago; the cooldown of {whole} ends in {duration(ends - case.now)}."]
+
+
+def _little_budget(case: Case) -> list[str]:
+    if case.facts is None or case.snapshot is None:
+        return []
+    terms = case.facts.terms
+    least = case.snapshot.rules.lend_min_fraction * terms.time_budget_seconds
+    left = case.facts.remaining_seconds
+    if left < least:
+        return [f"{duration(left)} of its time budget are left; below {duration(least)} nothing is lent."]
+    if terms.gpu_seconds_budget is None:
+        return []
+    left = max(0.0, terms.gpu_seconds_budget - case.facts.gpu_seconds_used)
+    return [f"{left:.0f} GPU-seconds of its GPU budget are left: too few for another worker to be of use."]
+
+
+def _starting(case: Case) -> list[str]:
+    job, leader = case.job, case.leader
+    if job.outcome is not None:
+        return _leader(case)
+    lines = _leader(case)
+    kept = job.status.scheduling
+    if kept.failures:
+        limit = job.spec.get("backoffLimit", 3)
+        lines.append(f"Its workers failed {count(kept.failures, 'time')} (backoffLimit {limit}): {kept.last_failure}.")
+    if kept.not_before is not None and kept.not_before.timestamp() > case.now:
+        lines.append(f"Its leader is started again in {duration(kept.not_before.timestamp() - case.now)}.")
+    if case.facts is not None and not case.facts.trained and case.facts.admitted_at is not None:
+        deadline = case.facts.terms.pre_running_deadline_seconds
+        if deadline is not None:
+            left = case.facts.admitted_at + deadline - case.now
+            lines.append(f"It fails unless it trains within {duration(left)} (preRunningDeadlineSeconds).")
+    if leader is None and kept.admitted_at is not None and not kept.failures:
+        lines.append("Its leader has no pod yet.")
+    return lines
+
+
+def _leader(case: Case) -> list[str]:
+    leader = case.leader
+    if leader is None:
+        return []
+    where = f" on node {leader.node}" if leader.node else ", bound to no node"
+    code = "" if leader.exit_code is None else f", exit code {leader.exit_code}"
+    said = f": {leader.message}" if leader.message else ""
+    return [f"Its leader is pod {leader.name}: {leader.phase}{where}{code}{said}."]
+
+
+def _reclaim(case: Case) -> list[str]:
+    asked = case.job.status.scheduling.reclaim
+    if asked is None:
+        return []
+    by = duration(asked.deadline.timestamp() - case.now)
+    extra = count(asked.extra, "extra worker")
+    return [f"It is asked to be down to {extra} in {by}; past that they are taken by force."]
+
+
+def _stopping(case: Case) -> list[str]:
+    stop = case.job.status.scheduling.stopping
+    if stop is None:
+        return []
+    by = duration(stop.deadline.timestamp() - case.now)
+    return [f"It is asked to checkpoint and end in {by}; past that it is ended by force."]
+
+
+def _most(case: Case) -> list[str]:
+    spec = case.job.spec
+    return [f"minReplicas is {spec.get('minReplicas', 1)}, maxReplicas {spec.get('maxReplicas', 1)}."]
+
+
+def _agent(case: Case) -> list[str]:
+    adaptation = case.job.spec.get("adaptation") or {}
+    url = (adaptation.get("agent") or {}).get("url")
+    where = f"Its agent is {url}" if url else "It asks the installation's agent"
+    fallback = adaptation.get("fallback", "None")
+    return [f"{where}; adaptation.fallback is {fallback}."]
+
+
+def _invalid(case: Case) -> list[str]:
+    return [f"{problem}." for problem in case.problems]
+
+
+def _preempted(case: Case) -> list[str]:
+    allowed = case.job.spec.get("maxPreemptions")
+    most = "without a limit" if allowed is None else f"of {allowed} allowed"
+    return [f"GPUs were taken from it {count(case.job.status.preemptions, 'time')} so far, {most}.", *_starting(case)]
+
+
+_PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
+    Reason.NO_FREE_GPU: _scarcity,
+    Reason.TOO_LARGE: _scarcity,
+    Reason.QUOTA_EXCEEDED: _scarcity,
+    Reason.GPU_LOST: _scarcity,
+    Reason.COOLDOWN: _cooldown,
+    Reason.TOO_LITTLE_BUDGET_LEFT: _little_budget,
+    Reason.AT_MAX_REPLICAS: _most,
+    Reason.RECLAIM_PENDING: _reclaim,
+    Reason.NEEDED_BY_OTHER_JOB: _reclaim,
+    Reason.RECLAIM_FORCED: _reclaim,
+    Reason.SUSPENDED: _stopping,
+    Reason.GPU_BUDGET_EXHAUSTED: _stopping,
+    Reason.AGENT_UNAVAILABLE: _agent,
+    Reason.ILLEGAL_ADVICE: _agent,
+    Reason.INVALID_SPEC: _invalid,
+    Reason.STARTING: _starting,
+    Reason.GPUS_GRANTED: _starting,
+    Reason.NO_REPORT: _starting,
+    Reason.IMAGE_PULL_FAILED: _starting,
+    Reason.UNSCHEDULABLE: _starting,
+    Reason.POD_REJECTED: _starting,
+    Reason.CRASH_LOOP: _starting,
+    Reason.TRAINER_FAILED: _starting,
+    Reason.LOSS_NOT_FINITE: _leader,
+    Reason.PRE_RUNNING_DEADLINE_EXCEEDED: _leader,
+    Reason.BUDGET_ENFORCED: _leader,
+    Reason.PREEMPTED: _preempted,
+    Reason.NODE_LOST: _preempted,
+    Reason.TOO_MANY_PREEMPTIONS: _preempted,
+}

@@ -1,0 +1,130 @@
+"""The words of `espalier explain`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from espalier_cli.cluster.case import Case, case_of
+from espalier_cli.cluster.client import Cluster, connect
+from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError
+from espalier_cli.cluster.explanation import explanation
+from espalier_cli.cluster.fetch import fetch_for_job
+from espalier_cli.cluster.options import (
+    EXIT_CODES,
+    cluster_options,
+    counting_options,
+    namespace_option,
+    output_option,
+    settings_of,
+)
+from espalier_cli.cluster.output import print_data, print_heading
+from espalier_cli.cluster.standing import phase, standing
+from espalier_cli.cluster.told import Told, is_about, told_of
+from espalier_operator.kube.resources import EVENTS, JOBS
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("job")
+@namespace_option
+@output_option("text", "json", "yaml")
+@cluster_options
+@counting_options
+def explain(
+    job: str,
+    namespace: str | None,
+    form: str,
+    kubeconfig: Path | None,
+    context: str | None,
+    gpu_resource: str,
+    gpu_type_label: str,
+    tolerated_taints: tuple[str, ...],
+) -> None:
+    """Say where JOB stands, why, and what would change it.
+
+    Also what is left of its budgets, which GPUs it has and whether it has acknowledged them, what the agent advised and
+    what was done, and what was last told of it.
+    """
+    settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints)
+    with connect(kubeconfig, context) as cluster:
+        where, name = place_of(job, namespace, cluster)
+        case = None
+        try:
+            case = case_of(where, name, fetch_for_job(cluster, where, name), cluster.now(), settings)
+        except NotFoundError:
+            case = None
+        if case is None:
+            raise not_found(cluster, where, name)
+        case = replace(case, events=tuple(events_of(cluster, case)))
+    sections = explanation(case)
+    if form != "text":
+        why = standing(case.job)
+        print_data(
+            {
+                "job": case.job.key,
+                "phase": phase(case.job),
+                "reason": None if why.reason is None else str(why.reason),
+                "sections": [{"title": section.title, "lines": list(section.lines)} for section in sections],
+            },
+            form,
+        )
+        return
+    for number, section in enumerate(sections):
+        if number:
+            click.echo()
+        print_heading(section.title)
+        for line in section.lines:
+            click.echo(f"  {line}")
+
+
+def place_of(job: str, namespace: str | None, cluster: Cluster) -> tuple[str, str]:
+    """Return namespace and name of `job`, which may be written `namespace/name`."""
+    given, _, name = job.rpartition("/")
+    return given or namespace or cluster.namespace, name
+
+
+def not_found(cluster: Cluster, namespace: str, name: str) -> ClusterError:
+    """Return the error that there is no such job, with the nearest that there is."""
+    return NotFoundError(f"there is no job {name!r} in namespace {namespace}", _nearest(cluster, namespace, name))
+
+
+def _nearest(cluster: Cluster, namespace: str, name: str) -> str:
+    known = [_name(raw) for raw in _jobs(cluster, namespace)]
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
+        return f"did you mean {near[0]}?"
+    try:
+        elsewhere = [raw["metadata"]["namespace"] for raw in _jobs(cluster, None) if _name(raw) == name]
+    except ForbiddenError:
+        elsewhere = []
+    if elsewhere:
+        return f"there is one in namespace {elsewhere[0]}: -n {elsewhere[0]}"
+    return f"there are: {', '.join(sorted(known)[:10])}" if known else "espalier list -A shows all jobs"
+
+
+def _jobs(cluster: Cluster, namespace: str | None) -> Sequence[dict[str, dict[str, str]]]:
+    return [dict(raw) for raw in cluster.list_all(JOBS, namespace).items]
+
+
+def _name(raw: dict[str, dict[str, str]]) -> str:
+    return raw["metadata"]["name"]
+
+
+def events_of(cluster: Cluster, case: Case) -> list[Told]:
+    """Return what was told of the job, and warnings about its leader's pod; nothing for who may not see Events."""
+    job = case.job
+    try:
+        own, pod = cluster.at_once(
+            lambda: cluster.list_all(EVENTS, job.namespace, fieldSelector=f"involvedObject.name={job.name}"),
+            lambda: cluster.list_all(
+                EVENTS, job.namespace, fieldSelector=f"involvedObject.name={case.leader_name},type=Warning"
+            ),
+        )
+    except ForbiddenError:
+        return []
+    found = [told_of(raw) for raw in own.items if is_about(raw, job.uid)]
+    uid = None if case.leader is None else case.leader.uid
+    return found + [told_of(raw) for raw in pod.items if uid is not None and is_about(raw, uid)]

@@ -1,0 +1,171 @@
+"""`espalier explain`: where a job stands, why, what would change it, and what it came to so far, in sentences. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from espalier_api.report import Adaptation
+from espalier_cli.cluster.case import Case
+from espalier_cli.cluster.causes import particulars
+from espalier_cli.cluster.decisions import says
+from espalier_cli.cluster.jobs_table import accuracy
+from espalier_cli.cluster.remedies import remedy_for
+from espalier_cli.cluster.standing import phase, standing
+from espalier_cli.cluster.told import newest
+from espalier_cli.cluster.wording import count, duration, of_type
+
+EVENTS_SHOWN = 10
+ADAPTATIONS_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and its sentences."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+def explanation(case: Case) -> list[Section]:
+    """Return what there is to say, the most important first; sections with nothing to say are left out."""
+    sections = (
+        Section("Where it stands", tuple(_standing(case))),
+        Section("What would change it", tuple(_remedy(case))),
+        Section("Time budget", tuple(_budget(case))),
+        Section("GPUs", tuple(_allocation(case))),
+        Section("Training", tuple(_training(case))),
+        Section("Adaptations", tuple(_adaptations(case))),
+        Section("Events", tuple(_events(case))),
+    )
+    return [section for section in sections if section.lines]
+
+
+def _standing(case: Case) -> list[str]:
+    job, why = case.job, standing(case.job)
+    since = "" if why.since is None else f", for {duration(case.now - why.since)}"
+    reason = "" if why.reason is None else f" {why.reason}:"
+    lines = [f"{job.key} is {phase(job)}{since}.{reason} {why.message.rstrip('.')}."]
+    return lines + particulars(case, why.reason)
+
+
+def _remedy(case: Case) -> list[str]:
+    job, reason = case.job, standing(case.job).reason
+    lines = []
+    if reason is not None:
+        queue = str(job.spec.get("queue") or "default")
+        remedy = remedy_for(reason, name=job.name, namespace=job.namespace, leader=case.leader_name, queue=queue)
+        lines = [remedy.text, *(f"$ {command}" for command in remedy.commands)]
+    if case.decided is not None and job.outcome is None:
+        lines.append(f"As things are now, the scheduler's next decision is that it {says(case.decided, case.now)}.")
+    if case.blind:
+        lines.append(f"The cluster's GPUs could not be looked at: {case.blind}.")
+    return lines
+
+
+def _budget(case: Case) -> list[str]:
+    job = case.job
+    used = job.status.time_budget.used_seconds
+    if case.facts is not None:
+        used = max(used, case.facts.used_seconds)
+    left = max(0.0, job.budget_seconds - used)
+    if job.outcome is not None:
+        lines = [f"It used {duration(used)} of {duration(job.budget_seconds)}."]
+    else:
+        lines = [f"{duration(left)} of {duration(job.budget_seconds)} are left."]
+        if case.facts is not None and not case.facts.training:
+            lines[0] += " It is counted only while its leader trains."
+    whole = job.spec.get("gpuSecondsBudget")
+    if whole is not None:
+        lines.append(f"{job.status.time_budget.gpu_seconds_used:.0f} of {whole:g} GPU-seconds are used.")
+    return lines
+
+
+def _allocation(case: Case) -> list[str]:
+    status = case.job.status
+    allocation, kept = status.allocation, status.scheduling
+    if not allocation.generation:
+        return []
+    direction = "" if allocation.direction == "none" else f", {allocation.direction}"
+    text = (
+        f"Allocation {allocation.generation}: {count(allocation.replicas, 'worker')}, {count(allocation.gpus, 'GPU')}"
+        f"{of_type(kept.gpu_type)}{direction}{f', {allocation.reason}' if allocation.reason else ''}"
+    )
+    lines = [text + _acknowledgement(case)]
+    if kept.extra:
+        lines.append(f"{kept.extra} of the workers {'is' if kept.extra == 1 else 'are'} lent.")
+    if kept.reclaim is not None:
+        by = duration(kept.reclaim.deadline.timestamp() - case.now)
+        lines.append(f"It is to be down to {count(kept.reclaim.extra, 'extra worker')} in {by}.")
+    return lines
+
+
+def _acknowledgement(case: Case) -> str:
+    if case.job.outcome is not None or case.job.status.scheduling.admitted_at is None:
+        return "."
+    if case.report is None:
+        return "; its leader has sent no report."
+    generation = case.job.status.allocation.generation
+    if case.report.acknowledged_generation >= generation:
+        return "; acknowledged by its leader."
+    return f"; its leader has acknowledged {case.report.acknowledged_generation} and not this one yet."
+
+
+def _training(case: Case) -> list[str]:
+    status = case.job.status
+    training = status.training
+    lines = []
+    if training.depth:
+        score = accuracy(case.job)
+        told = "" if score is None else f", accuracy {score:.4f}"
+        when = ""
+        if training.last_updated_time is not None and case.job.outcome is None:
+            when = f"; reported {duration(case.now - training.last_updated_time.timestamp())} ago"
+        lines.append(
+            f"Epoch {training.epoch}, step {training.step:,}{told}, depth {training.depth}, "
+            f"{training.parameters:,} parameters{when}."
+        )
+    if status.restarts:
+        taken = f", {status.preemptions} of them preempted" if status.preemptions else ""
+        last = f"; the last time: {status.scheduling.last_failure}" if status.scheduling.last_failure else ""
+        lines.append(f"Its leader was started again {count(status.restarts, 'time')}{taken}{last}.")
+    if status.last_checkpoint_time is not None and case.job.outcome is None:
+        age = duration(case.now - status.last_checkpoint_time.timestamp())
+        lines.append(f"The last checkpoint is {age} old.")
+    return lines
+
+
+def _adaptations(case: Case) -> list[str]:
+    found = case.job.status.adaptations
+    lines = [adaptation_line(adaptation) for adaptation in found[-ADAPTATIONS_SHOWN:]]
+    if len(found) > ADAPTATIONS_SHOWN:
+        lines.insert(0, f"{count(len(found) - ADAPTATIONS_SHOWN, 'earlier one')} left out.")
+    return lines
+
+
+def adaptation_line(adaptation: Adaptation) -> str:
+    """Say what was advised, how sure the policy was, and what became of it."""
+    who = adaptation.policy or str(adaptation.source)
+    likely = sorted(adaptation.probabilities.items(), key=lambda item: -item[1])[:3]
+    sure = f" ({', '.join(f'{action} {chance:.2f}' for action, chance in likely)})" if likely else ""
+    text = f"At {duration(adaptation.used_seconds)}: {who} advised {adaptation.action}{sure}: {adaptation.result}"
+    if adaptation.depth_after != adaptation.depth_before:
+        text += (
+            f", depth {adaptation.depth_before} -> {adaptation.depth_after}, parameters "
+            f"{adaptation.parameters_before:,} -> {adaptation.parameters_after:,}"
+        )
+    if adaptation.accuracy_before is not None and adaptation.accuracy_after is not None:
+        text += f", accuracy {adaptation.accuracy_before:.4f} -> {adaptation.accuracy_after:.4f}"
+    text += f", in {duration(adaptation.seconds)}"
+    if adaptation.reason is not None:
+        text += f"; {adaptation.reason}, decided by the {adaptation.source}"
+    return f"{text}{f' ({adaptation.message})' if adaptation.message else ''}."
+
+
+def _events(case: Case) -> list[str]:
+    lines = []
+    for event in newest(case.events, EVENTS_SHOWN):
+        about = "" if event.about == case.job.name else f" on {event.about}"
+        often = f" ({event.times} times)" if event.times > 1 else ""
+        mark = "warning: " if event.warning else ""
+        lines.append(f"{duration(case.now - event.at)} ago{about}: {mark}{event.reason}: {event.message}{often}")
+    return lines

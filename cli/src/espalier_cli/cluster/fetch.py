@@ -1,0 +1,65 @@
+"""Fetching what the scheduler sees: the lists that `espalier_operator.kube.snapshot` understands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from espalier_cli.cluster.client import Cluster
+from espalier_cli.cluster.errors import ForbiddenError
+from espalier_operator.kube.names import JOB_LABEL, REPORT_LABEL, ROLE_LABEL
+from espalier_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Resource
+from espalier_operator.kube.snapshot import Listed
+from espalier_operator.kube.store import PODS_WATCHED
+
+Lists = Mapping[Resource, Listed]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a person may see of the cluster."""
+
+    lists: Lists
+    blind: str = ""
+    """What could not be seen, and why; empty where everything was."""
+
+
+def fetch(cluster: Cluster, namespace: str | None = None) -> Lists:
+    """Return what a scheduler sees that looks after the jobs of `namespace` (None: of all).
+
+    Pods and nodes are those of the whole cluster always: others' pods hold GPUs too. Pods that have ended hold none;
+    workers that have ended still tell how.
+    """
+    jobs, reports, live, workers, nodes, classes = cluster.at_once(
+        lambda: cluster.list_all(JOBS, namespace),
+        lambda: cluster.list_all(CONFIG_MAPS, namespace, labelSelector=f"{REPORT_LABEL}=true"),
+        lambda: cluster.list_all(PODS, fieldSelector=PODS_WATCHED),
+        lambda: cluster.list_all(PODS, namespace, labelSelector=ROLE_LABEL),
+        lambda: cluster.list_all(NODES),
+        lambda: _unless_forbidden(lambda: cluster.list_all(PRIORITY_CLASSES)),
+    )
+    pods = Listed(items=(*live.items, *workers.items), version=min(live.version, workers.version))
+    lists = {JOBS: jobs, CONFIG_MAPS: reports, PODS: pods, NODES: nodes}
+    return lists if classes.version < 0 else {**lists, PRIORITY_CLASSES: classes}
+
+
+def fetch_for_job(cluster: Cluster, namespace: str, name: str) -> View:
+    """Return what a scheduler sees, or, for who may not look beyond `namespace`, the part that is about the job."""
+    try:
+        return View(fetch(cluster))
+    except ForbiddenError as error:
+        of_job = f"{JOB_LABEL}={name}"
+        job, reports, pods = cluster.at_once(
+            lambda: Listed(items=[cluster.get(JOBS, namespace, name)], version=0),
+            lambda: _unless_forbidden(lambda: cluster.list_all(CONFIG_MAPS, namespace, labelSelector=of_job)),
+            lambda: _unless_forbidden(lambda: cluster.list_all(PODS, namespace, labelSelector=of_job)),
+        )
+        return View({JOBS: job, CONFIG_MAPS: reports, PODS: pods}, blind=error.hint or error.message)
+
+
+def _unless_forbidden(call: Callable[[], Listed]) -> Listed:
+    """Return an empty list of no version where the person may not look."""
+    try:
+        return call()
+    except ForbiddenError:
+        return Listed(items=(), version=-1)

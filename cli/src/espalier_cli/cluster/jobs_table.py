@@ -1,0 +1,83 @@
+"""`espalier list`: one row a job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from espalier_api.status import ConditionType
+from espalier_cli.cluster.output import Row
+from espalier_cli.cluster.standing import Job, phase, standing
+from espalier_cli.cluster.wording import short
+
+COLUMNS = ("NAME", "PHASE", "GPUS", "EXTRA", "DEPTH", "ADAPTATIONS", "BUDGET-LEFT", "AGE", "REASON")
+WIDE_COLUMNS = (*COLUMNS, "QUEUE", "TYPE", "RESTARTS", "PREEMPTIONS", "EPOCH", "ACCURACY", "MESSAGE")
+FIGURES = (*COLUMNS[2:-1], "RESTARTS", "PREEMPTIONS", "EPOCH", "ACCURACY")
+"""Those that are flush right."""
+
+
+def sorted_jobs(jobs: Iterable[Job]) -> list[Job]:
+    """Return them by namespace and name."""
+    return sorted(jobs, key=lambda job: (job.namespace, job.name))
+
+
+def row_of(job: Job, now: float, *, wide: bool = False, namespaced: bool = False) -> Row:
+    """Return the cells of a job under `COLUMNS` (`WIDE_COLUMNS`), with its namespace in front where asked for."""
+    status, why = job.status, standing(job)
+    reason = "" if why.reason is None else str(why.reason)
+    cells = [
+        job.name,
+        phase(job),
+        str(status.allocation.gpus),
+        str(status.scheduling.extra),
+        str(status.training.depth or ""),
+        str(status.adaptation_count),
+        short(job.remaining_seconds),
+        short(now - job.created_at),
+        reason or "not seen by an operator",
+    ]
+    if wide:
+        score = accuracy(job)
+        cells += [
+            str(job.spec.get("queue") or ""),
+            status.scheduling.gpu_type or "",
+            str(status.restarts),
+            str(status.preemptions),
+            str(status.training.epoch or ""),
+            "" if score is None else f"{score:.3f}",
+            why.message,
+        ]
+    return [job.namespace, *cells] if namespaced else cells
+
+
+def entry_of(job: Job) -> dict[str, Any]:
+    """Return the row for programs."""
+    status, why = job.status, standing(job)
+    admitted = job.condition(ConditionType.ADMITTED)
+    return {
+        "namespace": job.namespace,
+        "name": job.name,
+        "phase": phase(job),
+        "admitted": admitted is not None and admitted.status == "True",
+        "gpus": status.allocation.gpus,
+        "extraWorkers": status.scheduling.extra,
+        "gpuType": status.scheduling.gpu_type,
+        "depth": status.training.depth,
+        "parameters": status.training.parameters,
+        "epoch": status.training.epoch,
+        "accuracy": accuracy(job),
+        "adaptations": status.adaptation_count,
+        "budgetSeconds": job.budget_seconds,
+        "budgetRemainingSeconds": job.remaining_seconds,
+        "restarts": status.restarts,
+        "preemptions": status.preemptions,
+        "createdAt": job.created_at,
+        "reason": None if why.reason is None else str(why.reason),
+        "message": why.message,
+    }
+
+
+def accuracy(job: Job) -> float | None:
+    """Return the accuracy on the test split, before the end that on the validation split, where it is reported."""
+    metrics = {metric.name: metric.value for metric in job.status.training.metrics}
+    return metrics.get("test_accuracy", metrics.get("validation_accuracy"))

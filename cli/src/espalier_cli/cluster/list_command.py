@@ -1,0 +1,41 @@
+"""The words of `espalier list`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from espalier_cli.cluster.client import connect
+from espalier_cli.cluster.jobs_table import COLUMNS, FIGURES, WIDE_COLUMNS, entry_of, row_of, sorted_jobs
+from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option
+from espalier_cli.cluster.output import print_data, print_table
+from espalier_cli.cluster.standing import job_of
+from espalier_operator.kube.resources import JOBS
+
+
+@click.command("list", epilog=EXIT_CODES)
+@click.option("-n", "--namespace", metavar="NAME", help="Only jobs of it.  [default: the context's namespace]")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces.")
+@output_option("table", "wide", "json", "yaml")
+@cluster_options
+def list_jobs(
+    namespace: str | None, all_namespaces: bool, form: str, kubeconfig: Path | None, context: str | None
+) -> None:
+    """Print the jobs of a cluster: where they stand, what they hold, and why they wait or are lent no more."""
+    with connect(kubeconfig, context) as cluster:
+        where = None if all_namespaces else namespace or cluster.namespace
+        jobs = sorted_jobs(job_of(raw) for raw in cluster.list_all(JOBS, where).items)
+        now = cluster.now()
+    if form in ("json", "yaml"):
+        print_data([entry_of(job) for job in jobs], form)
+        return
+    if not jobs:
+        click.echo("no jobs" if where is None else f"no jobs in namespace {where}; -A looks into all", err=True)
+        return
+    columns = WIDE_COLUMNS if form == "wide" else COLUMNS
+    print_table(
+        ("NAMESPACE", *columns) if all_namespaces else columns,
+        [row_of(job, now, wide=form == "wide", namespaced=all_namespaces) for job in jobs],
+        right=FIGURES,
+    )

@@ -1,0 +1,93 @@
+"""Options that the commands against a cluster share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from espalier_operator.kube.settings import KubeSettings
+
+EXIT_CODES = """\
+Exit codes: 0 it worked, 1 the cluster did not answer or refused, 2 what was given cannot be used."""
+
+Command = Callable[..., Any]
+_DEFAULTS = {field.name: field.default for field in fields(KubeSettings)}
+
+
+def cluster_options(command: Command) -> Command:
+    """Add `--kubeconfig` and `--context`."""
+    for decorate in (
+        click.option("--context", metavar="NAME", help="A context of the kubeconfig.  [default: the current one]"),
+        click.option(
+            "--kubeconfig",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="How to reach the cluster.  [default: KUBECONFIG, or ~/.kube/config]",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def counting_options(command: Command) -> Command:
+    """Add the operator's settings that change what is counted, with its defaults."""
+    for decorate in (
+        click.option(
+            "--tolerated-taint",
+            "tolerated_taints",
+            multiple=True,
+            metavar="KEY",
+            default=_DEFAULTS["tolerated_taints"],
+            show_default=True,
+            help="Key of a taint that workers tolerate; may be given several times.",
+        ),
+        click.option(
+            "--gpu-type-label",
+            metavar="LABEL",
+            default=_DEFAULTS["gpu_type_label"],
+            show_default=True,
+            help="Node label that tells types of GPU apart.",
+        ),
+        click.option(
+            "--gpu-resource",
+            metavar="NAME",
+            default=_DEFAULTS["gpu_resource"],
+            show_default=True,
+            help="The resource that is counted. This and the next two: as the operator is set.",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def settings_of(
+    gpu_resource: str, gpu_type_label: str, tolerated_taints: tuple[str, ...], namespaces: tuple[str, ...] = ()
+) -> KubeSettings:
+    """Return the operator's settings that the options of `counting_options` describe."""
+    return KubeSettings(
+        gpu_resource=gpu_resource,
+        gpu_type_label=gpu_type_label,
+        tolerated_taints=tolerated_taints,
+        watch_namespaces=namespaces,
+    )
+
+
+def output_option(*formats: str) -> Callable[[Command], Command]:
+    """Add `-o`; the first of `formats` is the default."""
+    return click.option(
+        "-o",
+        "--output",
+        "form",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help="How it is printed.",
+    )
+
+
+namespace_option = click.option(
+    "-n", "--namespace", metavar="NAME", help="Where the job is.  [default: the context's namespace]"
+)

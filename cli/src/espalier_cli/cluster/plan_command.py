@@ -1,0 +1,113 @@
+"""The words of `espalier plan` and `espalier snapshot`: what the scheduler sees as a file, and what it makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from espalier_api.documents import write_text_atomically
+from espalier_cli.cluster.client import connect
+from espalier_cli.cluster.decisions import COLUMNS, document_of, rows_of, wakes
+from espalier_cli.cluster.fetch import fetch
+from espalier_cli.cluster.options import EXIT_CODES, cluster_options, counting_options, output_option, settings_of
+from espalier_cli.cluster.output import print_data, print_table
+from espalier_cli.cluster.wording import count
+from espalier_cli.errors import BadInput
+from espalier_operator.facts import Snapshot, SnapshotError
+from espalier_operator.kube.snapshot import seen_by_operator
+from espalier_operator.plan import plan as planned
+from espalier_operator.policies.priority import PriorityPolicy
+
+_HINT = "espalier snapshot -o FILE makes one; one edited by hand must stay whole"
+
+
+@click.command(epilog=EXIT_CODES)
+@click.option("-n", "--namespace", metavar="NAME", help="Jobs of it only, as an operator that watches it.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    default="-",
+    show_default=True,
+    help="The file; - is stdout.",
+)
+@cluster_options
+@counting_options
+def snapshot(
+    namespace: str | None,
+    output: Path,
+    kubeconfig: Path | None,
+    context: str | None,
+    gpu_resource: str,
+    gpu_type_label: str,
+    tolerated_taints: tuple[str, ...],
+) -> None:
+    """Write what the scheduler sees now: nodes, workers, promises, jobs and rules, as JSON.
+
+    The scheduler keeps nothing to itself, so the file is made of the cluster's objects, by the operator's own code.
+    `espalier plan --snapshot FILE` says what it makes of it: a bug report becomes a test.
+    """
+    settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints, () if namespace is None else (namespace,))
+    with connect(kubeconfig, context) as cluster:
+        lists = fetch(cluster, namespace)
+        now = cluster.now()
+    seen = seen_by_operator(lists, now, settings)
+    made = seen.snapshot
+    if str(output) == "-":
+        click.echo(made.to_json(), nl=False)
+    else:
+        try:
+            write_text_atomically(output, made.to_json())
+        except OSError as error:
+            raise BadInput(f"{output}: cannot be written: {error.strerror or error}") from error
+    jobs, nodes = count(len(made.jobs), "job"), count(len(made.nodes), "node")
+    where = "" if str(output) == "-" else f"{output}: "
+    click.echo(f"{where}{jobs}, {nodes}, {count(len(made.workers), 'worker')}", err=True)
+    for key, problems in seen.left_out.items():
+        click.echo(f"{key} is not in it, the scheduler cannot run it: {'; '.join(problems)}", err=True)
+
+
+@click.command(epilog=EXIT_CODES)
+@click.option(
+    "--snapshot",
+    "source",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    required=True,
+    help="A file that `espalier snapshot` wrote; - is stdin.",
+)
+@click.option(
+    "--after",
+    "seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="As if so much time had passed since, and nothing else.",
+)
+@output_option("table", "json", "yaml")
+def plan(source: Path, seconds: float, form: str) -> None:
+    """Print what the scheduler makes of a snapshot: every action and every refusal, with its reason.
+
+    It is the operator's own planner, and needs no cluster.
+    """
+    name = "stdin" if str(source) == "-" else str(source)
+    try:
+        with click.open_file(str(source), encoding="utf-8") as file:
+            seen = Snapshot.from_json(file.read())
+    except OSError as error:
+        raise BadInput(f"{name}: cannot be read: {error.strerror or error}", _HINT) from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{name}: is not UTF-8 text", _HINT) from error
+    except SnapshotError as error:
+        raise BadInput(f"{name}: {error}", _HINT) from error
+    now = seen.taken_at + seconds
+    made = planned(seen, PriorityPolicy(), now)
+    if form != "table":
+        print_data(document_of(made, now), form)
+        return
+    if rows := rows_of(made, now):
+        print_table(COLUMNS, rows)
+    else:
+        click.echo("There is nothing to decide: no job is unfinished.")
+    click.echo(wakes(made, now))

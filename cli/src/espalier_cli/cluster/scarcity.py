@@ -1,0 +1,92 @@
+"""Why there are no GPUs for a job: how many there are, who holds them, and until when at most. Pure."""
+
+from __future__ import annotations
+
+from espalier_cli.cluster.usage import JobUse, TypeUse, counts, others, use_by_job, use_by_type
+from espalier_cli.cluster.wording import count, duration, listed, of_type
+from espalier_operator.facts import JobFacts, Snapshot
+from espalier_operator.policies.priority import PriorityPolicy
+
+HOLDERS_NAMED = 5
+
+
+def needs(job: JobFacts) -> str:
+    """Say what a waiting job needs."""
+    terms = job.terms
+    each = f"{count(terms.gpus_per_worker, 'GPU')}{of_type(terms.gpu_type)}"
+    if terms.min_replicas == 1:
+        return f"It needs {each} on one node."
+    one_type = "" if terms.gpu_type else ", all of one type"
+    return f"It needs {terms.min_replicas} workers with {each} each, all at once{one_type}."
+
+
+def scarcity(job: JobFacts, snapshot: Snapshot) -> list[str]:
+    """Say how the GPUs that the job could use are held, a line a type, and who waits before it."""
+    wanted = job.gpu_type if job.admitted_at is not None else job.terms.gpu_type
+    uses = [use for use in use_by_type(snapshot) if wanted is None or use.gpu_type == wanted]
+    if not uses:
+        return [f"No node has GPUs{of_type(wanted)}."]
+    lines = []
+    for use in uses:
+        lines.append(_supply(use, job))
+        lines += _holders(use, snapshot, job.key)
+    hidden = [node for node in snapshot.nodes if node.allocatable and not counts(node)]
+    hidden = [node for node in hidden if wanted is None or node.gpu_type == wanted]
+    if hidden:
+        gpus = count(sum(node.allocatable for node in hidden), "GPU")
+        verb = "does" if len(hidden) == 1 else "do"
+        lines.append(f"{count(len(hidden), 'node')} with {gpus} {verb} not count; `espalier top` says why.")
+    if job.admitted_at is None:
+        lines += _queue(job, snapshot)
+    return lines
+
+
+def _supply(use: TypeUse, job: JobFacts) -> str:
+    free = f"{use.free or 'none'} free"
+    if job.terms.gpus_per_worker > 1 and use.free:
+        free += f", at most {use.largest_free} on one node"
+    return f"There are {count(use.total, 'GPU')}{of_type(use.gpu_type)}, {free}."
+
+
+def _holders(use: TypeUse, snapshot: Snapshot, own: str) -> list[str]:
+    jobs = [entry for entry in use_by_job(snapshot) if entry.gpu_type == use.gpu_type and entry.job != own]
+    lines = [_holder(entry, snapshot) for entry in jobs[:HOLDERS_NAMED]]
+    if len(jobs) > HOLDERS_NAMED:
+        rest = sum(entry.held for entry in jobs[HOLDERS_NAMED:])
+        lines.append(f"{count(len(jobs) - HOLDERS_NAMED, 'more job')} hold {rest}.")
+    if use.others:
+        namespaces = [name for name, held, _ in others(snapshot) if held]
+        lines.append(f"Pods that are not Espalier's hold {use.others}, in {listed(namespaces[:HOLDERS_NAMED])}.")
+    return lines
+
+
+def _holder(use: JobUse, snapshot: Snapshot) -> str:
+    parts = [f"{amount} {what}" for amount, what in ((use.base, "base"), (use.lent, "lent")) if amount]
+    parts += [f"{use.promised} promised"] if use.promised else []
+    parts += [f"{use.terminating} terminating"] if use.terminating else []
+    left = duration(use.remaining_seconds)
+    if use.held == use.terminating:
+        until = "and is giving them back"
+    elif use.training:
+        until = f"until its time budget ends, in {left} at most"
+    else:
+        until = f"with {left} of its time budget left, which do not count before it trains"
+    text = f"Job {use.job} holds {use.held} ({', '.join(parts)}) {until}"
+    if use.lent:
+        notice = next(job.terms.notice_seconds for job in snapshot.jobs if job.key == use.job)
+        text += f"; those lent come back within a notice of {duration(notice)}"
+    return text + "."
+
+
+def _queue(job: JobFacts, snapshot: Snapshot) -> list[str]:
+    policy, now = PriorityPolicy(), snapshot.taken_at
+    waiting = [other for other in snapshot.jobs if other.admitted_at is None and not other.finished]
+    waiting = [other for other in waiting if not other.terms.suspend]
+    rank = policy.admission_rank(job, now)
+    before = sorted((policy.admission_rank(other, now), other.key) for other in waiting if other.key != job.key)
+    names = [key for place, key in before if place < rank]
+    if not names:
+        return []
+    named = ", ".join(names[:HOLDERS_NAMED]) + (", ..." if len(names) > HOLDERS_NAMED else "")
+    verb = "waits" if len(names) == 1 else "wait"
+    return [f"{count(len(names), 'job')} {verb} before it, by priority and then age: {named}."]

@@ -1,0 +1,113 @@
+"""Where a job stands and why, read from the object that the API server has of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.status import Condition, ConditionStatus, ConditionType, JobStatus
+from espalier_operator.kube.jobs import parse_status
+from espalier_operator.kube.resources import Raw
+
+FINISHED = (ConditionType.COMPLETE, ConditionType.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as it is shown: also one whose specification cannot be run, or that nobody has looked at yet."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created_at: float
+    deleting: bool
+    spec: dict[str, Any]
+    """As the API server has it."""
+    status: JobStatus
+    """An empty one where there is none yet, or none that can be read."""
+    seen: bool
+    """Whether an operator has written a status."""
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def budget_seconds(self) -> float:
+        """`spec.timeBudgetSeconds`."""
+        return float(self.spec.get("timeBudgetSeconds") or 0.0)
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Budget seconds left, by what was last counted."""
+        return max(0.0, self.budget_seconds - self.status.time_budget.used_seconds)
+
+    @property
+    def outcome(self) -> Condition | None:
+        """The condition that says how it ended, None while it has not."""
+        held = [entry for entry in self.status.conditions if entry.status is ConditionStatus.TRUE]
+        return next((entry for entry in held if entry.type in FINISHED), None)
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return its condition of `kind`, None where it has none."""
+        return next((entry for entry in self.status.conditions if entry.type is kind), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Why a job is where it is: the one reason that matters most."""
+
+    reason: Reason | None
+    """None where no operator has said anything yet."""
+    message: str
+    since: float | None = None
+    """Epoch seconds."""
+
+
+def job_of(raw: Raw) -> Job:
+    """Return a job of the API server, whatever its specification and status are like."""
+    metadata = raw["metadata"]
+    try:
+        status = parse_status(raw)
+    except ValueError:  # of another version
+        status = None
+    return Job(
+        name=metadata["name"],
+        namespace=metadata.get("namespace", "default"),
+        uid=metadata["uid"],
+        generation=int(metadata.get("generation", 0)),
+        created_at=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+        deleting="deletionTimestamp" in metadata,
+        spec=dict(raw.get("spec") or {}),
+        status=status or JobStatus(),
+        seen=status is not None,
+    )
+
+
+def phase(job: Job) -> str:
+    """Return the one word for printing."""
+    return "Deleting" if job.deleting else str(job.status.phase)
+
+
+def standing(job: Job) -> Standing:
+    """Return why it ended; else why it waits, why it does not train yet, or what holds of its extra GPUs."""
+    chosen = job.outcome
+    if chosen is None:
+        chosen = _unless_true(job.condition(ConditionType.ADMITTED))
+        if chosen is None:
+            chosen = _unless_true(job.condition(ConditionType.RUNNING))
+        if chosen is None:
+            chosen = job.condition(ConditionType.EXTRA_GPUS_GRANTED)
+    if chosen is None:
+        message = "no operator has looked at it yet" if not job.seen else "the operator has said nothing of it yet"
+        return Standing(reason=None, message=message)
+    message = chosen.message or SENTENCES[chosen.reason]
+    return Standing(reason=chosen.reason, message=message, since=chosen.last_transition_time.timestamp())
+
+
+def _unless_true(condition: Condition | None) -> Condition | None:
+    return None if condition is None or condition.status is ConditionStatus.TRUE else condition

@@ -1,0 +1,118 @@
+"""The words of `espalier top`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from espalier_cli.cluster.client import connect
+from espalier_cli.cluster.fetch import Lists, fetch
+from espalier_cli.cluster.options import EXIT_CODES, cluster_options, counting_options, output_option, settings_of
+from espalier_cli.cluster.output import Row, print_data, print_heading, print_table
+from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type, why_not
+from espalier_cli.cluster.wording import count, short
+from espalier_operator.kube.nodes import parse_node
+from espalier_operator.kube.resources import NODES
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.snapshot import seen_by_operator
+
+_TYPE_COLUMNS = ("TYPE", "NODES", "TOTAL", "BASE", "LENT", "OTHERS", "TERMINATING", "PROMISED", "FREE")
+_JOB_COLUMNS = ("JOB", "TYPE", "BASE", "LENT", "TERMINATING", "PROMISED", "BUDGET-LEFT")
+
+
+@click.command(epilog=EXIT_CODES)
+@output_option("table", "json", "yaml")
+@cluster_options
+@counting_options
+def top(
+    form: str,
+    kubeconfig: Path | None,
+    context: str | None,
+    gpu_resource: str,
+    gpu_type_label: str,
+    tolerated_taints: tuple[str, ...],
+) -> None:
+    """Print the GPUs of a cluster: how many there are of each type, who holds them, which do not count and why.
+
+    BASE are guaranteed to running jobs, LENT can be asked back, OTHERS are held by pods that are not Espalier's,
+    TERMINATING pods hold theirs until they are gone, PROMISED are granted to pods that are not on a node yet.
+    """
+    settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints)
+    with connect(kubeconfig, context) as cluster:
+        lists = fetch(cluster)
+        now = cluster.now()
+    whole = overview(lists, now, settings)
+    if form == "table":
+        _print(whole)
+    else:
+        print_data(whole, form)
+
+
+def overview(lists: Lists, now: float, settings: KubeSettings) -> dict[str, Any]:
+    """Return all that is printed, in plain JSON types."""
+    snapshot = seen_by_operator(lists, now, settings).snapshot
+    nodes = []
+    for raw in lists[NODES].items:
+        node = parse_node(raw, settings)
+        if node.allocatable and (reasons := why_not(raw, settings)):
+            nodes.append({"name": node.name, "type": node.gpu_type, "gpus": node.allocatable, "why": reasons})
+    return {
+        "types": [_type(use) for use in use_by_type(snapshot)],
+        "jobs": [_job(use) for use in use_by_job(snapshot)],
+        "others": [{"namespace": name, "held": held, "waitedFor": wanted} for name, held, wanted in others(snapshot)],
+        "nodesNotCounted": nodes,
+    }
+
+
+def _type(use: TypeUse) -> dict[str, Any]:
+    names = {"gpu_type": "type", "largest_free": "largestFreeOnANode", "short": "heldBeyondAllocatable"}
+    return {names.get(name, name): value for name, value in asdict(use).items()}
+
+
+def _job(use: JobUse) -> dict[str, Any]:
+    names = {"gpu_type": "type", "remaining_seconds": "budgetRemainingSeconds"}
+    return {names.get(name, name): value for name, value in asdict(use).items()}
+
+
+def _print(whole: dict[str, Any]) -> None:
+    if not whole["types"]:
+        click.echo("no node has GPUs of this resource; --gpu-resource names another", err=True)
+        return
+    keys = ("nodes", "total", "base", "lent", "others", "terminating", "promised", "free")
+    rows: list[Row] = [[use["type"] or "-", *(str(use[key]) for key in keys)] for use in whole["types"]]
+    print_table(_TYPE_COLUMNS, rows, right=_TYPE_COLUMNS[1:])
+    for use in whole["types"]:
+        if use["heldBeyondAllocatable"]:
+            amount = count(use["heldBeyondAllocatable"], "GPU")
+            click.echo(f"{use['type'] or '-'}: {amount} more held than nodes have; some have failed in use")
+    if whole["jobs"]:
+        click.echo()
+        held = ("base", "lent", "terminating", "promised")
+        print_table(
+            _JOB_COLUMNS,
+            [
+                [
+                    use["job"],
+                    use["type"] or "-",
+                    *(str(use[key]) for key in held),
+                    short(use["budgetRemainingSeconds"]),
+                ]
+                for use in whole["jobs"]
+            ],
+            right=_JOB_COLUMNS[2:],
+        )
+    if whole["others"]:
+        click.echo()
+        rows = [[entry["namespace"], str(entry["held"]), str(entry["waitedFor"])] for entry in whole["others"]]
+        print_table(("OTHERS IN", "HELD", "WAITED-FOR"), rows, right=("HELD", "WAITED-FOR"))
+    if whole["nodesNotCounted"]:
+        click.echo()
+        print_heading("Nodes that do not count")
+        rows = [
+            [entry["name"], entry["type"] or "-", str(entry["gpus"]), ", ".join(entry["why"])]
+            for entry in whole["nodesNotCounted"]
+        ]
+        print_table(("NODE", "TYPE", "GPUS", "WHY"), rows, right=("GPUS",))

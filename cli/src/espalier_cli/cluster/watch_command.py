@@ -1,0 +1,168 @@
+"""The words of `espalier watch`."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from espalier_cli.cluster.client import Cluster, Object, connect
+from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError
+from espalier_cli.cluster.explain_command import not_found, place_of
+from espalier_cli.cluster.follow import Back, Change, Ended, Follower, Gone, Lost, Seen
+from espalier_cli.cluster.narration import Narrator, row_of, verdict
+from espalier_cli.cluster.options import cluster_options, namespace_option, output_option
+from espalier_cli.cluster.standing import Job, job_of
+from espalier_cli.cluster.told import Told, is_about, told_of
+from espalier_cli.cluster.watch_display import WatchDisplay, watch_display
+from espalier_operator.kube.resources import EVENTS, JOBS
+
+_EXIT_CODES = """\
+Exit codes: 0 the job is complete, 1 it failed, was deleted, or the cluster did not answer, 2 what was given cannot be
+used, 130 interrupted (the job goes on)."""
+_REDRAW_SECONDS = 0.25
+_CLOSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    of_job: bool
+    change: Change
+
+
+@click.command(epilog=_EXIT_CODES)
+@click.argument("job")
+@namespace_option
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the API server may be away.",
+)
+@output_option("text", "json")
+@cluster_options
+def watch(
+    job: str, namespace: str | None, patience: float, form: str, kubeconfig: Path | None, context: str | None
+) -> None:
+    """Show JOB while it goes on, until it ends.
+
+    On a terminal a table with its phase, time budget, GPUs, epoch, accuracy and depth, under what happens to it;
+    elsewhere a line for all that happens, with `-o json` as JSON. Dropped connections and restarts of the API server
+    are got over.
+    """
+    with connect(kubeconfig, context) as cluster:
+        where, name = place_of(job, namespace, cluster)
+        told = _told(cluster, where, name)
+        try:
+            raw = cluster.get(JOBS, where, name)
+        except NotFoundError as error:
+            raise not_found(cluster, where, name) from error
+        first = job_of(raw)
+        display = watch_display(row_of(first, cluster.now()), form)
+        try:
+            last = _watch(cluster, raw, Narrator(told), display, patience)
+        except KeyboardInterrupt:
+            click.echo("interrupted; the job goes on", err=True)
+            sys.exit(130)
+    if last is None:
+        raise ClusterError(f"{first.key} was deleted before it ended")
+    click.echo(verdict(last), err=True)
+    if last.outcome is None or last.outcome.type != "Complete":
+        sys.exit(1)
+
+
+def _watch(cluster: Cluster, raw: Object, narrator: Narrator, display: WatchDisplay, patience: float) -> Job | None:
+    """Show the job until it ends and return how it ended; None where it was deleted."""
+    job = job_of(raw)
+    news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+    followers = [
+        Follower(
+            cluster,
+            JOBS,
+            job.namespace,
+            f"metadata.name={job.name}",
+            lambda change: news.put(_News(True, change)),
+            patience=patience,
+            known=[raw],
+        ),
+        Follower(
+            cluster,
+            EVENTS,
+            job.namespace,
+            f"involvedObject.name={job.name}",
+            lambda change: news.put(_News(False, change)),
+            patience=patience,
+        ),
+    ]
+    with display:
+        for line in narrator.of_status(None, job):
+            display.show(line)
+        for follower in followers:
+            follower.start()
+        try:
+            while job.outcome is None:
+                try:
+                    given = news.get(timeout=_REDRAW_SECONDS)
+                except queue.Empty:
+                    display.update(row_of(job, cluster.now()))
+                    continue
+                if not given.of_job:
+                    _event(given.change, job, narrator, display)
+                    continue
+                match given.change:
+                    case Gone(object=gone) if gone["metadata"]["uid"] == job.uid:
+                        return None
+                    case Seen(object=seen) if seen["metadata"]["uid"] == job.uid:
+                        job = _status(job, job_of(seen), cluster.now(), narrator, display)
+                    case Seen():
+                        return None  # another of the same name
+                    case Ended(error=error):
+                        raise error
+                    case other:
+                        _connection(other, display, patience)
+        finally:
+            for follower in followers:
+                follower.stop()
+            cluster.close()
+            for follower in followers:
+                follower.join(_CLOSE_SECONDS)
+    return job
+
+
+def _status(before: Job, after: Job, now: float, narrator: Narrator, display: WatchDisplay) -> Job:
+    row = row_of(after, now)
+    display.update(row)
+    for line in narrator.of_status(before.status, after):
+        display.show(line)
+    if text := narrator.progress(row):
+        display.progress(text)
+    return after
+
+
+def _event(change: Change, job: Job, narrator: Narrator, display: WatchDisplay) -> None:
+    if isinstance(change, Seen) and is_about(change.object, job.uid):
+        for line in narrator.of_event(told_of(change.object)):
+            display.show(line)
+    elif isinstance(change, Ended) and isinstance(change.error, ForbiddenError):
+        display.note(f"Events are not shown: {change.error.hint}")
+
+
+def _connection(change: Change, display: WatchDisplay, patience: float) -> None:
+    if isinstance(change, Lost):
+        display.note(f"{change.error.message}; trying again for up to {patience:.0f} s")
+    elif isinstance(change, Back):
+        display.note("the API server answers again")
+
+
+def _told(cluster: Cluster, namespace: str, name: str) -> list[Told]:
+    """Return the Events that are there already: they are old news."""
+    try:
+        found = cluster.list_all(EVENTS, namespace, fieldSelector=f"involvedObject.name={name}")
+    except ForbiddenError:
+        return []
+    return [told_of(raw) for raw in found.items]

@@ -1,0 +1,253 @@
+"""Objects as an API server has them: jobs with the statuses that the operator's own functions write, pods, nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+from espalier_api.documents import dumps
+from espalier_api.job import API_VERSION, KIND
+from espalier_api.reasons import Reason
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
+from espalier_api.signal import REPORT_KEY
+from espalier_operator.actions import Action, Admit, GrantExtra
+from espalier_operator.conditions import Observed, status_of
+from espalier_operator.facts import Role
+from espalier_operator.kube import names
+from espalier_operator.kube.crew import crew_of
+from espalier_operator.kube.jobs import KubeJob, parse_job, parse_status
+from espalier_operator.kube.pods import parse_pod
+from espalier_operator.kube.progress import look
+from espalier_operator.kube.record import record_of, scheduling_of
+from espalier_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Raw, Resource
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.snapshot import Listed
+from espalier_operator.kube.transitions import after
+from espalier_operator.kube.view import facts_of
+
+SETTINGS = KubeSettings()
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
+"""The moment at which tests look, in epoch seconds."""
+_versions = count(1)
+
+Object = dict[str, Any]
+
+
+def time(seconds_ago: float = 0.0) -> str:
+    """Return a moment before `NOW` as Kubernetes writes it."""
+    return datetime.fromtimestamp(NOW - seconds_ago, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def job(name: str, *, namespace: str = "default", age: float = 600.0, **spec: Any) -> Object:
+    """Return a job that nobody has looked at yet; `spec` as in a job file."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": f"uid-{namespace}-{name}",
+            "generation": 1,
+            "resourceVersion": str(next(_versions)),
+            "creationTimestamp": time(age),
+        },
+        "spec": {"timeBudgetSeconds": 400, "maxReplicas": spec.get("minReplicas", 1), **spec},
+    }
+
+
+def gpus(number: int, gpu_type: str | None = None) -> Object:
+    """Return a pod template of a worker with so many GPUs (of a type)."""
+    container = {"name": "trainer", "image": "i", "resources": {"limits": {"nvidia.com/gpu": number}}}
+    selector = {} if gpu_type is None else {"nodeSelector": {SETTINGS.gpu_type_label: gpu_type}}
+    return {"spec": {"containers": [container], **selector}}
+
+
+def acted(raw: Object, *actions: Action, at: float = NOW, refusal: Reason | None = None, **record: Any) -> Object:
+    """Return the job with the status that an operator writes after `actions`; `record` overrides what it remembers."""
+    parsed = parse_job(raw, SETTINGS)
+    assert isinstance(parsed, KubeJob)
+    before = parse_status(raw)
+    kept = record_of(before)
+    for action in actions:
+        kept = after(kept, action, parsed.terms, at, SETTINGS)
+    return _written(raw, parsed, replace(kept, **record), at, refusal)
+
+
+def looked_at(
+    raw: Object, pods: Sequence[Object], report: Object | None = None, at: float = NOW, refusal: Reason | None = None
+) -> Object:
+    """Return the job with the status that an operator writes when it has looked at its pods (all nodes are ready)."""
+    parsed = parse_job(raw, SETTINGS)
+    assert isinstance(parsed, KubeJob)
+    said = None if report is None else Report.model_validate_json(report["data"][REPORT_KEY])
+    found = [parse_pod(pod, SETTINGS) for pod in pods]
+    ready = {pod.node for pod in found if pod.node is not None}
+    kept = record_of(parse_status(raw))
+    kept = look(parsed, kept, crew_of(parsed, kept, found, ready, said), at, SETTINGS)
+    return _written(raw, parsed, kept, at, refusal, found, said)
+
+
+def _written(
+    raw: Object,
+    parsed: KubeJob,
+    kept: Any,
+    at: float,
+    refusal: Reason | None,
+    pods: Sequence[Any] = (),
+    report: Report | None = None,
+) -> Object:
+    crew = crew_of(parsed, kept, pods, {pod.node for pod in pods}, report)
+    facts = facts_of(parsed, kept, crew, at, SETTINGS)
+    observed = Observed(
+        generation=parsed.generation,
+        allocation=kept.allocation,
+        report=report,
+        refusal=refusal,
+        outcome=kept.outcome,
+        restarts=kept.restarts,
+        preemptions=kept.preemptions,
+        selector=names.selector(parsed.name),
+        scheduling=scheduling_of(kept),
+    )
+    status = status_of(facts, observed, parse_status(raw), datetime.fromtimestamp(at, UTC))
+    return {**raw, "status": status.to_json()}
+
+
+def admitted(raw: Object, *, gpu_type: str = "", extra: int = 0, at: float = NOW) -> Object:
+    """Return a job that has its base GPUs, and `extra` extra workers."""
+    key = f"{raw['metadata']['namespace']}/{raw['metadata']['name']}"
+    grants: list[Action] = [GrantExtra(job=key, extra=extra)] if extra else []
+    return acted(raw, Admit(job=key, gpu_type=gpu_type), *grants, at=at)
+
+
+def worker(
+    raw: Object,
+    node: str | None,
+    *,
+    role: Role = Role.BASE,
+    index: int = 0,
+    attempt: int = 0,
+    number: int = 1,
+    phase: str = "Running",
+    age: float = 60.0,
+    **status: Any,
+) -> Object:
+    """Return the pod of a worker of the job `raw`, with `number` GPUs."""
+    metadata = raw["metadata"]
+    name = names.pod_name(metadata["name"], role, index, attempt)
+    made = pod(name, number, node, namespace=metadata["namespace"], phase=phase, age=age)
+    made["metadata"]["labels"] = names.worker_labels(metadata["name"], role, index, attempt)
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
+    made["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+    made["status"] |= status
+    return made
+
+
+def pod(
+    name: str, number: int, node: str | None, *, namespace: str = "default", phase: str = "Running", age: float = 60.0
+) -> Object:
+    """Return somebody's pod with `number` GPUs."""
+    running = {"containerStatuses": [{"name": "c", "state": {"running": {"startedAt": time(age)}}}]}
+    resources = {"limits": {"nvidia.com/gpu": str(number)}, "requests": {"nvidia.com/gpu": str(number)}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": f"uid-{namespace}-{name}",
+            "resourceVersion": str(next(_versions)),
+            "creationTimestamp": time(age),
+        },
+        "spec": {
+            "containers": [{"name": "c", "image": "i", "resources": resources}],
+            **({} if node is None else {"nodeName": node}),
+        },
+        "status": {"phase": phase, **(running if phase == "Running" else {})},
+    }
+
+
+def node(name: str, number: int, gpu_type: str = "", **change: Any) -> Object:
+    """Return a ready node with `number` GPUs; `change`: `ready`, `unschedulable`, `taints`."""
+    ready = "True" if change.pop("ready", True) else "False"
+    label = {SETTINGS.gpu_type_label: gpu_type} if gpu_type else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "uid": name, "resourceVersion": str(next(_versions)), "labels": label},
+        "spec": change,
+        "status": {
+            "allocatable": {"cpu": "8", "nvidia.com/gpu": str(number)},
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
+    }
+
+
+def adaptation(**change: Any) -> Adaptation:
+    """Return a growth that the agent advised."""
+    whole: dict[str, Any] = {
+        "decision_id": "d1",
+        "time": datetime.fromtimestamp(NOW - 20, UTC),
+        "used_seconds": 12.5,
+        "trigger": "ExtraGPUsGranted",
+        "generation": 2,
+        "action": "Deepen(block0)",
+        "source": AdaptationSource.AGENT,
+        "policy": "default@1",
+        "probabilities": {"Nothing": 0.1, "Deepen(block0)": 0.7, "Deepen(block1)": 0.2},
+        "result": AdaptationResult.GROWN,
+        "depth_before": 4,
+        "depth_after": 5,
+        "parameters_before": 306,
+        "parameters_after": 636,
+        "accuracy_before": 0.81,
+        "accuracy_after": 0.83,
+        "seconds": 0.2,
+    }
+    return Adaptation.model_validate(whole | change)
+
+
+def report(raw: Object, leader: Object, *, acknowledged: int = 1, **said: Any) -> Object:
+    """Return the ConfigMap in which the leader of the job `raw` reports that it trains; `said` are Report's fields."""
+    metadata = raw["metadata"]
+    whole = {
+        "job": f"{metadata['namespace']}/{metadata['name']}",
+        "incarnation": leader["metadata"]["uid"],
+        "acknowledged_generation": acknowledged,
+        "phase": TrainerPhase.TRAINING,
+        "epoch": 3,
+        "step": 1200,
+        "used_seconds": 50.0,
+        "metrics": (Metric(name="validation_accuracy", value=0.81),),
+        "depth": 4,
+        "parameters": 306,
+        "updated_time": datetime.fromtimestamp(NOW - 2, UTC),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": names.report_name(metadata["name"]),
+            "namespace": metadata["namespace"],
+            "uid": f"report-{metadata['uid']}",
+            "resourceVersion": str(next(_versions)),
+            "labels": {names.REPORT_LABEL: "true", **names.labels(metadata["name"])},
+            "ownerReferences": [
+                {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
+                | {"controller": True}
+            ],
+        },
+        "data": {REPORT_KEY: dumps(Report.model_validate(whole | said))},
+    }
+
+
+def lists(
+    jobs: Sequence[Raw] = (), pods: Sequence[Raw] = (), nodes: Sequence[Raw] = (), reports: Sequence[Raw] = ()
+) -> Mapping[Resource, Listed]:
+    """Return what `fetch` returns."""
+    version = next(_versions)
+    kinds = {JOBS: jobs, PODS: pods, NODES: nodes, CONFIG_MAPS: reports}
+    return {resource: Listed(items=items, version=version) for resource, items in kinds.items()}

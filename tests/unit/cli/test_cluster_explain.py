@@ -1,0 +1,211 @@
+"""`espalier explain`: where a job stands, why, what would change it; for every reason a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cluster_objects import (
+    NOW,
+    SETTINGS,
+    Object,
+    acted,
+    adaptation,
+    admitted,
+    gpus,
+    job,
+    lists,
+    looked_at,
+    node,
+    pod,
+    report,
+    time,
+    worker,
+)
+
+from espalier_api.reasons import Reason
+from espalier_cli.cluster.case import Case, case_of
+from espalier_cli.cluster.explanation import explanation
+from espalier_cli.cluster.fetch import View
+from espalier_cli.cluster.remedies import REMEDIES, remedy_for
+from espalier_operator.actions import Fail, NoticeReclaim, Stop
+from espalier_operator.facts import Role
+
+
+def case(name: str = "a", **objects: Any) -> Case:
+    found = case_of("default", name, View(lists(**objects)), NOW, SETTINGS)
+    assert found is not None
+    return found
+
+
+def sections(what: Case) -> Mapping[str, Sequence[str]]:
+    return {section.title: section.lines for section in explanation(what)}
+
+
+def stands(what: Case) -> str:
+    return " ".join(sections(what)["Where it stands"])
+
+
+def training(**spec: Any) -> tuple[Object, Object, Object]:
+    """A job that trains with a lent GPU: itself, its leader's pod, its report."""
+    raw = admitted(job("a", maxReplicas=3, **spec), gpu_type="x", extra=1, at=NOW - 90)
+    leader = worker(raw, "n", age=80)
+    said = report(raw, leader, acknowledged=2, adaptations=(adaptation(),))
+    return looked_at(raw, [leader], said), leader, said
+
+
+# ---- remedies
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_has_a_remedy(reason: Reason) -> None:
+    remedy = remedy_for(reason, name="a", namespace="ns", leader="a-base-0-0", queue="q")
+    assert remedy.text.endswith(".")
+    assert all(command.split()[0] in ("kubectl", "espalier") for command in remedy.commands)
+    assert set(REMEDIES) == set(Reason)
+
+
+def test_commands_name_the_job_and_its_pod() -> None:
+    remedy = remedy_for(Reason.SUSPENDED, name="a", namespace="ns", leader="a-base-0-0", queue="q")
+    assert remedy.commands == ('kubectl patch atj -n ns a --type merge -p \'{"spec":{"suspend":false}}\'',)
+    remedy = remedy_for(Reason.PRE_RUNNING_DEADLINE_EXCEEDED, name="a", namespace="ns", leader="p", queue="q")
+    assert remedy.commands == ("kubectl describe pod -n ns p", "kubectl logs -n ns p")
+
+
+# ---- where it stands
+
+
+def test_a_waiting_job_is_told_who_holds_what_and_until_when() -> None:
+    holder = admitted(job("b", maxReplicas=4, preemption={"noticeSeconds": 7}), gpu_type="x", extra=3, at=NOW - 100)
+    leader = worker(holder, "n", age=90)
+    extras = [worker(holder, "n", role=Role.EXTRA, index=index, attempt=2) for index in range(3)]
+    waiting = acted(job("a", minReplicas=2, template=gpus(2, "x"), age=60), refusal=Reason.NO_FREE_GPU, at=NOW - 30)
+    told = stands(
+        case(
+            jobs=[holder, waiting, acted(job("first"), refusal=Reason.NO_FREE_GPU)],
+            pods=[leader, *extras, pod("o", 2, "n", namespace="ci")],
+            nodes=[node("n", 7, "x"), node("m", 4, "x", unschedulable=True), node("other", 4, "y")],
+            reports=[report(holder, leader, acknowledged=2, used_seconds=90.0)],
+        )
+    )
+    assert told.startswith("default/a is Pending, for 30 s. NoFreeGPU: no GPUs are free for it; ")
+    for sentence in (
+        "It needs 2 workers with 2 GPUs of type x each, all at once.",
+        "There are 7 GPUs of type x, 1 free, at most 1 on one node.",
+        "Job default/b holds 4 (1 base, 3 lent) until its time budget ends, in 5 min 10 s at most; "
+        "those lent come back within a notice of 7 s.",
+        "Pods that are not Espalier's hold 2, in ci.",
+        "1 node with 4 GPUs does not count; `espalier top` says why.",
+        "1 job waits before it, by priority and then age: default/first.",
+    ):
+        assert sentence in told
+    assert "type y" not in told
+
+
+def test_a_job_larger_than_all_gpus_is_told_how_many_there_are() -> None:
+    raw = acted(job("a", template=gpus(16)), refusal=Reason.TOO_LARGE)
+    told = stands(case(jobs=[raw], nodes=[node("n", 8)]))
+    assert "It needs 16 GPUs on one node." in told
+    assert "There are 8 GPUs, 8 free, at most 8 on one node." in told
+
+
+def test_a_cooldown_is_told_with_its_end() -> None:
+    raw = admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 90)
+    leader = worker(raw, "n")
+    said = report(raw, leader)
+    raw = looked_at(acted(raw, changed_at=NOW - 48), [leader], said, refusal=Reason.COOLDOWN)
+    told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    assert "its allocation changed a moment ago" in told
+    assert told.endswith("Its extra GPUs changed 48 s ago; the cooldown of 60 s ends in 12 s.")
+
+
+def test_too_little_budget_is_told_in_figures() -> None:
+    raw = admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 395)
+    leader = worker(raw, "n", age=394)
+    said = report(raw, leader, used_seconds=390.0)
+    raw = looked_at(raw, [leader], said, refusal=Reason.TOO_LITTLE_BUDGET_LEFT)
+    told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    assert "of its time budget are left; below 20 s nothing is lent." in told
+
+
+def test_an_image_that_cannot_be_pulled_is_told_with_message_deadline_and_command() -> None:
+    raw = admitted(job("a", preRunningDeadlineSeconds=100), at=NOW - 40)
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found: i:latest"}}
+    leader = worker(raw, "n", phase="Pending", containerStatuses=[{"name": "c", "state": waiting}])
+    raw = looked_at(raw, [leader])
+    what = case(jobs=[raw], pods=[leader], nodes=[node("n", 4)])
+    told = stands(what)
+    assert told.startswith("default/a is Starting")
+    assert "ImagePullFailed: " in told
+    assert "ImagePullBackOff: not found: i:latest" in told
+    assert "Its leader is pod a-base-0-0: Pending on node n" in told
+    assert "It fails unless it trains within 60 s (preRunningDeadlineSeconds)." in told
+    assert "$ kubectl describe pod -n default a-base-0-0" in sections(what)["What would change it"]
+
+
+def test_a_job_that_failed_names_the_pod_that_failed_last_not_one_that_never_was() -> None:
+    raw = admitted(job("a", backoffLimit=0), at=NOW - 40)
+    failed = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": time(5), "startedAt": time(30)}}
+    leader = worker(raw, "n", phase="Failed", containerStatuses=[{"name": "c", "state": failed}])
+    raw = acted(looked_at(raw, [leader]), Fail(job="default/a", reason=Reason.CRASH_LOOP, message="1 failures"))
+    assert raw["status"]["scheduling"]["attempts"] == [1]
+    what = case(jobs=[raw], pods=[leader], nodes=[node("n", 4)])
+    assert stands(what).startswith("default/a is Failed, for 0 s. CrashLoop: 1 failures.")
+    assert "Its leader is pod a-base-0-0: Failed on node n, exit code 1" in stands(what)
+    assert "$ kubectl logs -n default a-base-0-0" in sections(what)["What would change it"]
+
+
+def test_a_deadline_that_passed_names_the_commands_to_type_next() -> None:
+    failed = Fail(job="default/a", reason=Reason.PRE_RUNNING_DEADLINE_EXCEEDED, message="900 s after admission")
+    what = case(jobs=[acted(admitted(job("a")), failed)], nodes=[node("n", 4)])
+    assert sections(what)["What would change it"][1:] == (
+        "$ kubectl describe pod -n default a-base-0-0",
+        "$ kubectl logs -n default a-base-0-0",
+    )
+
+
+def test_a_reclaim_is_told_with_its_deadline() -> None:
+    raw, leader, said = training()
+    asked = NoticeReclaim(job="default/a", extra=0, deadline=NOW + 9, reason=Reason.NEEDED_BY_OTHER_JOB)
+    what = case(jobs=[acted(raw, asked)], pods=[leader], nodes=[node("n", 4, "x")], reports=[said])
+    assert sections(what)["GPUs"] == (
+        "Allocation 3: 1 worker, 1 GPU of type x, down, NeededByOtherJob; its leader has acknowledged 2 and not this "
+        "one yet.",
+        "1 of the workers is lent.",
+        "It is to be down to no extra workers in 9 s.",
+    )
+
+
+def test_a_job_nobody_has_looked_at_asks_for_the_operator() -> None:
+    assert "no operator has written its status. Is one running? kubectl get pods -A" in stands(case(jobs=[job("a")]))
+
+
+def test_a_change_that_the_operator_has_not_seen_is_told() -> None:
+    raw = acted(job("a"), refusal=Reason.NO_FREE_GPU)
+    raw["metadata"] = raw["metadata"] | {"generation": 2}
+    assert "has not acted yet on the last change of its specification" in stands(case(jobs=[raw]))
+
+
+def test_an_operator_that_fell_silent_is_told() -> None:
+    raw, leader, said = training()
+    raw = acted(raw, counted_until=NOW - 300)
+    told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    assert "The operator last wrote 5 min ago. Is it running?" in told
+
+
+def test_a_job_that_cannot_be_run_is_told_every_problem() -> None:
+    what = case(jobs=[job("a", template=gpus(0), timeBudgetSeconds=-1)])
+    raw = acted(job("a"), refusal=Reason.INVALID_SPEC)
+    told = stands(replace(what, job=replace(case(jobs=[raw]).job)))
+    assert "spec.timeBudgetSeconds: is -1; must be greater than 0." in told
+
+
+def test_a_suspended_job_that_still_ends_is_told_until_when() -> None:
+    raw, leader, said = training()
+    raw = acted(raw, Stop(job="default/a", reason=Reason.SUSPENDED, deadline=NOW + 4), refusal=Reason.SUSPENDED)
+    running = [entry for entry in raw["status"]["conditions"] if entry["type"] == "Running"]
+    running[0] |= {"status": "False", "reason": "Suspended"}
+    told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    assert told.endswith("It is asked to checkpoint and end in 4 s; past that it is ended by force.")

@@ -1,0 +1,165 @@
+"""`espalier explain`: budgets, GPUs, adaptations and Events, and who may not see everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cluster_objects import (
+    NOW,
+    SETTINGS,
+    Object,
+    acted,
+    adaptation,
+    admitted,
+    job,
+    lists,
+    looked_at,
+    node,
+    report,
+    time,
+    worker,
+)
+
+from espalier_api.reasons import Reason
+from espalier_api.report import AdaptationResult, AdaptationSource
+from espalier_cli.cluster.case import Case, case_of
+from espalier_cli.cluster.explanation import explanation
+from espalier_cli.cluster.fetch import View
+from espalier_cli.cluster.told import told_of
+from espalier_operator.actions import Finish
+
+
+def case(name: str = "a", **objects: Any) -> Case:
+    found = case_of("default", name, View(lists(**objects)), NOW, SETTINGS)
+    assert found is not None
+    return found
+
+
+def sections(what: Case) -> Mapping[str, Sequence[str]]:
+    return {section.title: section.lines for section in explanation(what)}
+
+
+def stands(what: Case) -> str:
+    return " ".join(sections(what)["Where it stands"])
+
+
+def training(**spec: Any) -> tuple[Object, Object, Object]:
+    """A job that trains with a lent GPU: itself, its leader's pod, its report."""
+    raw = admitted(job("a", maxReplicas=3, **spec), gpu_type="x", extra=1, at=NOW - 90)
+    leader = worker(raw, "n", age=80)
+    said = report(raw, leader, acknowledged=2, adaptations=(adaptation(),))
+    return looked_at(raw, [leader], said), leader, said
+
+
+def test_what_a_running_job_came_to_so_far() -> None:
+    raw, leader, said = training(gpuSecondsBudget=1000)
+    told = sections(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    assert told["Time budget"] == ("5 min 20 s of 6 min 40 s are left.", "160 of 1000 GPU-seconds are used.")
+    assert told["GPUs"] == (
+        "Allocation 2: 2 workers, 2 GPUs of type x, up, ExtraGPUsGranted; acknowledged by its leader.",
+        "1 of the workers is lent.",
+    )
+    assert told["Training"] == ("Epoch 3, step 1,200, accuracy 0.8100, depth 4, 306 parameters; reported 2 s ago.",)
+    assert told["Adaptations"] == (
+        "At 12 s: default@1 advised Deepen(block0) (Deepen(block0) 0.70, Deepen(block1) 0.20, Nothing 0.10): Grown, "
+        "depth 4 -> 5, parameters 306 -> 636, accuracy 0.8100 -> 0.8300, in 0.2 s.",
+    )
+
+
+def test_a_fallback_says_why_it_decided() -> None:
+    raw, leader, _ = training()
+    decided = adaptation(
+        action="Nothing",
+        source=AdaptationSource.FALLBACK,
+        policy="None",
+        probabilities={},
+        result=AdaptationResult.DECLINED,
+        reason=Reason.AGENT_UNAVAILABLE,
+        message="no answer",
+        depth_after=4,
+        accuracy_after=None,
+        seconds=5.0,
+    )
+    said = report(raw, leader, acknowledged=2, adaptations=(decided,))
+    raw = looked_at(raw, [leader], said)
+    told = sections(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    assert told["Adaptations"] == (
+        "At 12 s: None advised Nothing: Declined, in 5 s; AgentUnavailable, decided by the fallback (no answer).",
+    )
+    assert told["Where it stands"][0].endswith(
+        "AgentUnavailable: 1 extra worker; the agent did not answer in time; adaptation.fallback decided: no answer."
+    )
+    assert told["Where it stands"][1] == "It asks the installation's agent; adaptation.fallback is None."
+
+
+def test_a_complete_job_is_told_in_the_past() -> None:
+    raw, leader, said = training()
+    over = acted(raw, Finish(job="default/a", reason=Reason.BUDGET_EXHAUSTED))
+    told = sections(case(jobs=[over], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    assert told["Where it stands"] == (
+        "default/a is Complete, for 0 s. BudgetExhausted: its time budget is used up, which is its normal end.",
+    )
+    assert told["Time budget"] == ("It used 80 s of 6 min 40 s.",)
+
+
+def test_the_next_decision_is_told_where_there_is_one() -> None:
+    raw = acted(job("a"), refusal=Reason.NO_FREE_GPU)
+    told = sections(case(jobs=[raw], nodes=[node("n", 4, "x")]))["What would change it"]
+    assert told[-1] == "As things are now, the scheduler's next decision is that it starts on its base GPUs of type x."
+
+
+def test_who_may_not_see_the_cluster_is_told_what_is_missing() -> None:
+    raw, leader, said = training()
+    view = View(lists(jobs=[raw], pods=[leader], reports=[said]), blind="what is missing is the right to list nodes")
+    blind = case_of("default", "a", view, NOW, SETTINGS)
+    assert blind is not None
+    told = sections(blind)
+    assert told["What would change it"][-1] == (
+        "The cluster's GPUs could not be looked at: what is missing is the right to list nodes."
+    )
+    assert told["GPUs"][0].endswith("acknowledged by its leader.")
+
+
+def test_no_job_of_that_name_is_no_case() -> None:
+    assert case_of("default", "a", View(lists(jobs=[job("b"), job("a", namespace="z")])), NOW, SETTINGS) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "at", "times"),
+    [
+        ({"lastTimestamp": time(30), "count": 3}, 30, 3),
+        ({"eventTime": time(20), "lastTimestamp": None}, 20, 1),
+        ({"series": {"count": 5, "lastObservedTime": time(10)}, "eventTime": time(20)}, 10, 5),
+        ({}, 90, 1),
+    ],
+)
+def test_events_of_any_age_of_the_api_are_read(change: Object, at: float, times: int) -> None:
+    raw = {
+        "metadata": {"uid": "e", "name": "e", "creationTimestamp": time(90)},
+        "involvedObject": {"name": "a"},
+        "reason": "NoFreeGPU",
+        "message": "no\nGPUs",
+        "type": "Warning",
+    }
+    event = told_of(raw | change)
+    assert (NOW - event.at, event.times, event.message, event.warning) == (at, times, "no GPUs", True)
+
+
+def test_the_last_events_are_told_oldest_first() -> None:
+    raw = acted(job("a"), refusal=Reason.NO_FREE_GPU)
+    events = [
+        {
+            "metadata": {"uid": f"e{age}", "creationTimestamp": time(age)},
+            "involvedObject": {"name": about},
+            "reason": "R",
+            "message": f"m{age}",
+            "type": kind,
+            "count": times,
+        }
+        for age, about, kind, times in [(5, "a", "Normal", 1), (200, "a-base-0-0", "Warning", 2)]
+    ]
+    told = sections(replace(case(jobs=[raw]), events=tuple(map(told_of, events))))
+    assert told["Events"] == ("3 min 20 s ago on a-base-0-0: warning: R: m200 (2 times)", "5 s ago: R: m5")

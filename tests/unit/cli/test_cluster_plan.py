@@ -1,0 +1,179 @@
+"""`espalier plan`: every action and every refusal in a sentence; damaged files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from cluster_objects import (
+    NOW,
+    SETTINGS,
+    acted,
+    admitted,
+    gpus,
+    job,
+    lists,
+    node,
+    report,
+    worker,
+)
+from ruamel.yaml import YAML
+
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_cli.cluster.decisions import rows_of, says
+from espalier_cli.main import cli
+from espalier_operator.actions import (
+    Admit,
+    Fail,
+    Finish,
+    GrantExtra,
+    NoticeReclaim,
+    Plan,
+    Refusal,
+    ReleaseExtra,
+    Requeue,
+    Stop,
+)
+from espalier_operator.facts import Snapshot
+from espalier_operator.kube.snapshot import seen_by_operator
+from espalier_operator.plan import plan
+from espalier_operator.policies.priority import PriorityPolicy
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (Admit(job="a", gpu_type="x"), "starts on its base GPUs of type x"),
+        (Admit(job="a", gpu_type=""), "starts on its base GPUs"),
+        (GrantExtra(job="a", extra=2), "is lent GPUs, 2 extra workers in all"),
+        (
+            NoticeReclaim(job="a", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+            "is asked to be down to no extra workers within 30 s",
+        ),
+        (
+            ReleaseExtra(job="a", extra=1, forced=True, reason=Reason.RECLAIM_FORCED),
+            "is taken GPUs by force, 1 extra worker left",
+        ),
+        (
+            ReleaseExtra(job="a", extra=0, forced=False, reason=Reason.RECLAIM_ACKNOWLEDGED),
+            "gives GPUs back, no extra workers left",
+        ),
+        (Stop(job="a", deadline=NOW + 5, reason=Reason.SUSPENDED), "is asked to checkpoint and end within 5 s"),
+        (Requeue(job="a", reason=Reason.GPU_LOST), "waits again, its budget kept"),
+        (Finish(job="a", reason=Reason.BUDGET_ENFORCED), "ends as complete"),
+        (Fail(job="a", reason=Reason.CRASH_LOOP, message="4 failures"), "ends as failed"),
+    ],
+)
+def test_every_action_has_words_and_its_reason_a_sentence(action: Any, words: str) -> None:
+    assert says(action, NOW) == words
+    (row,) = rows_of(Plan(actions=(action,), refusals={}, wake_at=None), NOW)
+    assert list(row[:3]) == ["a", words, str(action.reason)]
+    assert row[3].startswith(SENTENCES[action.reason])
+    assert ("4 failures" in row[3]) == isinstance(action, Fail)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_refusal_has_a_sentence(reason: Reason) -> None:
+    refused = Plan(actions=(), refusals={"a": Refusal(job="a", reason=reason)}, wake_at=None)
+    assert rows_of(refused, NOW) == [["a", "gets nothing (more)", str(reason), SENTENCES[reason]]]
+
+
+def snapshot_of_a_wait() -> Snapshot:
+    holder = admitted(job("holder", maxReplicas=2), at=NOW - 20)
+    pods = [worker(holder, "n", age=15)]
+    return seen_by_operator(
+        lists(
+            jobs=[holder, job("waits", minReplicas=2), job("giant", template=gpus(9))],
+            pods=pods,
+            nodes=[node("n", 2)],
+            reports=[report(holder, pods[0])],
+        ),
+        NOW,
+        SETTINGS,
+    ).snapshot
+
+
+def test_plan_prints_what_plan_says(tmp_path: Path) -> None:
+    snapshot = snapshot_of_a_wait()
+    path = tmp_path / "snapshot.json"
+    path.write_text(snapshot.to_json())
+    made = plan(snapshot, PriorityPolicy(), NOW)
+    outcome = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "-o", "json"])
+    assert outcome.exit_code == 0
+    told = json.loads(outcome.stdout)
+    assert [(entry["action"], entry["job"]) for entry in told["actions"]] == [
+        (type(action).__name__, action.job) for action in made.actions
+    ]
+    assert {entry["job"]: entry["reason"] for entry in told["refusals"]} == {
+        key: str(refusal.reason) for key, refusal in made.refusals.items()
+    }
+    assert told["refusals"][0] == {
+        "job": "default/giant",
+        "reason": "TooLarge",
+        "why": "it asks for more GPUs than there are in all; lower minReplicas or add GPUs",
+    }
+    assert told["wakeAt"] == made.wake_at
+    table = CliRunner().invoke(cli, ["plan", "--snapshot", "-"], input=snapshot.to_json())
+    assert table.exit_code == 0
+    lines = table.stdout.splitlines()
+    assert lines[0].split() == ["JOB", "DECISION", "REASON", "WHY"]
+    assert any(line.split()[:5] == ["default/giant", "gets", "nothing", "(more)", "TooLarge"] for line in lines)
+    yaml = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "-o", "yaml"])
+    assert YAML(typ="safe").load(yaml.stdout) == told
+
+
+def test_plan_says_when_time_alone_changes_it_and_what_then(tmp_path: Path) -> None:
+    holder = acted(admitted(job("a", maxReplicas=2)), changed_at=NOW - 50)
+    pods = [worker(holder, "n")]
+    snapshot = seen_by_operator(
+        lists(jobs=[holder], pods=pods, nodes=[node("n", 2)], reports=[report(holder, pods[0])]), NOW, SETTINGS
+    ).snapshot
+    path = tmp_path / "snapshot.json"
+    path.write_text(snapshot.to_json())
+    now = CliRunner().invoke(cli, ["plan", "--snapshot", str(path)]).stdout
+    assert "Cooldown" in now
+    assert "Time alone may change this plan in 10 s, at 2026-01-01 12:00:10 UTC." in now
+    later = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "--after", "10"]).stdout
+    assert "is lent GPUs, 1 extra worker in all" in later
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", "not complete JSON"),
+        (snapshot_of_a_wait().to_json()[:-40], "not complete JSON"),
+        ("[]", "kind is not 'Snapshot'"),
+        (snapshot_of_a_wait().to_json().replace('"version": 1', '"version": 9'), "version is 9"),
+        (snapshot_of_a_wait().to_json().replace('"allocatable": 2', '"allocatable": "two"'), "nodes.0.allocatable"),
+        ("\x00\x01", "not complete JSON"),
+    ],
+)
+def test_a_damaged_snapshot_is_one_line_and_a_hint(tmp_path: Path, text: str, cause: str) -> None:
+    path = tmp_path / "snapshot.json"
+    path.write_text(text)
+    outcome = CliRunner().invoke(cli, ["plan", "--snapshot", str(path)])
+    assert outcome.exit_code == 2
+    error, hint = outcome.stderr.splitlines()
+    assert error.startswith(f"error: {path}: ")
+    assert cause in error
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize(("content", "cause"), [(None, "cannot be read: No such file"), (b"\xff\xfe{", "not UTF-8")])
+def test_a_snapshot_that_is_no_text_is_one_line(tmp_path: Path, content: bytes | None, cause: str) -> None:
+    path = tmp_path / "snapshot.json"
+    if content is not None:
+        path.write_bytes(content)
+    outcome = CliRunner().invoke(cli, ["plan", "--snapshot", str(path)])
+    assert outcome.exit_code == 2
+    assert cause in outcome.stderr.splitlines()[0]
+
+
+def test_a_plan_of_nothing_says_so() -> None:
+    outcome = CliRunner().invoke(cli, ["plan", "--snapshot", "-"], input=Snapshot(taken_at=NOW).to_json())
+    assert outcome.stdout == (
+        "There is nothing to decide: no job is unfinished.\nTime alone does not change this plan.\n"
+    )

@@ -1,0 +1,140 @@
+"""From lists of raw objects to what the planner reads."""
+
+from __future__ import annotations
+
+from cluster_objects import (
+    NOW,
+    SETTINGS,
+    acted,
+    adaptation,
+    admitted,
+    gpus,
+    job,
+    lists,
+    looked_at,
+    node,
+    pod,
+    report,
+    time,
+    worker,
+)
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Finish, NoticeReclaim
+from espalier_operator.facts import Role, Snapshot, WorkerState
+from espalier_operator.kube.snapshot import seen_by_operator
+from espalier_operator.plan import plan
+from espalier_operator.policies.priority import PriorityPolicy
+
+
+def seen(**objects: object) -> Snapshot:
+    return seen_by_operator(lists(**objects), NOW, SETTINGS).snapshot  # type: ignore[arg-type]
+
+
+def test_a_job_nobody_has_looked_at_waits() -> None:
+    snapshot = seen(jobs=[job("a", minReplicas=2, maxReplicas=4)], nodes=[node("n", 4, "x")])
+    (facts,) = snapshot.jobs
+    assert (facts.key, facts.admitted_at, facts.terms.min_replicas) == ("default/a", None, 2)
+    assert facts.submitted_at == NOW - 600
+    assert [(entry.name, entry.gpu_type, entry.allocatable) for entry in snapshot.nodes] == [("n", "x", 4)]
+
+
+def test_what_the_status_keeps_and_the_pods_and_the_report_say_come_together() -> None:
+    raw = admitted(job("a", maxReplicas=3), gpu_type="x", extra=2, at=NOW - 100)
+    leader = worker(raw, "n")
+    extra = worker(raw, "n", role=Role.EXTRA, attempt=2)
+    snapshot = seen(
+        jobs=[raw], pods=[leader, extra], nodes=[node("n", 4, "x")], reports=[report(raw, leader, acknowledged=2)]
+    )
+    (facts,) = snapshot.jobs
+    assert (facts.gpu_type, facts.extra, facts.generation, facts.acknowledged_generation) == ("x", 2, 2, 2)
+    assert facts.leader_running
+    assert facts.has_reported
+    assert facts.training
+    assert facts.used_seconds == 60.0  # since its leader started: the operator was away, the leader was not
+    assert {(entry.name, entry.role, entry.node, entry.gpus) for entry in snapshot.workers} == {
+        ("default/a-base-0-0", Role.BASE, "n", 1),
+        ("default/a-extra-0-2", Role.EXTRA, "n", 1),
+    }
+    (promise,) = snapshot.promises
+    assert (promise.job, promise.extra, promise.expires_at) == ("default/a", 2, NOW - 100 + SETTINGS.promise_seconds)
+
+
+def test_a_pod_listed_twice_is_one_worker() -> None:
+    raw = admitted(job("a"))
+    leader = worker(raw, "n")
+    assert len(seen(jobs=[raw], pods=[leader, leader], nodes=[node("n", 1)]).workers) == 1
+
+
+def test_pods_of_others_hold_and_want_gpus() -> None:
+    ended = pod("ended", 4, "n", phase="Succeeded")
+    snapshot = seen(pods=[pod("held", 2, "n"), pod("wanted", 1, None, phase="Pending"), ended], nodes=[node("n", 4)])
+    assert {(entry.name, entry.job, entry.node, entry.gpus) for entry in snapshot.workers} == {
+        ("default/held", None, "n", 2),
+        ("default/wanted", None, None, 1),
+    }
+
+
+def test_workers_of_a_job_that_is_gone_hold_their_gpus_and_want_none() -> None:
+    gone = job("gone")
+    snapshot = seen(
+        pods=[worker(gone, "n"), worker(gone, None, role=Role.EXTRA, phase="Pending")], nodes=[node("n", 4)]
+    )
+    assert [(entry.role, entry.node) for entry in snapshot.workers] == [(Role.ALIEN, "n")]
+
+
+def test_workers_on_a_node_that_is_not_ready_are_on_their_way_out() -> None:
+    raw = admitted(job("a"))
+    snapshot = seen(jobs=[raw], pods=[worker(raw, "n")], nodes=[node("n", 4, ready=False)])
+    assert [entry.state for entry in snapshot.workers] == [WorkerState.TERMINATING]
+
+
+def test_a_job_that_cannot_be_run_is_left_out_with_its_problems() -> None:
+    broken = job("broken", template=gpus(0))
+    unreadable = {**job("unreadable"), "status": {"phase": "Dancing"}}
+    made = seen_by_operator(lists(jobs=[broken, unreadable, job("good")]), NOW, SETTINGS)
+    assert [facts.key for facts in made.snapshot.jobs] == ["default/good"]
+    assert list(made.left_out) == ["default/broken", "default/unreadable"]
+    assert "nvidia.com/gpu" in made.left_out["default/broken"][0]
+    assert made.left_out["default/unreadable"][0].startswith("status: cannot be read: ")
+
+
+def test_a_job_on_its_way_out_is_not_planned_for() -> None:
+    raw = job("a")
+    raw["metadata"]["deletionTimestamp"] = time()
+    assert seen(jobs=[raw], nodes=[node("n", 4)]).jobs == ()
+
+
+def test_a_job_that_is_over_is_told_of_while_it_has_workers() -> None:
+    raw = acted(admitted(job("a")), Finish(job="default/a", reason=Reason.COMPLETED))
+    assert seen(jobs=[raw]).jobs == ()
+    assert [facts.finished for facts in seen(jobs=[raw], pods=[worker(raw, "n")], nodes=[node("n", 1)]).jobs] == [True]
+
+
+def test_what_the_api_server_said_to_its_pods_is_read_from_the_status() -> None:
+    raw = admitted(job("a"))
+    running = next(entry for entry in raw["status"]["conditions"] if entry["type"] == "Running")
+    running |= {"reason": "PodRejected", "message": "exceeded quota: gpus"}
+    (facts,) = seen(jobs=[raw], nodes=[node("n", 1)]).jobs
+    assert (facts.trouble, facts.last_failure) == (Reason.POD_REJECTED, "exceeded quota: gpus")
+
+
+def test_a_snapshot_survives_the_file_and_is_planned_the_same() -> None:
+    first = admitted(job("a", maxReplicas=4), gpu_type="x", extra=2, at=NOW - 300)
+    first = acted(first, NoticeReclaim(job="default/a", extra=0, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB))
+    leader = worker(first, "n")
+    extras = [worker(first, "n", role=Role.EXTRA, index=index, attempt=2) for index in range(2)]
+    said = report(first, leader, acknowledged=3, adaptations=(adaptation(),))
+    second = job("b", minReplicas=2, priority=3, template=gpus(2))
+    third = job("c", suspend=True)
+    snapshot = seen(
+        jobs=[looked_at(first, [leader, *extras], said), second, third],
+        pods=[leader, *extras, pod("other", 1, "m"), pod("wanted", 2, None, phase="Pending")],
+        nodes=[node("n", 4, "x"), node("m", 4, "y"), node("o", 8, "x", unschedulable=True)],
+        reports=[said],
+    )
+    read = Snapshot.from_json(snapshot.to_json())
+    assert read == snapshot
+    made = plan(snapshot, PriorityPolicy(), NOW)
+    assert made.actions
+    assert plan(read, PriorityPolicy(), NOW) == made

@@ -128,8 +128,8 @@ def _check(
         return [Problem(source, 0, "", str(error))], None
     try:
         # By way of JSON: strict there means what Kubernetes means (no "3" for 3, no true for 1), yet takes lists
-        # for tuples and texts for enums.
-        job = AdaptiveTrainingJob.model_validate_json(json.dumps(plain), strict=True)
+        # for tuples and texts for enums. Fields go by their outside names only, as they do there.
+        job = AdaptiveTrainingJob.model_validate_json(json.dumps(plain), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         found = [_problem(details, document, source) for details in _most_specific(error.errors())]
         return [*found, *_template_problems(_template_of(plain), document, source, resource)], None
@@ -140,7 +140,9 @@ def _check(
 def _template_of(plain: Any) -> PodTemplate | None:
     """Return the template of a job that is wrong elsewhere, None where it has none or one that is wrong itself."""
     try:
-        return PodTemplate.model_validate_json(json.dumps(plain["spec"]["template"]), strict=True)
+        return PodTemplate.model_validate_json(
+            json.dumps(plain["spec"]["template"]), strict=True, by_alias=True, by_name=False
+        )
     except (KeyError, TypeError, ValidationError):
         return None
 

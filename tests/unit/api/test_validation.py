@@ -142,6 +142,8 @@ spec:
         ("1: 2\n", "key 1 is a whole number; keys must be text, so quote it"),
         (MINIMAL.replace("10", "yes please"), 'spec.timeBudgetSeconds: is "yes please" (text); must be a number'),
         (MINIMAL.replace("10", ".inf"), "spec.timeBudgetSeconds: is Infinity (a number); must be a finite number"),
+        (MINIMAL.replace("timeBudgetSeconds", "time_budget_seconds"), "unknown field; did you mean timeBudgetSeconds?"),
+        (MINIMAL.replace("name: a", "name: 1a"), "begins with '1'; must begin with a letter, as it is the name of"),
         (MINIMAL.replace("v1alpha1", "v2"), "apiVersion: is \"espalier.dev/v2\"; allowed: 'espalier.dev/v1alpha1'"),
         (MINIMAL.replace("name: a", "name: " + "a" * 53), "has 53 characters; at most 52 are allowed"),
         ("apiVersion: v1\nkind: Secret\n", "job.yaml: holds no AdaptiveTrainingJob (apiVersion espalier.dev/v1alpha1)"),
@@ -154,6 +156,18 @@ spec:
         (
             MINIMAL + "  template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: 500m}}}]}}\n",
             "container 'trainer' has a limit of 500m nvidia.com/gpu; must be a whole number",
+        ),
+        (
+            MINIMAL + "  template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: ١}}}]}}\n",
+            "limits.nvidia.com/gpu: is '١'; must be a quantity, such as 1, 500m or 4Gi",
+        ),
+        (
+            MINIMAL + "  template: {spec: {containers: [{name: a}, {name: a}]}}\n",
+            "spec.template.spec.containers: two containers have the name 'a'; names must differ",
+        ),
+        (
+            MINIMAL + "  template: {metadata: {labels: [a]}, spec: {volumes: 5, containers: [{}]}}\n",
+            "job.yaml:6: spec.template.spec.volumes: is 5 (a whole number); must be a list",
         ),
     ],
 )

@@ -1,0 +1,203 @@
+"""The manifests of `deploy/`: restricted, least rights, and true to the parts they start."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from espalier_operator.kube import objects
+from espalier_operator.kube.main import main
+from espalier_operator.kube.options import settings_of
+from espalier_operator.testing.kube_objects import kube_job
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+SYSTEM = "espalier-system"
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def manifests() -> list[dict[str, Any]]:
+    yaml = YAML(typ="safe", pure=True)
+    return [found for file in sorted(DEPLOY.glob("*.yaml")) for found in yaml.load_all(file)]
+
+
+def of(kind: str, name: str | None = None) -> list[dict[str, Any]]:
+    return [each for each in manifests() if each["kind"] == kind and name in (None, each["metadata"]["name"])]
+
+
+def deployment(name: str) -> dict[str, Any]:
+    (found,) = of("Deployment", name)
+    return found
+
+
+def pod_spec(name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = deployment(name)["spec"]["template"]["spec"]
+    return spec
+
+
+PARTS = ["operator", "agent"]
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for kind in ("Role", "ClusterRole") for role in of(kind) for rule in role["rules"]]
+
+
+def allowed(group: str, resource: str) -> set[str]:
+    """Verbs that the operator has on a resource everywhere."""
+    (role,) = of("ClusterRole", "espalier-operator")
+    return {
+        verb
+        for rule in role["rules"]
+        if group in rule["apiGroups"] and resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_there_is_nothing_but_what_is_expected() -> None:
+    found = sorted((each["kind"], each["metadata"]["name"]) for each in manifests())
+    assert found == [
+        ("ClusterRole", "espalier-operator"),
+        ("ClusterRoleBinding", "espalier-operator"),
+        ("Deployment", "espalier-agent"),
+        ("Deployment", "espalier-operator"),
+        ("Namespace", SYSTEM),
+        ("PriorityClass", "espalier-extra"),
+        ("Role", "espalier-operator"),
+        ("RoleBinding", "espalier-operator"),
+        ("Service", "espalier-agent"),
+        ("ServiceAccount", "espalier-agent"),
+        ("ServiceAccount", "espalier-operator"),
+    ]
+
+
+def test_the_namespace_comes_first_and_holds_everything_else() -> None:
+    first, *others = manifests()
+    assert (first["kind"], first["metadata"]["name"]) == ("Namespace", SYSTEM)
+    for mode in ("enforce", "audit", "warn"):
+        assert first["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] == "restricted"
+    unbound = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
+    assert {each["metadata"].get("namespace") for each in others if each["kind"] not in unbound} == {SYSTEM}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_pods_are_restricted(part: str) -> None:
+    spec = pod_spec(f"espalier-{part}")
+    security = spec["securityContext"]
+    assert security["runAsNonRoot"] is True
+    assert security["runAsUser"] == security["runAsGroup"] == 65532
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+    assert all(set(volume) <= {"name", "emptyDir"} for volume in spec["volumes"])
+    for container in spec["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"], "the one place to write to"
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_pods_run_our_images_under_their_own_account(part: str) -> None:
+    spec = pod_spec(f"espalier-{part}")
+    (container,) = spec["containers"]
+    assert container["image"] == f"localhost/espalier-{part}:dev"
+    assert container["imagePullPolicy"] == "IfNotPresent", "the image is loaded into the nodes, no registry has it"
+    assert spec["serviceAccountName"] == f"espalier-{part}"
+    template = deployment(f"espalier-{part}")["spec"]
+    selector = template["selector"]["matchLabels"]
+    assert selector.items() <= template["template"]["metadata"]["labels"].items()
+    assert re.search(rf"^FROM [\w-]+ AS {part}$", DOCKERFILE, re.M), "a target of the Dockerfile"
+
+
+def test_rights_have_no_wildcard_and_do_not_reach_secrets() -> None:
+    for rule in rules():
+        words = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert not [word for word in words if "*" in word], rule
+        assert not {"secrets", "pods/exec", "pods/attach", "pods/eviction", "nodes/proxy"} & set(rule["resources"]), (
+            rule
+        )
+        assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"]), rule
+
+
+def test_only_the_operator_has_rights() -> None:
+    for kind in ("RoleBinding", "ClusterRoleBinding"):
+        for binding in of(kind):
+            assert binding["subjects"] == [
+                {"kind": "ServiceAccount", "name": "espalier-operator", "namespace": SYSTEM},
+            ]
+    assert pod_spec("espalier-agent")["automountServiceAccountToken"] is False
+
+
+def test_the_operator_has_what_it_grants_to_trainers() -> None:
+    granted = objects.role(kube_job())["rules"]
+    assert granted
+    for rule in granted:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                assert set(rule["verbs"]) <= allowed(group, resource), rule
+
+
+def test_the_operator_may_make_what_it_makes_of_a_job() -> None:
+    for manifest in objects.owned_objects(kube_job()):
+        group, _, _ = manifest["apiVersion"].rpartition("/")
+        plural = f"{manifest['kind'].lower()}s"
+        assert {"create", "get"} <= allowed(group, plural), plural
+
+
+def test_the_operators_options_are_ones_it_takes_and_name_what_is_deployed() -> None:
+    (container,) = pod_spec("espalier-operator")["containers"]
+    context = main.make_context("espalier-operator", list(container["args"]))
+    settings = settings_of(context.params)
+    assert settings.trainer_image == "localhost/espalier-trainer:dev"
+    (service,) = of("Service")
+    (port,) = service["spec"]["ports"]
+    assert settings.agent_url == f"http://{service['metadata']['name']}.{SYSTEM}.svc:{port['port']}"
+    (priority,) = of("PriorityClass")
+    assert settings.extra_priority_class == priority["metadata"]["name"]
+    assert (priority["value"], priority["preemptionPolicy"]) == (0, "Never")
+    environment = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
+    assert environment == {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace"}
+    assert context.params["http"].port == container["ports"][0]["containerPort"]
+
+
+def test_one_operator_at_a_time() -> None:
+    spec = deployment("espalier-operator")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_probes_ask_a_port_of_the_container(part: str) -> None:
+    (container,) = pod_spec(f"espalier-{part}")["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] == "/healthz"
+        assert container[probe]["httpGet"]["port"] in ports
+
+
+def test_the_service_leads_to_the_agent() -> None:
+    (service,) = of("Service")
+    template = deployment("espalier-agent")["spec"]["template"]
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    (container,) = template["spec"]["containers"]
+    assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in container["ports"]}
+
+
+def test_the_image_is_built_by_the_uv_of_the_makefile() -> None:
+    (image,) = re.findall(r"^ARG UV_VERSION=(\S+)$", DOCKERFILE, re.M)
+    (make,) = re.findall(r"^UV_VERSION := (\S+)$", (ROOT / "Makefile").read_text(), re.M)
+    assert image == make
+
+
+def test_images_run_without_root_and_without_a_shell_between() -> None:
+    users = re.findall(r"^USER (.*)$", DOCKERFILE, re.M)
+    assert users == ["65532:65532"] * 3
+    entries = re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.M)
+    assert entries == [f'["python", "-m", "espalier_{part}"]' for part in ("operator", "trainer", "agent")]
+    assert "HEALTHCHECK" not in DOCKERFILE, "probes do that"

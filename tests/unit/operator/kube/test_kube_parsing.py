@@ -1,0 +1,523 @@
+"""What is read of the API server's objects, as real clusters show them; and that none is too strange to be read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from espalier_api.reasons import Reason
+from espalier_operator.facts import Node, Role
+from espalier_operator.kube import names, reading
+from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_job, parse_status
+from espalier_operator.kube.nodes import parse_node
+from espalier_operator.kube.pods import gpu_request, parse_pod
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.testing.kube_objects import (
+    EPOCH,
+    GPU,
+    kube_job,
+    raw_job,
+    raw_node,
+    raw_worker,
+    template,
+    terminated,
+    time_at,
+)
+
+SETTINGS = KubeSettings()
+JOB = kube_job()
+
+
+def pod_of(raw: Any):
+    return parse_pod(raw, SETTINGS)
+
+
+def worker(**changes: Any):
+    return pod_of(raw_worker(JOB, **changes))
+
+
+# ---- quantities and times
+
+
+@pytest.mark.parametrize(
+    ("quantity", "count"),
+    [
+        ("0", 0),
+        ("8", 8),
+        (8, 8),
+        ("4k", 4000),
+        ("1e3", 1000),
+        ("1E3", 1000),
+        ("2Ki", 2048),
+        ("+3", 3),
+        ("0.5", 1),
+        ("1500m", 2),
+        (2.0, 2),
+        ("1e30", 2**63 - 1),
+        ("-1", 0),
+        ("-1k", 0),
+        ("", 0),
+        ("four", 0),
+        ("٣", 0),
+        ("1e", 0),
+        ("1e9999999999", 0),
+        ("9" * 10_000, 0),
+        (math.nan, 0),
+        (math.inf, 0),
+        (True, 0),
+        (None, 0),
+        ([2], 0),
+    ],
+)
+def test_quantities_of_whole_things(quantity, count):
+    assert reading.count(quantity) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2027-01-15T08:00:00Z", EPOCH),
+        ("2027-01-15T08:00:00.250000Z", EPOCH + 0.25),
+        ("2027-01-15T09:00:00+01:00", EPOCH),
+        ("2027-01-15T08:00:00", EPOCH),
+        ("0001-01-01T00:00:00Z", -62135596800.0),
+        ("yesterday", None),
+        ("", None),
+        (5, None),
+    ],
+)
+def test_times(text, seconds):
+    assert reading.time({"at": text}, "at") == seconds
+
+
+# ---- nodes
+
+
+def test_a_node_with_gpus():
+    assert parse_node(raw_node("n1", 8, "A100"), SETTINGS) == Node(name="n1", gpu_type="A100", allocatable=8)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"status": {"allocatable": {"cpu": "4"}}}, {"allocatable": 0, "ready": False}),
+        ({"status": {"allocatable": {GPU: "1k"}}}, {"allocatable": 1000, "ready": False}),
+        ({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, {"allocatable": 0, "ready": False}),
+        ({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, {"allocatable": 0, "ready": False}),
+        ({"spec": {"unschedulable": True}}, {"schedulable": False}),
+        ({"spec": {"taints": [{"key": GPU, "value": "present", "effect": "NoSchedule"}]}}, {}),
+        ({"spec": {"taints": [{"key": "team", "effect": "PreferNoSchedule"}]}}, {}),
+        ({"spec": {"taints": [{"key": "team", "effect": "NoSchedule"}]}}, {"schedulable": False}),
+        (
+            {"spec": {"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}},
+            {"schedulable": False},
+        ),
+        ({"metadata": {"name": "n1", "deletionTimestamp": "2027-01-15T08:00:00Z"}}, {"schedulable": False}),
+        ({"metadata": {"name": "n1", "labels": {"nvidia.com/gpu.product": "H100"}}}, {"gpu_type": "H100"}),
+    ],
+)
+def test_nodes_that_offer_less(change, expected):
+    plain = Node(name="n1", gpu_type="", allocatable=4)
+    assert parse_node({**raw_node("n1"), **change}, SETTINGS) == replace(plain, **expected)
+
+
+# ---- effective requests of pods
+
+
+def asks(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict[str, Any]:
+    limits = {} if gpus is None else {"limits": {GPU: gpus}}
+    return {"resources": {**limits, **resources}, **({"restartPolicy": restart} if restart else {})}
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpus"),
+    [
+        ({"containers": [asks("1"), asks("2"), asks()]}, 3),
+        ({"containers": [asks(None, requests={GPU: "4"})]}, 4),
+        ({"containers": [asks("1")], "initContainers": [asks("4"), asks("2")]}, 4),
+        ({"containers": [asks("3")], "initContainers": [asks("1")]}, 3),
+        ({"containers": [asks("1")], "initContainers": [asks("2", "Always")]}, 3),
+        ({"containers": [asks("1")], "initContainers": [asks("1", "Always"), asks("4")]}, 5),
+        ({"containers": [asks("1")], "initContainers": [asks("4"), asks("1", "Always")]}, 4),
+        ({"containers": [asks("-1"), asks("x"), {"resources": None}, {}]}, 0),
+        ({}, 0),
+    ],
+)
+def test_what_a_pod_takes(spec, gpus):
+    assert gpu_request(spec, GPU) == gpus
+
+
+# ---- whose a pod is
+
+
+def test_a_worker_of_ours():
+    pod = pod_of(raw_worker(JOB, 3, 7, role=Role.EXTRA))
+    assert (pod.key, pod.job, pod.job_uid) == ("ns/one-extra-3-7", "ns/one", "uid-1")
+    assert (pod.role, pod.index, pod.attempt) == (Role.EXTRA, 3, 7)
+    assert (pod.node, pod.gpus, pod.phase, pod.started_at) == ("node", 1, "Running", EPOCH)
+    assert (pod.exit_code, pod.ended, pod.done, pod.trouble) == (None, False, False, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ownerReferences": []},
+        {"ownerReferences": None},
+        {"ownerReferences": [{"kind": "AdaptiveTrainingJob", "name": "one", "uid": "uid-1", "controller": True}]},
+        {"name": "one-base-0"},
+        {"name": "one-debug"},
+        {"name": "one-base-x-0"},
+        {"name": "two-base-0-0"},
+        {"name": "one-base-99999999999-0"},
+    ],
+)
+def test_pods_that_only_look_like_ours_are_aliens(change):
+    raw = raw_worker(JOB)
+    raw["metadata"]["labels"] = names.worker_labels("one", Role.BASE, 0, 0)
+    raw["metadata"] |= change
+    pod = pod_of(raw)
+    assert (pod.job, pod.job_uid, pod.role, pod.index, pod.attempt) == (None, None, Role.ALIEN, 0, 0)
+    assert pod.gpus == 1
+
+
+def test_a_reference_that_does_not_control_is_no_owner():
+    raw = raw_worker(JOB)
+    raw["metadata"]["ownerReferences"][0]["controller"] = False
+    assert pod_of(raw).job is None
+
+
+def test_labels_that_somebody_took_off_make_no_alien():
+    raw = raw_worker(JOB, 1, 2)
+    raw["metadata"]["labels"] = {"espalier.dev/role": "extra", "espalier.dev/index": "7"}
+    pod = pod_of(raw)
+    assert (pod.role, pod.index, pod.attempt) == (Role.BASE, 1, 2)
+
+
+@given(
+    st.text("abc-0123456789", max_size=12),
+    st.sampled_from((Role.BASE, Role.EXTRA)),
+    st.integers(0, 9999),
+    st.integers(0, 10**6),
+)
+def test_names_tell_the_worker(job, role, index, attempt):
+    name = names.pod_name(job, role, index, attempt)
+    assert names.worker_of(job, name) == (role, index, attempt)
+    assert names.worker_of(f"{job}x", name) is None
+
+
+@given(
+    st.tuples(*[st.sampled_from(("a", "a-base-0", "a-base-0-1", "a-extra-1-base"))] * 2),
+    st.sampled_from(("base", "extra")),
+)
+def test_pods_of_two_jobs_never_share_a_name(jobs, role):
+    one, two = jobs
+    made = {names.pod_name(one, Role(role), index, attempt) for index in (0, 1) for attempt in (0, 1)}
+    others = {
+        names.pod_name(two, each, index, attempt)
+        for each in (Role.BASE, Role.EXTRA)
+        for index in (0, 1)
+        for attempt in (0, 1)
+    }
+    assert one == two or not made & others
+
+
+# ---- what becomes of pods, as the kubelet and the control plane write it
+
+
+def test_pending_for_want_of_gpus():
+    message = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pod = worker(phase="Pending", node=None, state={}, conditions=[condition])
+    assert (pod.trouble, pod.message, pod.node) == (Reason.UNSCHEDULABLE, message, None)
+
+
+@pytest.mark.parametrize("where", ["containerStatuses", "initContainerStatuses"])
+@pytest.mark.parametrize(
+    ("reason", "trouble"),
+    [
+        ("ImagePullBackOff", Reason.IMAGE_PULL_FAILED),
+        ("ErrImagePull", Reason.IMAGE_PULL_FAILED),
+        ("InvalidImageName", Reason.IMAGE_PULL_FAILED),
+        ("ErrImageNeverPull", Reason.IMAGE_PULL_FAILED),
+        ("CreateContainerConfigError", Reason.POD_REJECTED),
+        ("ContainerCreating", None),
+        ("PodInitializing", None),
+    ],
+)
+def test_waiting_containers(where, reason, trouble):
+    waiting = {"waiting": {"reason": reason, "message": 'Back-off pulling image "x"'}}
+    waits = {where: [{"name": "some", "state": waiting}]}
+    pod = worker(phase="Pending", **waits)
+    assert pod.trouble is trouble
+    assert pod.message == (f'{reason}: Back-off pulling image "x"' if trouble else "")
+
+
+def test_gated():
+    raw = raw_worker(JOB, phase="Pending", node=None, state={})
+    raw["spec"]["schedulingGates"] = [{"name": "queue"}]
+    assert pod_of(raw).gated
+    assert not worker().gated
+
+
+def test_completed():
+    pod = worker(phase="Succeeded", state=terminated(0, reason="Completed"))
+    assert (pod.exit_code, pod.finished_at, pod.message, pod.ended) == (0, EPOCH + 10, "", True)
+
+
+def test_out_of_memory():
+    pod = worker(phase="Failed", state=terminated(137, reason="OOMKilled"))
+    assert (pod.exit_code, pod.message, pod.disrupted) == (137, "OOMKilled", False)
+
+
+def test_the_last_words_of_a_container_are_its_message():
+    pod = worker(phase="Failed", state=terminated(1, reason="Error", message="no data in /data\n"))
+    assert pod.message == "no data in /data"
+
+
+def test_evicted_by_the_kubelet():
+    words = {"reason": "Evicted", "message": "The node was low on resource: memory."}
+    pod = worker(phase="Failed", state=terminated(137, reason="Error"), **words)
+    assert (pod.disrupted, pod.exit_code) == (True, 137)
+    assert pod.message == "Evicted: The node was low on resource: memory."
+
+
+def test_preempted_by_the_scheduler_and_on_its_way_out():
+    raw = raw_worker(
+        JOB, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
+    )
+    raw["metadata"]["deletionTimestamp"] = time_at(EPOCH + 5)
+    pod = pod_of(raw)
+    assert (pod.disrupted, pod.deleting, pod.done) == (True, True, False)
+
+
+def test_a_node_shut_down_in_order():
+    words = {"reason": "Terminated", "message": "Pod was terminated in response to imminent node shutdown."}
+    assert worker(phase="Failed", state=terminated(143), **words).disrupted
+
+
+def test_lost_with_its_node():
+    assert worker(phase="Unknown", reason="NodeLost").disrupted
+
+
+@pytest.mark.parametrize("reason", ["ContainerStatusUnknown", "Unknown"])
+def test_a_container_that_went_when_its_node_restarted_did_not_fail(reason):
+    assert worker(phase="Failed", state=terminated(137, reason=reason)).disrupted
+
+
+def test_refused_by_the_kubelet():
+    words = {"reason": "UnexpectedAdmissionError", "message": "Allocate failed due to no healthy devices present"}
+    pod = pod_of({**raw_worker(JOB), "status": {"phase": "Failed", **words}})
+    assert (pod.ended, pod.exit_code, pod.started_at, pod.disrupted) == (True, None, None, False)
+
+
+def test_a_command_that_does_not_exist():
+    words = {"reason": "StartError", "message": 'exec: "train": executable file not found in $PATH'}
+    state = {
+        "terminated": {"exitCode": 128, "startedAt": "1970-01-01T00:00:00Z", "finishedAt": time_at(EPOCH), **words}
+    }
+    pod = worker(phase="Failed", state=state)
+    assert (pod.exit_code, pod.started_at, pod.finished_at) == (128, None, EPOCH), "nothing has run since 1970"
+
+
+def test_an_init_container_that_failed():
+    end = terminated(7, message="no such bucket")
+    pod = worker(
+        phase="Failed",
+        state={"waiting": {"reason": "PodInitializing"}},
+        initContainerStatuses=[{"name": "fetch", "state": end}],
+    )
+    assert (pod.exit_code, pod.started_at, pod.message) == (7, None, "no such bucket")
+
+
+def several(*states: tuple[str, dict[str, Any]], phase: str = "Running", side_car: bool = False):
+    """A worker whose containers are `b` (the one that trains) and others; statuses sorted by name, as kubelets do."""
+    raw = raw_worker(JOB, phase=phase)
+    statuses = [{"name": name, "state": state} for name, state in sorted(states)]
+    raw["spec"]["containers"] = [{"name": name} for name in ("b", "a", "c")]
+    raw["status"]["initContainerStatuses" if side_car else "containerStatuses"] = statuses
+    return pod_of(raw)
+
+
+def test_the_worker_is_the_first_container_of_the_template_wherever_its_status_stands():
+    pod = several(("b", terminated(3, EPOCH + 5)), ("a", terminated(1, EPOCH + 9)), phase="Failed")
+    assert (pod.exit_code, pod.finished_at) == (3, EPOCH + 5)
+    assert several(("b", terminated(0)), ("a", terminated(1)), phase="Failed").exit_code == 0
+
+
+def test_a_worker_is_done_though_another_container_runs_on():
+    pod = several(("b", terminated(0)), ("a", {"running": {"startedAt": time_at(EPOCH)}}))
+    assert (pod.done, pod.ended, pod.exit_code) == (True, False, 0)
+    assert not several(("b", {"running": {}}), ("a", terminated(1))).done
+
+
+def test_a_side_car_that_was_ended_last_is_not_the_worker_s_failure():
+    raw = raw_worker(JOB, phase="Succeeded", state=terminated(0))
+    raw["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": "Always"}]
+    raw["status"]["initContainerStatuses"] = [{"name": "proxy", "state": terminated(143)}]
+    assert pod_of(raw).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"allocation": {"generation": 3}}', (3, None)),
+        ('{"allocation": {"generation": 3}, "stop": "Suspended"}', (3, "Suspended")),
+        ('{"allocation": {"generation": "3"}}', None),
+        ('{"allocation": 3}', None),
+        ("[1]", None),
+        ("{", None),
+        ("[" * 100_000, None),
+    ],
+)
+def test_what_a_pod_was_told(text, told):
+    raw = raw_worker(JOB)
+    raw["metadata"]["annotations"] = {"espalier.dev/allocation": text}
+    assert pod_of(raw).told == told
+    assert worker().told is None
+
+
+# ---- jobs
+
+
+def test_a_job_understood():
+    job = parse_job(raw_job("one", {"minReplicas": 2, "maxReplicas": 3, "priority": 5}), SETTINGS)
+    assert isinstance(job, KubeJob)
+    assert (job.key, job.uid, job.generation, job.created_at) == ("ns/one", "uid-1", 1, EPOCH)
+    assert (job.terms.min_replicas, job.terms.priority, job.terms.gpus_per_worker) == (2, 5, 1)
+    assert (job.terms.grace_seconds, job.terms.pre_running_deadline_seconds) == (10.0, 900.0)
+
+
+def test_terms_come_from_settings_template_and_class():
+    init = [{"name": "warm", "resources": {"limits": {GPU: 4}}}]
+    spec = {
+        "timeBudgetSeconds": 1000,
+        "priority": 5,
+        "priorityClassName": "high",
+        "preRunningDeadlineSeconds": 30,
+        "template": template(nodeSelector={"nvidia.com/gpu.product": "a"}, initContainers=init),
+    }
+    job = parse_job(raw_job("one", spec), SETTINGS, {"high": 1000})
+    assert isinstance(job, KubeJob)
+    assert (job.terms.priority, job.terms.gpu_type, job.terms.grace_seconds) == (1000, "a", 100.0)
+    assert job.terms.pre_running_deadline_seconds == 30
+    assert job.terms.gpus_per_worker == 4, "an init container takes them too"
+    assert parse_job(raw_job("one", spec), SETTINGS, None).terms.priority == 5, "classes are not known yet"
+
+
+def test_a_class_that_is_not_there():
+    job = parse_job(raw_job("one", {"priorityClassName": "high"}), SETTINGS, {})
+    assert job == InvalidJob(
+        key="ns/one",
+        uid="uid-1",
+        generation=1,
+        problems=("spec.priorityClassName: there is no PriorityClass 'high'; create it or name another",),
+    )
+
+
+def test_all_that_is_wrong_with_a_job_at_once():
+    spec = {"timeBudgetSeconds": "long", "minReplicas": 3, "template": {"spec": {"containers": [{"image": "x"}]}}}
+    job = parse_job(raw_job("one", spec), SETTINGS)
+    assert isinstance(job, InvalidJob)
+    assert len(job.problems) == 3
+    assert 'spec.timeBudgetSeconds: is "long" (text); must be a number' in job.problems
+
+
+def test_a_status_is_read_apart():
+    raw = raw_job() | {"status": {"restarts": 2}}
+    assert isinstance(parse_job(raw, SETTINGS), KubeJob)
+    assert parse_status(raw).restarts == 2
+    assert parse_status(raw_job()) is None
+    with pytest.raises(ValueError, match="restarts"):
+        parse_status({"status": {"restarts": "many"}})
+
+
+# ---- nothing is too strange
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+STRANGE = st.sampled_from(("4k", "1e3", "-1", "0", "", "Always", "Failed", "2027-01-15T08:00:00Z", "True"))
+
+
+def full_pod() -> dict[str, Any]:
+    raw = raw_worker(JOB, phase="Failed", state=terminated(1, reason="Error", message="m"), reason="Evicted")
+    raw["spec"]["initContainers"] = [asks("1", "Always"), asks("2")]
+    raw["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": "a"}
+    raw["spec"]["schedulingGates"] = [{"name": "g"}]
+    raw["metadata"]["annotations"] = {"espalier.dev/allocation": '{"allocation": {"generation": 3}}'}
+    raw["metadata"]["deletionTimestamp"] = time_at(EPOCH)
+    raw["status"]["conditions"] = [{"type": "PodScheduled", "reason": "Unschedulable", "message": "m"}]
+    raw["status"]["initContainerStatuses"] = [{"name": "i", "state": {"waiting": {"reason": "ErrImagePull"}}}]
+    return raw
+
+
+def full_node() -> dict[str, Any]:
+    raw = raw_node("n", 4, "a")
+    raw["spec"] = {"unschedulable": True, "taints": [{"key": "k", "effect": "NoSchedule"}]}
+    return raw
+
+
+def full_job() -> dict[str, Any]:
+    metadata = {"labels": {"a": "b"}, "annotations": {"c": "d"}}
+    given_template = template({"env": [{"name": "A"}]}, nodeSelector={"a": "b"}) | {"metadata": metadata}
+    return raw_job("one", {"template": given_template, "priorityClassName": "p", "minReplicas": 1})
+
+
+@st.composite
+def mutated(draw: st.DrawFn, whole: dict[str, Any]) -> dict[str, Any]:
+    """`whole` with a few of its parts missing, null, of another kind, or doubled."""
+    raw = copy.deepcopy(whole)
+    for _ in range(draw(st.integers(1, 4))):
+        parent: Any = raw
+        while True:
+            keys = sorted(parent) if isinstance(parent, dict) else list(range(len(parent)))
+            if not keys:
+                break
+            key = draw(st.sampled_from(keys))
+            if isinstance(parent[key], dict | list) and draw(st.integers(0, 3)):
+                parent = parent[key]
+                continue
+            what = draw(st.sampled_from(("drop", "replace", "replace", "double")))
+            if what == "drop":
+                del parent[key]
+            elif what == "double" and isinstance(parent, list):
+                parent.append(copy.deepcopy(parent[key]))
+            else:
+                parent[key] = draw(JSON | STRANGE)
+            break
+    return raw
+
+
+@given(mutated(full_pod()))
+@example({})
+def test_no_pod_is_too_strange(raw):
+    pod = parse_pod(raw, SETTINGS)
+    assert pod.gpus >= 0
+    assert (pod.job is None) == (pod.role is Role.ALIEN) == (pod.job_uid is None)
+    json.dumps([pod.message, pod.name])
+
+
+@given(mutated(full_node()))
+@example({})
+def test_no_node_is_too_strange(raw):
+    assert parse_node(raw, SETTINGS).allocatable >= 0
+
+
+@given(mutated(full_job()))
+@example({})
+def test_no_job_is_too_strange(raw):
+    job = parse_job(raw, SETTINGS, {"p": 1})
+    if isinstance(job, InvalidJob):
+        assert job.problems
+        assert all(job.problems)
+    else:
+        assert job.terms.gpus_per_worker >= 1

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
+from kubernetes.aio.client import V1Lease, V1ObjectMeta
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.leaderelection.electionconfig import Config
@@ -125,8 +126,11 @@ class _Lock(LeaseLock):
         return await self._within(super().get(name, namespace), failed)
 
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
+        # Not the base's: it asks for pretty=True, which the client's own validation refuses (kubernetes 37.0.2).
         asked_at = time.monotonic()
-        done = await self._within(super().create(name, namespace, election_record), False)
+        lease = V1Lease(metadata=V1ObjectMeta(name=name), spec=self.update_lease(election_record))
+        created = await self._within(self.api_instance.create_namespaced_lease(namespace, lease), None)
+        done = created is not None
         self.renewed_at = asked_at if done else self.renewed_at
         return done
 

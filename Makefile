@@ -41,6 +41,14 @@ run: .venv/.ready  ## run the example job, then the same job without growth, and
 test: .venv/.ready  ## run all tests that need no cluster
 	.venv/bin/pytest tests --ignore tests/e2e/cluster
 
+.PHONY: test-integration
+test-integration: .venv/.ready  ## the tests that need a real API server; gets one where there is none
+	KUBEBUILDER_ASSETS=$$(hack/envtest) && export KUBEBUILDER_ASSETS && .venv/bin/pytest tests/integration
+
+.PHONY: crd
+crd: .venv/.ready  ## write the CRD anew from the models
+	.venv/bin/python -m espalier_api.crd crds
+
 .PHONY: lint
 lint: .venv/.ready  ## ruff, strict mypy, import-linter
 	.venv/bin/ruff check .

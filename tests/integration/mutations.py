@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from espalier_api.crd import custom_resource_definition
 
-Path = tuple[str | int, ...]
+Place = tuple[str | int, ...]
 
 HEAD: Final = {"apiVersion": "espalier.dev/v1alpha1", "kind": "AdaptiveTrainingJob"}
 GPU: Final = "nvidia.com/gpu"
@@ -138,7 +138,7 @@ RIGHT: Final = (MINIMAL, FULL)
 _SPEC: Final = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 
 
-def _places(schema: dict[str, Any], path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _places(schema: dict[str, Any], path: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yield every field of `schema` with what is said of it; lists by their first item, maps by one key."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
@@ -151,7 +151,7 @@ def _places(schema: dict[str, Any], path: Path) -> Iterator[tuple[Path, dict[str
 
 
 _OPEN: Final[dict[str, Any]] = {}
-PLACES: Final[tuple[tuple[Path, dict[str, Any]], ...]] = (
+PLACES: Final[tuple[tuple[Place, dict[str, Any]], ...]] = (
     *_places(_SPEC, ("spec",)),
     (("spec", "training", "model", "options", "width"), _OPEN),
     (("spec", "training", "schedule", "options", "deep"), _OPEN),
@@ -174,7 +174,7 @@ PLACES: Final[tuple[tuple[Path, dict[str, Any]], ...]] = (
 )
 
 
-def dotted(path: Path) -> str:
+def dotted(path: Place) -> str:
     """Return `path` as the API server writes it."""
     text = ""
     for part in path:
@@ -273,7 +273,7 @@ def mutated_jobs(draw: st.DrawFn) -> Mutated:
     return render(document, tuple(places))
 
 
-def _put(document: Any, path: Path, value: Any) -> None:
+def _put(document: Any, path: Place, value: Any) -> None:
     """Set the value at `path`, making what leads there; what stands in the way stays."""
     node = document
     for part, following in pairwise(path):
@@ -293,7 +293,7 @@ def _put(document: Any, path: Path, value: Any) -> None:
         node[:1] = [value]
 
 
-def _get(document: Any, path: Path) -> Any:
+def _get(document: Any, path: Place) -> Any:
     node = document
     for part in path:
         try:
@@ -303,7 +303,7 @@ def _get(document: Any, path: Path) -> Any:
     return node
 
 
-def _delete(document: Any, path: Path) -> None:
+def _delete(document: Any, path: Place) -> None:
     parent = _get(document, path[:-1])
     if isinstance(parent, dict) and isinstance(path[-1], str):
         parent.pop(path[-1], None)
@@ -314,14 +314,14 @@ def _delete(document: Any, path: Path) -> None:
 # ---- whole documents
 
 
-def _with(path: Path, value: Any) -> Mutated:
+def _with(path: Place, value: Any) -> Mutated:
     document = copy.deepcopy(FULL)
     _put(document, path, value)
     return render(document, (dotted(path),))
 
 
-_OPTIONS: Final[Path] = ("spec", "training", "model", "options")
-_CONTAINERS: Final[Path] = ("spec", "template", "spec", "containers")
+_OPTIONS: Final[Place] = ("spec", "training", "model", "options")
+_CONTAINERS: Final[Place] = ("spec", "template", "spec", "containers")
 _TEXT: Final = json.dumps(MINIMAL)
 
 NASTY: Final[tuple[Mutated, ...]] = (

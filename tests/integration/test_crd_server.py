@@ -224,6 +224,7 @@ IMAGE = "spec.template.spec.containers.0.image"
         (RUNS, "spec.minReplicas", 1, "spec.minReplicas", FIXED),
         (RUNS, "spec.training.batchSize", 33, "spec.training", FIXED),
         (RUNS, "spec.training.model.options.width", 4, "spec.training", FIXED),
+        (RUNS, "spec.training.model.options", {"width": 3, "other": [1, {"deep": None}]}, "spec.training", FIXED),
         (RUNS, "spec.maxReplicas", 9, "", ""),
         (RUNS, "spec.timeBudgetSeconds", 500, "", ""),
         (RUNS, "spec.suspend", False, "", ""),
@@ -267,7 +268,8 @@ def test_a_finished_job_keeps_them_too(api_server: ApiServer, namespace: str) ->
     done = {"status": {**TRAINED, "completionTime": "2026-01-01T01:00:00Z"}}
     stored = api_server.request("PATCH", f"{jobs_of(namespace)}/finished/status", done)
     answer = api_server.api.put(f"{jobs_of(namespace)}/finished", json=changed(stored, IMAGE, "other:1"))
-    assert FIXED in causes(answer)["spec.template"]
+    said = causes(answer)["spec.template"]
+    assert "the job has finished; delete the job first, or apply it under another name" in said
 
 
 # ---- how it is seen

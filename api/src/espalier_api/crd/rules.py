@@ -28,20 +28,30 @@ class Rule(TypedDict):
 
 
 def _same(path: str) -> str:
-    """Return an expression that is true when the field at `path` is what it was, absent included."""
-    return f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path})"
+    """Return an expression that is true when the field at `path` is what it was, absent included.
+
+    Compared both ways, as CEL looks only at the fields of the left side; two fields that the schema leaves open
+    (a pod template's own) may change places unseen all the same.
+    """
+    same = f"self.{path} == oldSelf.{path} && oldSelf.{path} == self.{path}"
+    return f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {same})"
 
 
-_FINISHED = "has(oldSelf.status) && has(oldSelf.status.completionTime)"
 _ADMITTED = "has(oldSelf.status) && has(oldSelf.status.scheduling) && has(oldSelf.status.scheduling.admittedAt)"
 _TRAINED = "has(oldSelf.status) && has(oldSelf.status.startTime)"
 
 
-def _fixed_while_running(path: str) -> Rule:
+def _fixed_while_admitted(path: str) -> Rule:
+    running = (
+        "is fixed from admission on; suspend the job (spec.suspend: true), change it once it is suspended, "
+        "and resume it; or apply it under another name"
+    )
+    finished = "is fixed, as the job has finished; delete the job first, or apply it under another name"
     return {
+        # A finished job stays admitted: its record says what it ran on.
         "rule": f"!({_ADMITTED}) || ({_same(path)})",
-        "message": "is fixed from admission on; suspend the job (spec.suspend: true), change it once it is suspended, "
-        "and resume it; or apply it under another name",
+        "message": running,
+        "messageExpression": f"has(oldSelf.status.completionTime) ? '{finished}' : '{running}'",
         "fieldPath": f".{path}",
     }
 
@@ -79,9 +89,9 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
             "or digit, as it is the name of a Service",
             "fieldPath": ".metadata.name",
         },
-        _fixed_while_running("spec.template"),
-        _fixed_while_running("spec.minReplicas"),
-        _fixed_while_running("spec.training"),
+        _fixed_while_admitted("spec.template"),
+        _fixed_while_admitted("spec.minReplicas"),
+        _fixed_while_admitted("spec.training"),
         _fixed_once_trained("spec.training.model", "as its checkpoints hold this model"),
         _fixed_once_trained("spec.training.dataset", "as its results are of this dataset"),
         _fixed_once_trained("spec.checkpoint.path", "as its checkpoints lie there"),

@@ -140,7 +140,8 @@ class _Converter:
             if values is True:
                 result["x-kubernetes-preserve-unknown-fields"] = True
         elif values is True:
-            result["x-kubernetes-preserve-unknown-fields"] = True
+            # A map of whatever, not an object of unknown fields: CEL does not see one of those take another's place.
+            result["additionalProperties"] = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
         elif isinstance(values, dict):
             result["additionalProperties"] = self.convert(values, f"{place}.*")
         else:

@@ -1,0 +1,178 @@
+"""The generated CRD: fresh, whole, and read alike by every YAML reader."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+
+from espalier_api.crd import NAME, custom_resource_definition, render
+from espalier_api.crd.rules import RULES
+from espalier_api.crd.schema import SchemaError, structural
+from espalier_api.job import KIND, AdaptiveTrainingJob, GrowthAction, JobSpec
+from espalier_api.status import JobStatus
+
+PROJECT = Path(__file__).parents[3]
+FILE = PROJECT / "crds" / f"{NAME}.yaml"
+
+OPEN = {
+    *("spec.training.model.options.*", "spec.training.dataset.options.*", "spec.training.schedule.options.*"),
+    *("spec.template", "spec.template.metadata", "spec.template.spec", "spec.template.spec.containers[]"),
+    *("spec.template.spec.containers[].resources", "spec.template.spec.containers[].volumeMounts[]"),
+    *("spec.template.spec.containers[].env[].*", "spec.template.spec.containers[].securityContext.*"),
+    *("spec.template.spec.volumes[].*", "spec.template.spec.tolerations[].*", "spec.template.spec.securityContext.*"),
+}
+"""Where anything may be written: options of functions, and what of a pod template is only passed on."""
+
+
+def schema() -> dict[str, Any]:
+    """Return the schema of the one version."""
+    (version,) = custom_resource_definition()["spec"]["versions"]
+    found: dict[str, Any] = version["schema"]["openAPIV3Schema"]
+    return found
+
+
+def nodes(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every place of a schema."""
+    yield path, node
+    for name, inner in node.get("properties", {}).items():
+        yield from nodes(inner, f"{path}.{name}")
+    if "items" in node:
+        yield from nodes(node["items"], f"{path}[]")
+    if "additionalProperties" in node:
+        yield from nodes(node["additionalProperties"], f"{path}.*")
+
+
+def fields_of(model: type[BaseModel], path: str) -> Iterator[str]:
+    """Yield every field that the models know, by their annotations alone."""
+    for name, field in model.model_fields.items():
+        place = f"{path}.{field.alias or name}"
+        yield place
+        yield from _inside(field.annotation, place)
+
+
+def _inside(annotation: Any, place: str) -> Iterator[str]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield from fields_of(annotation, place)
+    elif origin in (Union, UnionType):
+        for argument in arguments:
+            yield from _inside(argument, place)
+    elif origin is tuple:
+        yield from _inside(arguments[0], f"{place}[]")
+    elif origin is dict:
+        yield from _inside(arguments[1], f"{place}.*")
+
+
+def test_the_file_is_fresh() -> None:
+    """After a change of the models: `make crd`."""
+    assert FILE.read_text(encoding="utf-8") == render(), "stale; run `make crd`"
+
+
+def test_the_command_writes_the_file(tmp_path: Path) -> None:
+    """`make crd` calls it; a folder that is missing is said."""
+    command = [sys.executable, "-m", "espalier_api.crd"]
+    done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / FILE.name)), done.stderr
+    assert (tmp_path / FILE.name).read_text(encoding="utf-8") == render()
+    failed = subprocess.run([*command, tmp_path / "missing"], capture_output=True, text=True, timeout=60)
+    assert failed.returncode == 2
+    assert "usage" in failed.stderr
+
+
+def test_readers_of_both_yaml_versions_read_the_same() -> None:
+    """YAML 1.1, which kubectl reads, takes a bare Off for false."""
+    text = render()
+    assert yaml.safe_load(text) == YAML(typ="safe", pure=True).load(text) == custom_resource_definition()
+
+
+@pytest.mark.parametrize(("part", "model"), [("spec", JobSpec), ("status", JobStatus)])
+def test_schema_and_models_have_the_same_fields(part: str, model: type[BaseModel]) -> None:
+    """Nothing is lost and nothing is made up."""
+    in_schema = {path for path, _node in nodes(schema()["properties"][part], part)}
+    known = {path for path in in_schema if not path.endswith(("[]", "*")) and path != part}
+    assert known == set(fields_of(model, part))
+
+
+def test_every_place_has_one_type_and_nothing_is_open_by_accident() -> None:
+    """What makes a schema structural, and full."""
+    opened = set()
+    for path, node in nodes(schema(), ""):
+        if node.get("x-kubernetes-preserve-unknown-fields"):
+            opened.add(path.removeprefix("."))
+        else:
+            assert ("type" in node) != ("x-kubernetes-int-or-string" in node), path
+        assert not {"$ref", "anyOf", "oneOf", "allOf", "title", "$defs"} & node.keys(), path
+    assert opened == OPEN
+
+
+def test_every_field_is_described() -> None:
+    """What `kubectl explain` says."""
+    dumb = [path for path, node in nodes(schema(), "") if not path.endswith(("[]", "*")) and "description" not in node]
+    assert dumb == [".apiVersion", ".kind", ".metadata", ".metadata.name"]
+
+
+def test_every_bound_and_default_is_the_models() -> None:
+    """A sample of each kind, by hand."""
+    known = dict(nodes(schema(), ""))
+    budget = known[".spec.timeBudgetSeconds"]
+    assert (budget["minimum"], budget["exclusiveMinimum"], budget["maximum"]) == (0, True, 31_536_000)
+    assert "timeBudgetSeconds" in known[".spec"]["required"]
+    assert known[".spec.training.seed"]["maximum"] == 2**32
+    assert known[".spec.training.seed"]["exclusiveMaximum"] is True
+    assert known[".spec.queue"]["maxLength"] == 52
+    assert known[".spec.adaptation.actions"]["default"] == ["Deepen"]
+    assert known[".spec.adaptation.actions[]"]["enum"] == [each.value for each in GrowthAction]
+    assert known[".spec.adaptation"]["default"] == {}
+    assert known[".spec.training.model"]["default"] == {"name": "digits"}
+    assert known[".status.adaptations"]["maxItems"] == 20
+    assert known[".status.startTime"]["format"] == "date-time"
+    assert not [path for path, node in known.items() if path.startswith(".status") and "default" in node]
+
+
+def test_every_rule_has_a_place_and_says_what_to_do() -> None:
+    """Rules of models that are gone, and mute ones, would go unseen."""
+    models = {model.__name__ for model in _models(AdaptiveTrainingJob)} | {KIND}
+    assert set(RULES) <= models
+    written = [rule["rule"] for _path, node in nodes(schema(), "") for rule in node.get("x-kubernetes-validations", ())]
+    assert len(written) == sum(map(len, RULES.values()))
+    for rules in RULES.values():
+        for rule in rules:
+            assert len(rule["message"].split()) > 4, rule
+            assert not re.search(r"\n|[A-Z]\w+Error", rule["message"]), rule
+
+
+def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for field in model.model_fields.values():
+        for found in _models_in(field.annotation):
+            yield from _models(found)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def test_what_no_schema_can_say_is_refused_with_its_place() -> None:
+    """A model with a field of two types stops the generator, not the API server."""
+
+    class Either(BaseModel):
+        value: int | str
+
+    class Holder(BaseModel):
+        either: Either
+
+    with pytest.raises(SchemaError, match=r"Holder\.either\.value: is one of 2 types; a structural schema has one"):
+        structural(Holder, {}, defaults=True)

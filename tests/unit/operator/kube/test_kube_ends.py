@@ -1,0 +1,400 @@
+"""What the end of a worker means: every exit code, every last word, every deed from outside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.report import TrainerPhase
+from espalier_operator.facts import Ended, Stopping
+from espalier_operator.kube.crew import crew_of, last_word
+from espalier_operator.kube.pods import parse_pod
+from espalier_operator.kube.progress import look, turning_points
+from espalier_operator.kube.record import Record
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.testing.kube_objects import EPOCH, kube_job, raw_worker, report, terminated, time_at
+
+SETTINGS = KubeSettings(restart_seconds=1, max_restart_seconds=60, start_up_allowance_seconds=120)
+JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 4})
+ENDED_AT = EPOCH + 10
+NOW = EPOCH + 20
+"""Long enough after the end that no report is waited for."""
+RECORD = Record(
+    admitted_at=EPOCH,
+    counted_until=EPOCH + 9,
+    attempts=(4, 0),
+    pod_uids=("leader", "worker"),
+    used_seconds=5.0,
+    trained=True,
+)
+STOPPING = Stopping(reason=Reason.SUSPENDED, deadline=EPOCH + 100)
+TRAINING, EVALUATING, COMPLETED, STOPPED, FAILED, STARTING = (
+    TrainerPhase.TRAINING,
+    TrainerPhase.EVALUATING,
+    TrainerPhase.COMPLETED,
+    TrainerPhase.STOPPED,
+    TrainerPhase.FAILED,
+    TrainerPhase.STARTING,
+)
+
+
+def leader(phase: str = "Running", *, deleting: bool = False, **changes: Any) -> dict[str, Any]:
+    raw = raw_worker(JOB, 0, 4, uid="leader", phase=phase, **changes)
+    if deleting:
+        raw["metadata"]["deletionTimestamp"] = time_at(ENDED_AT)
+    return raw
+
+
+def worker(phase: str = "Running", *, deleting: bool = False, **changes: Any) -> dict[str, Any]:
+    raw = raw_worker(JOB, 1, 0, uid="worker", phase=phase, **changes)
+    if deleting:
+        raw["metadata"]["deletionTimestamp"] = time_at(ENDED_AT)
+    return raw
+
+
+def ended(code: int, **changes: Any) -> dict[str, Any]:
+    return leader("Succeeded" if code == 0 else "Failed", state=terminated(code, ENDED_AT), **changes)
+
+
+def seen(*pods: dict[str, Any], said=None, record: Record = RECORD, now: float = NOW, ready=("node",)) -> Record:
+    """The record after a look, without the figures of budgets."""
+    crew = crew_of(JOB, record, [parse_pod(pod, SETTINGS) for pod in pods], ready, said)
+    after = look(JOB, record, crew, now, SETTINGS)
+    figures = ("used_seconds", "gpu_seconds_used", "counted_until")
+    return replace(after, **{name: getattr(record, name) for name in figures})
+
+
+def says(phase: TrainerPhase, reason: Reason | None = None, message: str = "", at: float = ENDED_AT):
+    return report("leader", phase, reason=reason, message=message, at=at)
+
+
+def completes(reason: Reason, message: str = "") -> Record:
+    return replace(RECORD, ended=Ended(reason=reason, failed=False, message=message))
+
+
+def fails(reason: Reason, message: str) -> Record:
+    return replace(RECORD, ended=Ended(reason=reason, failed=True, message=message))
+
+
+def failed(message: str, wait: float = 1.0) -> Record:
+    return replace(
+        RECORD,
+        attempts=(5, 0),
+        pod_uids=("", "worker"),
+        failures=1,
+        restarts=1,
+        last_failure=message,
+        not_before=NOW + wait,
+    )
+
+
+def preempted(reason: Reason = Reason.PREEMPTED) -> Record:
+    return replace(
+        RECORD,
+        attempts=(5, 0),
+        pod_uids=("", "worker"),
+        restarts=1,
+        preemptions=1,
+        last_failure=SENTENCES[reason],
+    )
+
+
+# ---- a leader that ended by itself
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "expected"),
+    [
+        (0, says(COMPLETED, Reason.BUDGET_EXHAUSTED), completes(Reason.BUDGET_EXHAUSTED)),
+        (0, says(COMPLETED, Reason.GPU_BUDGET_EXHAUSTED, "well"), completes(Reason.GPU_BUDGET_EXHAUSTED, "well")),
+        (0, says(TRAINING), completes(Reason.COMPLETED)),
+        (0, None, completes(Reason.COMPLETED)),
+        (0, says(STOPPED), preempted()),
+        (1, says(TRAINING), failed("exit code 1; see its log")),
+        (1, says(FAILED, Reason.TRAINER_FAILED, "boom"), failed("exit code 1: boom")),
+        (1, None, failed("exit code 1; see its log")),
+        (1, says(COMPLETED, Reason.BUDGET_EXHAUSTED), completes(Reason.BUDGET_EXHAUSTED)),
+        (137, says(COMPLETED, Reason.BUDGET_EXHAUSTED), completes(Reason.BUDGET_EXHAUSTED)),
+        (137, says(TRAINING), failed("exit code 137; see its log")),
+        (2, None, fails(Reason.INVALID_SPEC, "exit code 2; see its log")),
+        (2, says(FAILED, Reason.INVALID_SPEC, "no data"), fails(Reason.INVALID_SPEC, "no data")),
+        (3, says(FAILED, Reason.LOSS_NOT_FINITE, "NaN"), fails(Reason.LOSS_NOT_FINITE, "NaN")),
+        (143, says(STOPPED, Reason.INTERRUPTED), preempted()),
+        (143, says(TRAINING), preempted()),
+        (143, says(STARTING), failed("exit code 143; see its log")),
+        (143, None, failed("exit code 143; see its log")),
+    ],
+)
+def test_a_leader_that_ended_by_itself(code, said, expected):
+    assert seen(ended(code), worker(), said=said) == expected
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 137, 143])
+def test_the_last_word_of_an_earlier_leader_says_nothing_of_this_one(code):
+    old = report("an earlier one", COMPLETED, reason=Reason.BUDGET_EXHAUSTED)
+    assert seen(ended(code), worker(), said=old) == seen(ended(code), worker(), said=None)
+
+
+def test_a_last_message_of_the_container_is_told():
+    state = terminated(1, ENDED_AT, reason="OOMKilled", message="too big")
+    after = seen(leader("Failed", state=state), worker(), said=says(TRAINING))
+    assert after.last_failure == "exit code 1; see its log: OOMKilled: too big"
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 143])
+def test_the_last_report_is_waited_for_a_moment_where_it_matters(code):
+    """The end of the pod is often seen before the report that the leader wrote just before it."""
+    now = ENDED_AT + 1
+    assert seen(ended(code), worker(), said=says(TRAINING), now=now) == RECORD
+    assert seen(ended(code), worker(), said=None, now=now) == RECORD
+    assert seen(ended(code), worker(), said=says(STOPPED), now=now) != RECORD
+    assert seen(ended(code), worker(), said=says(TRAINING), now=ENDED_AT + 3) != RECORD
+
+
+def test_no_report_is_waited_for_after_a_crash():
+    assert seen(ended(1), worker(), said=says(TRAINING), now=ENDED_AT).failures == 1
+
+
+def test_a_node_whose_clock_is_ahead_is_not_waited_for():
+    assert seen(ended(0), worker(), said=says(TRAINING), now=ENDED_AT - 5).ended is not None
+
+
+def test_when_the_last_report_is_waited_for_no_more():
+    crew = crew_of(JOB, RECORD, [parse_pod(ended(0), SETTINGS)], ("node",), says(TRAINING))
+    assert list(turning_points(RECORD, crew, SETTINGS)) == [ENDED_AT + 3]
+
+
+def test_a_leader_done_beside_a_container_that_runs_on_has_ended():
+    raw = leader(state=terminated(0, ENDED_AT))
+    raw["spec"]["containers"].append({"name": "logs"})
+    raw["status"]["containerStatuses"].append({"name": "logs", "state": {"running": {}}})
+    assert seen(raw, worker(), said=says(COMPLETED, Reason.BUDGET_EXHAUSTED)) == completes(Reason.BUDGET_EXHAUSTED)
+
+
+@pytest.mark.parametrize("code", [2, 3, 7])
+def test_an_init_container_that_failed_is_a_failure_whatever_its_code(code):
+    """Codes 2 and 3 mean something only where a trainer ended with them."""
+    raw = leader("Failed", state={"waiting": {"reason": "PodInitializing"}})
+    raw["status"]["initContainerStatuses"] = [{"name": "fetch", "state": terminated(code, ENDED_AT)}]
+    assert seen(raw, worker()) == failed(f"it could not be started, exit code {code}")
+
+
+def test_restarts_wait_twice_as_long_each_time_up_to_a_limit():
+    waits = []
+    for failures in (0, 1, 2, 5, 6, 1000):
+        after = seen(ended(1), worker(), record=replace(RECORD, failures=failures))
+        waits.append((after.not_before or 0.0) - NOW)
+    assert waits == [1, 2, 4, 32, 60, 60]
+
+
+def test_a_wait_that_is_over_is_forgotten():
+    waiting = replace(RECORD, not_before=NOW)
+    assert seen(leader(), worker(), record=waiting, now=NOW - 1) == waiting
+    assert seen(leader(), worker(), record=waiting) == RECORD
+
+
+# ---- a leader that somebody else ended
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 137, 143])
+@pytest.mark.parametrize("said", [None, says(TRAINING), says(STOPPED, Reason.INTERRUPTED)])
+@pytest.mark.parametrize("how", ["deleted", "evicted", "preempted"])
+def test_a_leader_ended_from_outside_is_not_to_blame_whatever_its_code(code, said, how):
+    changes: dict[str, Any] = {
+        "deleted": {"deleting": True},
+        "evicted": {"reason": "Evicted"},
+        "preempted": {"conditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    }[how]
+    assert seen(ended(code, **changes), worker(), said=said) == preempted()
+
+
+@pytest.mark.parametrize("how", [{"deleting": True}, {"reason": "Evicted"}])
+def test_a_leader_that_had_completed_before_that_has_completed(how):
+    said = says(COMPLETED, Reason.BUDGET_EXHAUSTED)
+    assert seen(ended(143, **how), worker(), said=said) == completes(Reason.BUDGET_EXHAUSTED)
+
+
+def test_a_leader_on_its_way_out_is_let_finish():
+    assert seen(leader(deleting=True), worker(), said=says(TRAINING)) == RECORD
+
+
+def test_a_leader_that_vanished():
+    assert seen(worker(), said=says(TRAINING)) == preempted()
+    assert seen(worker(), said=says(COMPLETED, Reason.BUDGET_EXHAUSTED)) == completes(Reason.BUDGET_EXHAUSTED)
+
+
+def test_a_leader_that_was_never_seen_has_not_vanished():
+    record = replace(RECORD, pod_uids=("", "worker"))
+    assert seen(worker(), record=record) == record
+    assert seen(leader(), worker(), record=record) == RECORD
+
+
+@pytest.mark.parametrize("ready", [(), ("another",)])
+def test_a_leader_whose_node_is_lost(ready):
+    alone = replace(RECORD, attempts=(4,), pod_uids=("leader",))
+    lost = seen(
+        leader(), said=says(TRAINING), record=replace(alone, attempts=(4, 0), pod_uids=("leader", "")), ready=ready
+    )
+    assert lost == replace(preempted(Reason.NODE_LOST), pod_uids=("", ""))
+    done = seen(leader(), worker(), said=says(COMPLETED, Reason.BUDGET_EXHAUSTED), ready=ready)
+    assert done.ended == Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False)
+
+
+@pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfnvidia.com/gpu", "NodeAffinity"])
+def test_a_node_that_refuses_a_leader_is_not_asked_again_at_once(reason):
+    raw = {**leader("Failed"), "status": {"phase": "Failed", "reason": reason}}
+    assert seen(raw, worker()) == replace(preempted(), not_before=NOW + 10)
+
+
+def test_ends_are_judged_once():
+    for pod in (ended(1), ended(143, deleting=True), {**leader("Failed"), "status": {"phase": "Failed"}}):
+        once = seen(pod, worker(), said=says(TRAINING))
+        assert seen(pod, worker(), said=says(TRAINING), record=once, now=NOW + 0.5) == once
+    gone = seen(worker(), said=says(TRAINING))
+    assert seen(worker(), said=says(TRAINING), record=gone) == gone
+
+
+# ---- a leader that does not end
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (says(COMPLETED, Reason.BUDGET_EXHAUSTED), completes(Reason.BUDGET_EXHAUSTED)),
+        (says(FAILED, Reason.LOSS_NOT_FINITE, "NaN"), fails(Reason.LOSS_NOT_FINITE, "NaN")),
+        (says(FAILED, Reason.TRAINER_FAILED, "boom"), None),
+        (says(STOPPED, Reason.INTERRUPTED), preempted()),
+    ],
+)
+def test_a_leader_that_said_its_last_word_and_hangs_is_taken_at_its_word(said, expected):
+    """Its budget counts no more, so it must not hold GPUs for ever."""
+    assert seen(leader(), worker(), said=said, now=ENDED_AT + 59) == RECORD
+    late = seen(leader(), worker(), said=said, now=ENDED_AT + 60)
+    if expected is None:
+        expected = replace(failed("it failed and did not end: boom"), not_before=ENDED_AT + 61)
+    assert late == expected
+    crew = crew_of(JOB, RECORD, [parse_pod(leader(), SETTINGS)], ("node",), said)
+    assert list(turning_points(RECORD, crew, SETTINGS)) == [ENDED_AT + 60]
+
+
+def test_a_leader_that_evaluates_for_long_does_not_hang():
+    assert seen(leader(), worker(), said=says(EVALUATING), now=ENDED_AT + 500) == RECORD
+
+
+# ---- while the job is to stop
+
+
+@pytest.mark.parametrize(
+    ("pods", "said", "verdict"),
+    [
+        ([ended(143)], says(STOPPED, Reason.SUSPENDED), None),
+        ([ended(143)], None, None),
+        ([ended(0)], says(STOPPED, Reason.SUSPENDED), None),
+        ([ended(1)], says(TRAINING), None),
+        ([ended(143, deleting=True)], says(STOPPED), None),
+        ([], says(TRAINING), None),
+        ([], says(COMPLETED, Reason.GPU_BUDGET_EXHAUSTED), Ended(reason=Reason.GPU_BUDGET_EXHAUSTED, failed=False)),
+        ([ended(0)], says(COMPLETED, Reason.BUDGET_EXHAUSTED), Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False)),
+        ([ended(0)], None, Ended(reason=Reason.COMPLETED, failed=False)),
+        (
+            [ended(3)],
+            says(FAILED, Reason.LOSS_NOT_FINITE, "N"),
+            Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message="N"),
+        ),
+    ],
+)
+def test_a_leader_that_ends_while_it_is_asked_to(pods, said, verdict):
+    """Nothing is counted and nobody started again: the planner ends it or lets it wait."""
+    record = replace(RECORD, stopping=STOPPING)
+    assert seen(*pods, worker(), said=said, record=record) == replace(record, ended=verdict)
+
+
+def test_a_node_lost_while_it_is_asked_to():
+    record = replace(RECORD, stopping=STOPPING)
+    assert seen(leader(), worker(), said=says(TRAINING), record=record, ready=()) == record
+
+
+# ---- the other base workers
+
+
+def replaced(**changes: Any) -> Record:
+    return replace(RECORD, attempts=(4, 1), pod_uids=("leader", ""), **changes)
+
+
+def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
+    return worker("Succeeded" if code == 0 else "Failed", state=terminated(code, ENDED_AT), **changes)
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([worker()], RECORD),
+        ([end_of_worker(0)], RECORD),
+        ([end_of_worker(0, deleting=True)], replaced()),
+        ([end_of_worker(0, reason="Evicted")], replaced()),
+        ([end_of_worker(137, deleting=True)], replaced()),
+        ([worker(deleting=True)], RECORD),
+        ([], replaced()),
+        (
+            [end_of_worker(1)],
+            replaced(failures=1, last_failure="base worker 1: exit code 1", not_before=NOW + 1),
+        ),
+        (
+            [{**worker("Failed"), "status": {"phase": "Failed", "reason": "NodeAffinity"}}],
+            replaced(not_before=NOW + 10),
+        ),
+    ],
+)
+def test_the_end_of_another_base_worker(pods, expected):
+    assert seen(leader(), *pods, said=says(TRAINING)) == expected
+
+
+def test_a_worker_on_a_lost_node_is_replaced_and_the_leader_stays():
+    assert seen(leader(), worker(node="gone"), said=says(TRAINING)) == replaced()
+
+
+def test_two_workers_that_fail_are_two_failures_and_one_restart():
+    after = seen(ended(1), end_of_worker(1), said=says(TRAINING))
+    assert (after.failures, after.restarts, after.attempts) == (2, 1, (5, 1))
+    assert after.not_before == NOW + 2
+
+
+def test_nothing_more_is_judged_once_the_job_has_ended():
+    after = seen(ended(0), end_of_worker(1), said=says(COMPLETED, Reason.BUDGET_EXHAUSTED))
+    assert after == completes(Reason.BUDGET_EXHAUSTED)
+
+
+# ---- odd numbers of workers
+
+
+def test_more_base_workers_than_were_admitted_are_made_room_for():
+    """The API server refuses such a change of a running job; an operator must live through it all the same."""
+    record = replace(RECORD, attempts=(4,), pod_uids=("leader",))
+    assert seen(leader(), said=says(TRAINING), record=record) == replace(RECORD, pod_uids=("leader", ""))
+
+
+def test_base_workers_beyond_min_replicas_are_no_base_workers():
+    record = replace(RECORD, attempts=(4, 0, 0), pod_uids=("leader", "worker", "third"))
+    third = raw_worker(JOB, 2, 0, uid="third")
+    pods = [parse_pod(pod, SETTINGS) for pod in (leader(), worker(), third)]
+    crew = crew_of(JOB, record, pods, ("node",), None)
+    assert [pod and pod.uid for pod in crew.base] == ["leader", "worker", None]
+    assert [pod.uid for pod in crew.rest] == ["third"]
+    assert look(JOB, record, crew, NOW, SETTINGS).attempts == (4, 0, 0)
+
+
+# ---- whose word counts
+
+
+def test_the_word_of_a_leader_given_up_does_not_hide_its_successor_s():
+    old, new, newer = report("old", TRAINING), report("leader", TRAINING), report("leader", EVALUATING)
+    assert last_word(RECORD, None, old) is old, "all that is known"
+    assert last_word(RECORD, old, new) is new
+    assert last_word(RECORD, new, old) is new
+    assert last_word(RECORD, new, newer) is newer
+    later = replace(RECORD, pod_uids=("third", "worker"))
+    assert last_word(later, new, old) is old, "neither is the leader's"
+    assert last_word(Record(), new, old) is old

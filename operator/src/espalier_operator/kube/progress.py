@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from espalier_api.report import TrainerPhase
 from espalier_operator.budget import Leader, Meter
@@ -16,6 +17,9 @@ from espalier_operator.kube.crew import PAST, Crew, crew_of, last_word
 from espalier_operator.kube.jobs import KubeJob
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
+
+AHEAD_SECONDS: Final = 30.0
+"""How much is counted at once, at most, of a leader whose node's clock is ahead: the longest time between two looks."""
 
 __all__ = ["Crew", "crew_of", "is_silent", "last_word", "leader_of", "look", "turning_points"]
 
@@ -68,14 +72,15 @@ def _is_starting(crew: Crew) -> bool:
 
 def _count(job: KubeJob, record: Record, crew: Crew, now: float, settings: KubeSettings) -> Record:
     leader, allowance = crew.leader, settings.start_up_allowance_seconds
-    began = now if leader is None or leader.started_at is None else min(leader.started_at, now)
+    began = now if leader is None or leader.started_at is None else leader.started_at
     # The operator was away while this leader ran: what it ran meanwhile is counted, what was before it is not.
-    read_at = now if record.counted_until is None else max(record.counted_until, began)
+    earliest = began if began <= now else now - AHEAD_SECONDS
+    read_at = now if record.counted_until is None else max(record.counted_until, earliest)
     meter = Meter(
         used_seconds=record.used_seconds,
         gpu_seconds_used=record.gpu_seconds_used,
         read_at=read_at,
-        starting_since=began,
+        starting_since=min(began, now),
     )
     gpus = (job.terms.min_replicas + record.extra) * job.terms.gpus_per_worker
     # Any leader's own count will do, also that of one that is gone; none can have trained for longer than the job is.

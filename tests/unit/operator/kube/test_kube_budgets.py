@@ -1,0 +1,407 @@
+"""Budgets on Kubernetes: counted while the leader trains, whatever becomes of it, of the operator, and of clocks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_api.report import Report, TrainerPhase
+from espalier_api.status import JobStatus
+from espalier_operator.budget import Leader
+from espalier_operator.conditions import Observed, status_of
+from espalier_operator.kube.crew import Crew, crew_of
+from espalier_operator.kube.pods import parse_pod
+from espalier_operator.kube.progress import leader_of, look, turning_points
+from espalier_operator.kube.record import Record, record_of, scheduling_of, time_of
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.view import facts_of
+from espalier_operator.testing.kube_objects import (
+    EPOCH,
+    GPU,
+    kube_job,
+    raw_worker,
+    report,
+    template,
+    terminated,
+    time_at,
+)
+
+SETTINGS = KubeSettings(start_up_allowance_seconds=20, restart_seconds=1)
+TWO_GPUS = template({"resources": {"limits": {GPU: 2}}})
+JOB = kube_job("one", {"minReplicas": 1, "maxReplicas": 3, "timeBudgetSeconds": 1000, "template": TWO_GPUS})
+STARTING, TRAINING, EVALUATING, COMPLETED, STOPPED, FAILED = (
+    TrainerPhase.STARTING,
+    TrainerPhase.TRAINING,
+    TrainerPhase.EVALUATING,
+    TrainerPhase.COMPLETED,
+    TrainerPhase.STOPPED,
+    TrainerPhase.FAILED,
+)
+ADMITTED = Record(admitted_at=EPOCH, counted_until=EPOCH, attempts=(0,), pod_uids=("",))
+
+
+class Account:
+    """One job's account: the operator looks at it at given seconds after `EPOCH`."""
+
+    def __init__(self, record: Record = ADMITTED) -> None:
+        self.record = record
+        self.pods: list[dict[str, Any]] = []
+        self.report: Report | None = None
+        self.ready: tuple[str, ...] = ("node",)
+
+    def runs(self, uid: str = "first", attempt: int = 0, since: float = 0.0) -> None:
+        """The leader's container has run since then."""
+        state = {"running": {"startedAt": time_at(EPOCH + since)}}
+        self.pods = [raw_worker(JOB, 0, attempt, uid=uid, state=state)]
+
+    def ends(self, at: float, code: int = 1, since: float = 0.0, uid: str = "first", attempt: int = 0) -> None:
+        """The leader's container has ended."""
+        state = terminated(code, EPOCH + at, started=EPOCH + since)
+        phase = "Failed" if code else "Succeeded"
+        self.pods = [raw_worker(JOB, 0, attempt, uid=uid, phase=phase, state=state)]
+
+    def says(self, phase: TrainerPhase, used: float = 0.0, uid: str = "first", **facts: Any) -> None:
+        """The leader's report is this."""
+        self.report = report(uid, phase, used_seconds=used, **facts)
+
+    def crew(self) -> Crew:
+        pods = [parse_pod(raw, SETTINGS) for raw in self.pods]
+        return crew_of(JOB, self.record, pods, self.ready, self.report)
+
+    def look(self, *at: float) -> float:
+        """Look at these seconds; return what is used after the last."""
+        for seconds in at:
+            self.record = look(JOB, self.record, self.crew(), EPOCH + seconds, SETTINGS)
+        return self.record.used_seconds
+
+    def restart_operator(self) -> None:
+        """Another operator reads the status."""
+        facts = facts_of(JOB, self.record, self.crew(), EPOCH, SETTINGS)
+        observed = Observed(allocation=self.record.allocation, scheduling=scheduling_of(self.record))
+        status = status_of(facts, observed, None, time_of(EPOCH))
+        text = json.dumps(status.model_dump(mode="json", by_alias=True))
+        self.record = record_of(JobStatus.model_validate_json(text))
+
+
+@pytest.fixture
+def account() -> Account:
+    return Account()
+
+
+# ---- what counts
+
+
+def test_queueing_pulling_and_starting_do_not_count(account):
+    assert account.look(5) == 0
+    account.pods = [raw_worker(JOB, 0, 0, uid="first", phase="Pending", state={})]
+    assert account.look(30, 60) == 0
+    account.runs(since=60)
+    assert account.look(61, 70) == 0
+    account.says(STARTING)
+    assert account.look(75) == 0
+    account.says(TRAINING)
+    assert account.look(78, 88) == 13, "from the look before it was seen to train"
+    account.says(EVALUATING, 13)
+    assert account.look(90) == 15
+
+
+def test_gpu_seconds_are_of_all_workers_that_are_lent(account):
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    assert (account.record.used_seconds, account.record.gpu_seconds_used) == (10, 20)
+    account.record = replace(account.record, extra=1)
+    account.look(15)
+    assert (account.record.used_seconds, account.record.gpu_seconds_used) == (15, 40)
+
+
+def test_a_leader_s_own_count_holds_where_it_is_further(account):
+    account.runs()
+    account.says(TRAINING, 12.5)
+    assert account.look(10) == 10, "but not further than the job is old"
+    account.says(TRAINING, 12.5)
+    assert account.look(14) == 14
+    account.says(TRAINING, 15)
+    assert account.look(15) == 15
+
+
+@pytest.mark.parametrize("phase", [COMPLETED, STOPPED, FAILED])
+def test_nothing_counts_once_the_leader_has_said_its_last_word(account, phase):
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    account.says(phase, 11)
+    assert account.look(15, 30) == 11
+
+
+def test_a_leader_on_a_lost_node_does_not_count(account):
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    account.ready = ()
+    assert account.look(15, 60) == 10
+
+
+def test_suspension_does_not_count(account):
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    account.record = replace(account.record, admitted_at=None)
+    assert account.look(500) == 10
+    account.record = replace(
+        account.record, admitted_at=EPOCH + 500, counted_until=EPOCH + 500, attempts=(1,), pod_uids=("",)
+    )
+    account.runs("second", 1, since=510)
+    assert account.look(512) == 10
+    account.says(TRAINING, 10, "second")
+    assert account.look(520) == 18
+
+
+# ---- the end of a leader
+
+
+def test_what_a_leader_that_ended_had_reported_counts(account):
+    account.runs()
+    account.says(TRAINING, 2)
+    account.look(4)
+    account.says(TRAINING, 7.5)
+    account.ends(8)
+    assert account.look(15, 60, 600) == 7.5
+
+
+def test_a_leader_that_came_and_went_unseen_counts_by_its_own_word(account):
+    account.ends(300, since=10, code=0)
+    account.says(COMPLETED, 280)
+    assert account.look(310, 400) == 280
+    assert account.record.gpu_seconds_used == 560
+    assert account.record.trained
+
+
+def test_a_leader_that_vanished_counts_by_its_own_word(account):
+    account.runs()
+    account.says(TRAINING, 9)
+    account.look(10)
+    account.pods = []
+    account.says(TRAINING, 18)
+    assert account.look(60) == 18
+    assert account.record.attempts == (1,)
+
+
+def test_the_wait_for_a_restart_does_not_count_and_the_next_leader_goes_on(account):
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    account.ends(11)
+    account.look(12)
+    assert account.record.attempts == (1,)
+    account.pods = []
+    assert account.look(30) == 10
+    account.runs("second", 1, since=40)
+    assert account.look(45) == 10, "the report is of the one before"
+    account.says(TRAINING, 10, "second")
+    assert account.look(50, 60) == 25
+
+
+def test_the_late_word_of_an_earlier_leader_counts_once(account):
+    account.runs()
+    account.says(TRAINING, 5)
+    account.look(6)
+    account.pods = []
+    account.look(7)
+    account.runs("second", 1, since=8)
+    account.look(9)
+    account.says(STOPPED, 6.5, "first")
+    assert account.look(10) == 6.5
+    assert not account.crew().fresh
+    assert leader_of(account.record, account.crew(), EPOCH + 10, SETTINGS) is Leader.STARTING
+
+
+# ---- images that never report
+
+
+def test_a_silent_leader_counts_from_its_start_once_it_is_past_the_allowance(account):
+    account.runs(since=5)
+    assert account.look(10, 24) == 0
+    assert list(turning_points(account.record, account.crew(), SETTINGS)) == [EPOCH + 25]
+    assert account.look(25) == 20
+    assert account.record.trained
+    assert account.look(30, 40) == 35
+
+
+def test_a_leader_that_only_ever_starts_counts_the_same(account):
+    account.runs(since=5)
+    account.says(STARTING)
+    assert account.look(24) == 0
+    assert account.look(25, 40) == 35
+    account.says(TRAINING, 0)
+    assert account.look(41) == 36
+
+
+def test_a_silent_leader_counts_to_its_end(account):
+    account.runs(since=5)
+    account.look(10)
+    account.ends(45, code=0, since=5)
+    assert account.look(60) == 40
+    assert account.look(70) == 40
+
+
+def test_a_silent_leader_that_ended_within_the_allowance_does_not_count(account):
+    account.ends(24, since=5)
+    assert account.look(60, 90) == 0
+
+
+def test_each_silent_leader_has_its_own_allowance(account):
+    account.ends(40, since=0)
+    assert account.look(50) == 40
+    account.runs("second", 1, since=60)
+    assert account.look(79) == 40
+    assert account.look(80, 85) == 65
+
+
+# ---- operators come and go
+
+
+def test_what_was_trained_while_no_operator_was_there_counts(account):
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    account.restart_operator()
+    account.says(TRAINING, 68)
+    assert account.look(70) == 70
+
+
+def test_what_was_written_last_is_all_that_the_next_operator_knows(account):
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    written = account.record
+    account.look(17)
+    account.record = written
+    account.restart_operator()
+    assert account.look(18) == 18
+
+
+def test_a_silent_leader_that_crossed_the_allowance_while_no_operator_was_there(account):
+    account.runs(since=5)
+    account.look(10)
+    account.restart_operator()
+    assert account.look(100, 110) == 105
+    account.restart_operator()
+    assert account.look(120) == 115
+
+
+def test_a_leader_that_ended_while_no_operator_was_there(account):
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    account.restart_operator()
+    account.ends(80)
+    account.says(TRAINING, 79)
+    assert account.look(500) == 79
+    assert account.record.failures == 1
+
+
+def test_restarts_of_the_operator_at_every_look_change_nothing():
+    plain, shaken = Account(), Account()
+    for each in (plain, shaken):
+        each.runs(since=3)
+    for second in range(4, 60, 3):
+        for each in (plain, shaken):
+            if second > 10:
+                each.says(TRAINING)
+            each.look(second)
+        shaken.restart_operator()
+    assert shaken.record == plain.record
+
+
+# ---- clocks
+
+
+def test_a_clock_that_goes_back_takes_nothing_and_counts_nothing_twice(account):
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    assert account.look(4) == 10
+    assert account.look(9) == 15, "five more seconds have passed"
+
+
+def test_a_node_whose_clock_is_ahead(account):
+    account.runs(since=50)
+    account.says(TRAINING)
+    assert account.look(10, 20) == 20
+
+
+def test_a_silent_leader_on_a_node_whose_clock_is_ahead(account):
+    account.runs(since=50)
+    assert account.look(10, 20, 30, 69) == 0
+    assert account.look(70, 75) == 25
+
+
+def test_a_leader_s_word_beyond_all_reason_does_not_count(account):
+    account.runs()
+    account.says(TRAINING, 1e308)
+    assert account.look(10) == 10
+
+
+# ---- in general
+
+
+@st.composite
+def histories(draw: st.DrawFn):
+    """What may happen between looks, with the seconds that pass."""
+    event = st.sampled_from(("look", "look", "start", "train", "report", "crash", "vanish", "lose", "back", "operator"))
+    return draw(st.lists(st.tuples(event, st.sampled_from((0.0, 0.5, 3.0, 25.0))), max_size=30))
+
+
+@given(histories())
+def test_figures_never_fall_and_never_outrun_the_leaders(history):
+    """True time of containers running is the upper bound; what a leader was seen to train is the lower one."""
+    account, now, ran, trained = Account(), 0.0, 0.0, 0.0
+    running_since: float | None = None
+    trains, attempt = False, 0
+    before = account.record
+    for event, seconds in history:
+        now += seconds
+        ran += seconds if running_since is not None else 0.0
+        trained += seconds if trains else 0.0
+        uid = f"pod-{attempt}"
+        if event == "start" and running_since is None:
+            attempt = account.record.attempts[0]
+            running_since = now
+            account.runs(f"pod-{attempt}", attempt, since=now)
+            account.pods[0]["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = time_of(
+                EPOCH + now
+            ).isoformat()
+        elif event == "train" and running_since is not None and not trains:
+            trains = True
+            account.says(TRAINING, trained, uid)
+            account.look(now)
+        elif event == "report" and trains:
+            account.says(TRAINING, trained, uid)
+        elif event in ("crash", "vanish") and running_since is not None:
+            if trains:
+                account.says(TRAINING, trained, uid)
+            if event == "crash":
+                account.ends(now, since=running_since, uid=uid, attempt=attempt)
+                state = account.pods[0]["status"]["containerStatuses"][0]["state"]["terminated"]
+                state["startedAt"] = time_of(EPOCH + running_since).isoformat()
+                state["finishedAt"] = time_of(EPOCH + now).isoformat()
+            else:
+                account.pods = []
+            running_since, trains = None, False
+            account.look(now)
+        elif event == "operator":
+            account.restart_operator()
+        else:
+            account.look(now)
+        assert account.record.used_seconds >= before.used_seconds
+        assert account.record.gpu_seconds_used >= before.gpu_seconds_used
+        assert account.record.used_seconds <= ran + 1e-3
+        before = account.record
+    account.look(now)
+    assert account.record.used_seconds >= trained - 1e-3

@@ -1,6 +1,20 @@
-"""`python -m espalier_operator`: the operator on Kubernetes."""
+"""`python -m espalier_operator`: the operator on Kubernetes, what its image runs."""
 
-from espalier_operator.kube.main import main
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
 
 if __name__ == "__main__":
+    # The first process of a container gets only the signals that it handles; `main` handles them once it is imported.
+    signal.signal(signal.SIGTERM, _leave)
+
+    from espalier_operator.kube.main import main
+
     main(prog_name="espalier-operator")

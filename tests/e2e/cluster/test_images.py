@@ -1,0 +1,136 @@
+"""The images as a cluster runs them: restricted, small, without installers, quick to start and to end."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from kube import ClusterError, Space, digits, get, kubectl, wait_for
+
+PARTS = ["operator", "trainer", "agent"]
+LARGEST_OPERATOR = 250e6
+
+LOOK = """
+import importlib.util, json, os, pkgutil, shutil, sys, importlib.metadata as metadata
+__import__(sys.argv[1])
+def cached(module):
+    spec = getattr(module, "__spec__", None)
+    source = spec is not None and spec.cached and (spec.origin or "").endswith(".py")
+    return not source or os.path.exists(spec.cached)
+def writable(path):
+    try:
+        open(os.path.join(path, "try"), "w").close()
+    except OSError:
+        return False
+    return True
+print(json.dumps({
+    "uid": os.getuid(),
+    "tools": [each for each in ("gcc", "cc", "c++", "pip", "pip3", "uv", "make") if shutil.which(each)],
+    "pip": importlib.util.find_spec("pip") is not None,
+    "uncompiled": sorted(name for name, module in list(sys.modules.items()) if not cached(module)),
+    "writable": [path for path in ("/", "/app", "/venv", "/tmp", "/etc") if writable(path)],
+    "packages": sorted(each.name for each in metadata.distributions()),
+}))
+"""
+
+
+def pod(part: str, name: str, **container: Any) -> dict[str, Any]:
+    """Return a pod of an image under restricted security."""
+    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": part,
+                    "image": f"localhost/espalier-{part}:dev",
+                    "imagePullPolicy": "IfNotPresent",
+                    "securityContext": security,
+                    "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+                    **container,
+                }
+            ],
+            "volumes": [{"name": "tmp", "emptyDir": {}}],
+        },
+    }
+
+
+def phase(space: Space, name: str) -> str:
+    return str(get("pod", name, "--namespace", space.name)["status"]["phase"])
+
+
+def ended(space: Space, name: str, seconds: float = 90) -> str:
+    """Wait for a pod's end and return its log; `ClusterError` with the log where it failed."""
+    last = wait_for(f"{name} ends", lambda: {"Succeeded", "Failed"} & {phase(space, name)}, seconds)
+    log = kubectl("logs", name, "--namespace", space.name)
+    if last != {"Succeeded"}:
+        raise ClusterError(f"{name} failed: {log}")
+    return log
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_image_is_restricted_and_holds_no_more_than_it_runs(space: Space, part: str) -> None:
+    space.apply(pod(part, "look", command=["python", "-c", LOOK, f"espalier_{part}.__main__"]))
+    found = json.loads(ended(space, "look").splitlines()[-1])
+    assert found["uid"] == 65532
+    assert found["tools"] == []
+    assert not found["pip"]
+    assert found["writable"] == ["/tmp"]
+    assert found["uncompiled"] in ([], ["__main__"])
+    others = {f"espalier-{each}" for each in PARTS if each != part}
+    assert not others & set(found["packages"])
+    assert {"espalier-api", f"espalier-{part}"} <= set(found["packages"])
+    assert ("torch" in found["packages"]) == (part != "operator")
+
+
+def test_the_operator_is_small(space: Space) -> None:
+    sizes = {
+        name: image["sizeBytes"]
+        for node in get("nodes")["items"]
+        for image in node["status"]["images"]
+        for name in image["names"]
+    }
+    assert sizes["localhost/espalier-operator:dev"] <= LARGEST_OPERATOR
+
+
+def lasting(part: str, name: str) -> dict[str, Any]:
+    """Return a pod that runs until it is ended: a service, or a worker that waits."""
+    manifest = pod(part, name)
+    spec = manifest["spec"]
+    if part == "operator":  # an account without rights: it goes on asking for the lease
+        spec["automountServiceAccountToken"] = True
+    if part == "trainer":
+        manifest["metadata"]["annotations"] = {"job": json.dumps(digits("waits", budget=60))}
+        item = {"path": "job.json", "fieldRef": {"fieldPath": "metadata.annotations['job']"}}
+        spec["volumes"].append({"name": "job", "downwardAPI": {"items": [item]}})
+        (container,) = spec["containers"]
+        container["volumeMounts"].append({"name": "job", "mountPath": "/job"})
+        container["env"] = [
+            {"name": "ESPALIER_WORKER_ROLE", "value": "extra"},
+            {"name": "ESPALIER_JOB_FILE", "value": "/job/job.json"},
+        ]
+    return manifest
+
+
+SAYS = {"operator": "espalier-operator", "trainer": "waits", "agent": "startup complete"}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("when", ["importing", "running"])
+def test_sigterm_reaches_python(space: Space, part: str, when: str) -> None:
+    """The first process of a container gets no signal that it does not handle, and imports take seconds."""
+    space.apply(lasting(part, "end"))
+    wait_for("the container runs", lambda: phase(space, "end") != "Pending", every=0.1)
+    if when == "running":
+        wait_for(f"it says {SAYS[part]!r}", lambda: SAYS[part] in kubectl("logs", "end", "--namespace", space.name))
+    assert phase(space, "end") == "Running", kubectl("logs", "end", "--namespace", space.name)
+    start = time.monotonic()
+    kubectl("delete", "pod", "end", "--namespace", space.name, "--grace-period=60", timeout=90)
+    assert time.monotonic() - start < 40, "it was killed after its grace period"

@@ -22,7 +22,7 @@ from espalier_operator.kube.jobs import KubeJob, parse_job, parse_status
 from espalier_operator.kube.pods import parse_pod
 from espalier_operator.kube.progress import look
 from espalier_operator.kube.record import record_of, scheduling_of
-from espalier_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Raw, Resource
+from espalier_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Raw, Resource
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import Listed
 from espalier_operator.kube.transitions import after
@@ -245,9 +245,17 @@ def report(raw: Object, leader: Object, *, acknowledged: int = 1, **said: Any) -
 
 
 def lists(
-    jobs: Sequence[Raw] = (), pods: Sequence[Raw] = (), nodes: Sequence[Raw] = (), reports: Sequence[Raw] = ()
+    jobs: Sequence[Raw] = (),
+    pods: Sequence[Raw] = (),
+    nodes: Sequence[Raw] = (),
+    reports: Sequence[Raw] = (),
+    classes: Mapping[str, int] | None = None,
 ) -> Mapping[Resource, Listed]:
-    """Return what `fetch` returns."""
+    """Return what `fetch` returns; `classes` are the values of PriorityClasses, None: they may not be listed."""
     version = next(_versions)
     kinds = {JOBS: jobs, PODS: pods, NODES: nodes, CONFIG_MAPS: reports}
+    if classes is not None:
+        kinds[PRIORITY_CLASSES] = [
+            {"metadata": {"name": name, "resourceVersion": "1"}, "value": value} for name, value in classes.items()
+        ]
     return {resource: Listed(items=items, version=version) for resource, items in kinds.items()}

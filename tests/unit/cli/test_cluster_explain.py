@@ -127,7 +127,7 @@ def test_too_little_budget_is_told_in_figures() -> None:
     said = report(raw, leader, used_seconds=390.0)
     raw = looked_at(raw, [leader], said, refusal=Reason.TOO_LITTLE_BUDGET_LEFT)
     told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
-    assert "of its time budget are left; below 20 s nothing is lent." in told
+    assert "left of its time budget; below 20 s nothing is lent." in told
 
 
 def test_an_image_that_cannot_be_pulled_is_told_with_message_deadline_and_command() -> None:

@@ -99,6 +99,15 @@ def test_a_job_that_cannot_be_run_is_left_out_with_its_problems() -> None:
     assert made.left_out["default/unreadable"][0].startswith("status: cannot be read: ")
 
 
+def test_the_value_of_its_priority_class_wins_and_one_that_is_not_there_is_a_problem() -> None:
+    raws = [job("a", priorityClassName="high", priority=1), job("b", priorityClassName="absent")]
+    made = seen_by_operator(lists(jobs=raws, classes={"high": 7}), NOW, SETTINGS)
+    assert [(facts.key, facts.terms.priority) for facts in made.snapshot.jobs] == [("default/a", 7)]
+    assert "there is no PriorityClass 'absent'" in made.left_out["default/b"][0]
+    unknown = seen_by_operator(lists(jobs=raws), NOW, SETTINGS)
+    assert [facts.terms.priority for facts in unknown.snapshot.jobs] == [1, 0]
+
+
 def test_a_job_on_its_way_out_is_not_planned_for() -> None:
     raw = job("a")
     raw["metadata"]["deletionTimestamp"] = time()

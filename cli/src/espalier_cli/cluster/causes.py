@@ -69,7 +69,7 @@ def _little_budget(case: Case) -> list[str]:
     least = case.snapshot.rules.lend_min_fraction * terms.time_budget_seconds
     left = case.facts.remaining_seconds
     if left < least:
-        return [f"{duration(left)} of its time budget are left; below {duration(least)} nothing is lent."]
+        return [f"{duration(left)} left of its time budget; below {duration(least)} nothing is lent."]
     if terms.gpu_seconds_budget is None:
         return []
     left = max(0.0, terms.gpu_seconds_budget - case.facts.gpu_seconds_used)

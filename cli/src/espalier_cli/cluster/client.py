@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0
+SILENCE_SECONDS = 10.0
+"""After a watch should have ended its connection counts as dead."""
 ATTEMPTS = 3
 """Of one read, where the API server does not answer or is overloaded."""
 PAUSE_SECONDS = 0.3
@@ -86,7 +88,9 @@ class Cluster:
         """Give the changes after `since` (a resource version), for at most `seconds`; bookmarks among them."""
         parameters = {**by, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": str(since)}
         parameters["timeoutSeconds"] = str(seconds)
-        response = self._request(resource, "watch", resource.path(namespace), namespace, parameters, seconds + 10.0)
+        response = self._request(
+            resource, "watch", resource.path(namespace), namespace, parameters, seconds + SILENCE_SECONDS
+        )
         self._watches.add(response)
         try:
             yield self._changes(resource, namespace, response)

@@ -71,12 +71,12 @@ def _budget(case: Case) -> list[str]:
     if job.outcome is not None:
         lines = [f"It used {duration(used)} of {duration(job.budget_seconds)}."]
     else:
-        lines = [f"{duration(left)} of {duration(job.budget_seconds)} are left."]
+        lines = [f"{duration(left)} left of {duration(job.budget_seconds)}."]
         if case.facts is not None and not case.facts.training:
             lines[0] += " It is counted only while its leader trains."
     whole = job.spec.get("gpuSecondsBudget")
     if whole is not None:
-        lines.append(f"{job.status.time_budget.gpu_seconds_used:.0f} of {whole:g} GPU-seconds are used.")
+        lines.append(f"{job.status.time_budget.gpu_seconds_used:.0f} of {whole:g} GPU-seconds used.")
     return lines
 
 

@@ -38,10 +38,9 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The API server cannot be reached since `since` (monotonic seconds); it is tried again."""
+    """The API server does not answer any more; it is tried again. Said once until it is `Back`."""
 
-    error: UnreachableError
-    since: float
+    error: ClusterError
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,7 @@ class Follower:
         self._cluster, self._resource, self._namespace = cluster, resource, namespace
         self._selector, self._tell, self._patience = selector, tell, patience
         self._known = {raw["metadata"]["uid"]: raw for raw in known}
+        self._listed = False
         self._stop = threading.Event()
         # A daemon: who interrupts a watch does not wait for a read to end.
         self._thread = threading.Thread(target=self._run, name=f"follow-{resource.plural}", daemon=True)
@@ -99,6 +99,10 @@ class Follower:
     def join(self, seconds: float) -> None:
         """Wait for the thread's end, for at most so long."""
         self._thread.join(seconds)
+
+    def is_alive(self) -> bool:
+        """Return whether its thread still runs."""
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         version: int | None = None
@@ -116,19 +120,21 @@ class Follower:
                 version = self._watch(version)
             except ExpiredError:
                 version = None
-            except UnreachableError as error:
+            except ClusterError as error:
+                if not self._listed and not isinstance(error, UnreachableError):
+                    self._say(Ended(error))  # a right that is missing from the beginning is not waited for
+                    return
                 # It may be another API server that comes back, one that knows no old moments: listed anew. Of a watch
-                # that broke nothing is said while lists are answered.
+                # that broke nothing is said while lists are answered. One that has just started refuses what it does
+                # not know yet, so later refusals are got over too.
                 if listing and version is None:
-                    away_since = away_since or began
-                    self._say(Lost(error, away_since))
+                    if away_since is None:
+                        away_since = began
+                        self._say(Lost(error))
                     if time.monotonic() - away_since >= self._patience:
                         self._say(Ended(error))
                         return
                 version = None
-            except ClusterError as error:
-                self._say(Ended(error))
-                return
             lasted = time.monotonic() - began >= _STABLE_SECONDS
             if lasted and away_since is None:
                 pause = FIRST_PAUSE
@@ -146,6 +152,7 @@ class Follower:
             if uid not in self._known or version_of(self._known[uid]) != version_of(raw):
                 self._known[uid] = raw
                 self._say(Seen(raw))
+        self._listed = True
         return listed.version
 
     def _watch(self, version: int) -> int:

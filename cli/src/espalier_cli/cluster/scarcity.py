@@ -24,10 +24,10 @@ def scarcity(job: JobFacts, snapshot: Snapshot) -> list[str]:
     """Say how the GPUs that the job could use are held, a line a type, and who waits before it."""
     wanted = job.gpu_type if job.admitted_at is not None else job.terms.gpu_type
     uses = [use for use in use_by_type(snapshot) if wanted is None or use.gpu_type == wanted]
-    if not uses:
-        return [f"No node has GPUs{of_type(wanted)}."]
     lines = []
-    for use in uses:
+    if not any(use.total for use in uses):
+        lines.append(f"No node that counts has GPUs{of_type(wanted)}.")
+    for use in (use for use in uses if use.total):
         lines.append(_supply(use, job))
         lines += _holders(use, snapshot, job.key)
     hidden = [node for node in snapshot.nodes if node.allocatable and not counts(node)]

@@ -16,7 +16,7 @@ from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_operator.facts import Rules, Snapshot, Worker
-from espalier_operator.kube.resources import Raw, Resource
+from espalier_operator.kube.resources import JOBS, Raw, Resource
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.store import Store
 from espalier_operator.kube.tracked import Tracked
@@ -50,7 +50,8 @@ def seen_by_operator(
     PriorityClasses may be missing: then the priorities that jobs name themselves hold.
     """
     store = Store(settings)
-    for resource, listed in lists.items():
+    # Jobs last: whether one can be run depends on what PriorityClasses there are.
+    for resource, listed in sorted(lists.items(), key=lambda item: item[0] is JOBS):
         store.replace(resource, listed.items, listed.version)
     tracked: list[Tracked] = []
     left_out: dict[str, tuple[str, ...]] = {}

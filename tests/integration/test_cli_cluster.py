@@ -1,0 +1,326 @@
+"""`espalier list`, `explain`, `top`, `snapshot` and `plan` against a real API server with a real operator."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from apiserver import JOBS, ApiServer
+from click.testing import CliRunner, Result
+from fake_kubelet import FakeKubelet
+from operators import InProcess, Jobs, make_extra_class
+from ruamel.yaml import YAML
+from trainers import Trainers
+
+from espalier_cli.main import cli
+from espalier_operator.facts import JobFacts, Snapshot
+from espalier_operator.plan import plan
+from espalier_operator.policies.priority import PriorityPolicy
+
+PROJECT = Path(__file__).parents[2]
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+class World:
+    """A cluster in which an operator looks after jobs: `lucky` trains with a lent GPU, `waits` and `giant` wait."""
+
+    def __init__(self, cluster: ApiServer, kubelet: FakeKubelet, operator: InProcess) -> None:
+        self.cluster, self.kubelet, self.operator = cluster, kubelet, operator
+        self.namespace = cluster.namespace()
+        self.jobs = Jobs(cluster, self.namespace)
+
+    def run(self, *words: str, kubeconfig: Path | None = None) -> Result:
+        return espalier(kubeconfig or self.cluster.kubeconfig, *words)
+
+    def settle(self) -> None:
+        """Return when all that is to happen has."""
+        self.kubelet.wait_for(
+            "lucky has a lent GPU, waits and giant know why they wait",
+            lambda: (
+                self.jobs.condition("lucky", "ExtraGPUsGranted") == ("True", "ExtraGPUsGranted")
+                and self.jobs.condition("lucky", "Running") == ("True", "Running")
+                and self.jobs.condition("waits", "Admitted") == ("False", "NoFreeGPU")
+                and self.jobs.condition("giant", "Admitted") == ("False", "TooLarge")
+            ),
+            30,
+        )
+        self.kubelet.wait_running(self.namespace, "lucky-extra-0-2")
+
+
+def espalier(kubeconfig: Path, *words: str) -> Result:
+    return CliRunner().invoke(cli, [*words, "--kubeconfig", str(kubeconfig)])
+
+
+def limited(cluster: ApiServer, namespace: str, directory: Path, *rules: tuple[str, str, str]) -> Path:
+    """Return a kubeconfig for a ServiceAccount that may do `rules` (group, resources, verbs) in `namespace` only."""
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    granted = [
+        {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+        for group, resources, verbs in rules
+    ]
+    cluster.request("POST", f"{rbac}/roles", {"metadata": {"name": "person"}, "rules": granted})
+    subject = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "person"}
+    binding = {"metadata": {"name": "person"}, "subjects": [subject], "roleRef": role}
+    cluster.request("POST", f"{rbac}/rolebindings", binding)
+    path = directory / "person.kubeconfig"
+    path.write_text(cluster.kubeconfig_text(cluster.token(namespace, "default"), namespace))
+    return path
+
+
+@pytest.fixture
+def world(cluster: ApiServer, kubelet: FakeKubelet) -> Iterator[World]:
+    """Give it, settled."""
+    make_extra_class(cluster)
+    kubelet.add_node("here", 2, gpu_type="x")
+    kubelet.add_node("closed", 4, gpu_type="x")
+    kubelet.cordon("closed")
+    with Trainers(cluster), InProcess(cluster) as operator:
+        world = World(cluster, kubelet, operator)
+        world.jobs.make("lucky", maxReplicas=2, preemption={"cooldownSeconds": 0}, queue="research")
+        kubelet.wait_running(world.namespace, "lucky-extra-0-2")
+        world.jobs.make("waits", minReplicas=2, maxReplicas=2)
+        world.jobs.make("giant", gpus=3)
+        world.settle()
+        yield world
+
+
+# ---- what they say
+
+
+def test_list_says_where_each_job_stands_and_why(world: World) -> None:
+    world.jobs.make("asleep", suspend=True)
+    asleep = ("False", "Suspended")
+    world.kubelet.wait_for("asleep is seen", lambda: world.jobs.condition("asleep", "Admitted") == asleep)
+    shown = world.run("list", "-n", world.namespace)
+    assert shown.exit_code == 0, shown.stderr
+    heading, *rows = [line.split() for line in shown.stdout.splitlines()]
+    assert heading == ["NAME", "PHASE", "GPUS", "EXTRA", "DEPTH", "ADAPTATIONS", "BUDGET-LEFT", "AGE", "REASON"]
+    found = {row[0]: row for row in rows}
+    assert list(found) == ["asleep", "giant", "lucky", "waits"]
+    assert (found["asleep"][1], found["asleep"][-1]) == ("Suspended", "Suspended")
+    assert (found["giant"][1], found["giant"][-1]) == ("Pending", "TooLarge")
+    told = {entry["name"]: entry for entry in json.loads(world.run("list", "-A", "-o", "json").stdout)}
+    assert told["lucky"]["gpus"] == world.jobs.status("lucky")["allocation"]["gpus"]
+    assert told["waits"]["admitted"] is False
+    assert YAML(typ="safe").load(world.run("list", "-A", "-o", "yaml").stdout)[0]["namespace"] == world.namespace
+    wide = world.run("list", "-A", "-o", "wide").stdout
+    assert wide.splitlines()[0].startswith("NAMESPACE")
+    assert " research " in wide
+
+
+def test_top_adds_up_what_pods_hold(world: World) -> None:
+    alien = {"metadata": {"name": "alien"}, "spec": _pod_spec("closed", 1)}
+    world.cluster.request("POST", f"/api/v1/namespaces/{world.namespace}/pods", alien)
+    whole = json.loads(world.run("top", "-o", "json").stdout)
+    assert whole["types"] == [
+        {
+            "type": "x",
+            "nodes": 1,
+            "total": 2,
+            "base": 1,
+            "lent": 1,
+            "others": 0,
+            "terminating": 0,
+            "promised": 0,
+            "free": 0,
+            "largestFreeOnANode": 0,
+            "heldBeyondAllocatable": 0,
+        }
+    ]
+    assert [(use["job"], use["base"], use["lent"]) for use in whole["jobs"]] == [(f"{world.namespace}/lucky", 1, 1)]
+    assert whole["others"] == [{"namespace": world.namespace, "held": 1, "waitedFor": 0}]
+    assert whole["nodesNotCounted"] == [{"name": "closed", "type": "x", "gpus": 4, "why": ["cordoned"]}]
+    lines = world.run("top").stdout.splitlines()
+    assert lines[0].split() == ["TYPE", "NODES", "TOTAL", "BASE", "LENT", "OTHERS", "TERMINATING", "PROMISED", "FREE"]
+    assert lines[1].split() == ["x", "1", "2", "1", "1", "0", "0", "0", "0"]
+    assert lines[-1].split() == ["closed", "x", "4", "cordoned"]
+    other = world.run("top", "--gpu-resource", "amd.com/gpu")
+    assert (other.exit_code, other.stdout) == (0, "")
+    assert "no node has GPUs of this resource" in other.stderr
+
+
+def test_explain_says_who_holds_the_gpus_and_what_would_change_it(world: World) -> None:
+    text = world.run("explain", "waits", "-n", world.namespace).stdout
+    assert f"{world.namespace}/waits is Pending" in text
+    assert "NoFreeGPU: no GPUs are free for it" in text
+    assert "It needs 2 workers with 1 GPU each, all at once, all of one type." in text
+    assert "There are 2 GPUs of type x, none free." in text
+    assert f"Job {world.namespace}/lucky holds 2 (1 base, 1 lent) until its time budget ends, in" in text
+    assert "at most; those lent come back within a notice of 30 s." in text
+    assert "1 node with 4 GPUs does not count; `espalier top` says why." in text
+    assert "$ espalier top" in text
+    assert " ago: NoFreeGPU: " in text  # the operator's Event
+    told = json.loads(world.run("explain", f"{world.namespace}/waits", "-o", "json").stdout)
+    assert (told["job"], told["reason"]) == (f"{world.namespace}/waits", "NoFreeGPU")
+
+
+def test_explain_of_a_training_job(world: World) -> None:
+    text = world.run("explain", "lucky", "-n", world.namespace).stdout
+    assert f"{world.namespace}/lucky is Running" in text
+    assert "left of 100 s." in text
+    assert "acknowledged by its leader." in text
+    assert "ExtraGPUsGranted" in text
+
+
+def test_the_snapshot_is_what_the_operator_plans_by(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+
+    def same() -> bool:
+        world.operator.wake()
+        made = world.run("snapshot", "-o", str(path))
+        assert made.exit_code == 0, made.stderr
+        return _timeless(Snapshot.from_json(path.read_text())) == _timeless(world.operator.snapshot)
+
+    world.kubelet.wait_for("the file holds what the operator saw", same)
+    seen = Snapshot.from_json(path.read_text())
+    assert Snapshot.from_json(seen.to_json()) == seen
+    assert {facts.key.partition("/")[2] for facts in seen.jobs} == {"lucky", "waits", "giant"}
+    made = plan(seen, PriorityPolicy(), seen.taken_at)
+    told = json.loads(CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "-o", "json"]).stdout)
+    assert [(entry["action"], entry["job"]) for entry in told["actions"]] == [
+        (type(action).__name__, action.job) for action in made.actions
+    ]
+    assert {entry["job"]: entry["reason"] for entry in told["refusals"]} == {
+        key: str(refusal.reason) for key, refusal in made.refusals.items()
+    }
+    for name in ("waits", "giant"):  # and the operator came to the same
+        refused = made.refusals[f"{world.namespace}/{name}"].reason
+        assert world.jobs.condition(name, "Admitted") == ("False", refused)
+
+
+def test_a_snapshot_of_one_namespace_counts_the_others_pods_as_others(world: World) -> None:
+    empty = world.cluster.namespace()
+    seen = Snapshot.from_json(world.run("snapshot", "-n", empty).stdout)
+    assert seen.jobs == ()
+    assert {worker.job for worker in seen.workers} == {None}
+    assert seen.nodes
+
+
+# ---- who may not see everything, and what goes wrong
+
+
+def test_explain_for_who_may_see_one_namespace_only(world: World, tmp_path: Path) -> None:
+    rules = {"espalier.dev": "adaptivetrainingjobs", "": "configmaps pods events"}
+    granted = [(group, resources, "get list watch") for group, resources in rules.items()]
+    person = limited(world.cluster, world.namespace, tmp_path, *granted)
+    shown = espalier(person, "explain", "lucky")
+    assert shown.exit_code == 0, shown.stderr
+    assert "acknowledged by its leader." in shown.stdout
+    assert "The cluster's GPUs could not be looked at: what is missing is the right to list " in shown.stdout
+    assert espalier(person, "list").exit_code == 0
+
+
+def test_a_missing_right_is_named(cluster: ApiServer, tmp_path: Path) -> None:
+    namespace = cluster.namespace()
+    person = limited(cluster, namespace, tmp_path, ("espalier.dev", "adaptivetrainingjobs", "get list"))
+    everywhere = espalier(person, "list", "-A")
+    assert everywhere.exit_code == 1
+    error, hint = everywhere.stderr.splitlines()
+    assert "is forbidden" in error
+    assert hint == (
+        "hint: what is missing is the right to list adaptivetrainingjobs.espalier.dev in all namespaces; "
+        "-n NAMESPACE asks for one namespace only"
+    )
+    top = espalier(person, "top")
+    assert top.exit_code == 1
+    assert "hint: what is missing is the right to list " in top.stderr
+
+
+def test_credentials_that_nobody_knows(cluster: ApiServer, tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(cluster.kubeconfig_text("wrong"))
+    shown = espalier(path, "list")
+    assert shown.exit_code == 1
+    assert shown.stderr.splitlines()[0] == "error: the API server does not know who asks (401)"
+
+
+def test_a_cluster_without_espalier(cluster: ApiServer) -> None:
+    cluster.request("DELETE", f"{CRDS}/adaptivetrainingjobs.espalier.dev")
+    try:
+        deadline = time.monotonic() + 30
+        while cluster.api.get(f"{JOBS}/adaptivetrainingjobs").status_code != 404:
+            assert time.monotonic() < deadline, "the kind is served though it was deleted"
+            time.sleep(0.05)
+        for words in (["list"], ["explain", "a"], ["watch", "a"], ["top"], ["snapshot"]):
+            shown = espalier(cluster.kubeconfig, *words)
+            assert shown.exit_code == 1, words
+            error, hint = shown.stderr.splitlines()
+            assert error.endswith("Espalier is not installed in it")
+            assert hint.startswith("hint: kubectl apply -f crds/adaptivetrainingjobs.espalier.dev.yaml")
+    finally:
+        cluster.install(PROJECT / "crds")
+
+
+def test_a_job_that_is_not_there_and_the_nearest_that_is(cluster: ApiServer) -> None:
+    here, there = Jobs(cluster, cluster.namespace()), Jobs(cluster, cluster.namespace())
+    here.make("digits")
+    there.make("elsewhere")
+    for command in ("explain", "watch"):
+        near = espalier(cluster.kubeconfig, command, "digit", "-n", here.namespace)
+        assert near.exit_code == 2
+        assert near.stderr.splitlines() == [
+            f"error: there is no job 'digit' in namespace {here.namespace}",
+            "hint: did you mean digits?",
+        ]
+        other = espalier(cluster.kubeconfig, command, "elsewhere", "-n", here.namespace)
+        assert (
+            other.stderr.splitlines()[1] == f"hint: there is one in namespace {there.namespace}: -n {there.namespace}"
+        )
+        none = espalier(cluster.kubeconfig, command, "zebra", "-n", here.namespace)
+        assert none.stderr.splitlines()[1] == "hint: there are: digits"
+
+
+def test_a_server_that_is_away(cluster: ApiServer) -> None:
+    cluster.stop()
+    shown = espalier(cluster.kubeconfig, "list")
+    assert shown.exit_code == 1
+    error, hint = shown.stderr.splitlines()
+    assert error.startswith(f"error: {cluster.url} does not answer: Failed to establish a new connection")
+    assert hint == "hint: is the cluster running? `kubectl cluster-info` asks the same"
+
+
+def test_a_certificate_of_somebody_else(cluster: ApiServer, tmp_path: Path) -> None:
+    whole = json.loads(cluster.kubeconfig.read_text())
+    del whole["clusters"][0]["cluster"]["certificate-authority"]
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(whole))
+    shown = espalier(path, "list")
+    assert shown.exit_code == 1
+    assert "no secure connection" in shown.stderr.splitlines()[0]
+
+
+def test_lists_of_several_pages_are_whole(cluster: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["espalier_cli.cluster.client"], "PAGE", 2)
+    jobs = Jobs(cluster, cluster.namespace())
+    for index in range(5):
+        jobs.make(f"job-{index}", suspend=True)
+    told = json.loads(espalier(cluster.kubeconfig, "list", "-n", jobs.namespace, "-o", "json").stdout)
+    assert [entry["name"] for entry in told] == [f"job-{index}" for index in range(5)]
+
+
+def _timeless(snapshot: Snapshot) -> tuple[object, ...]:
+    """Return the snapshot without what a moment more changes, without the order of lists, exact to the millisecond."""
+
+    def still(facts: JobFacts) -> JobFacts:
+        times = {name: getattr(facts, name) for name in ("admitted_at", "granted_at", "changed_at")}
+        rounded = {name: None if time is None else round(time, 3) for name, time in times.items()}
+        return replace(facts, used_seconds=0.0, gpu_seconds_used=0.0, **rounded)
+
+    return (
+        set(snapshot.nodes),
+        set(snapshot.workers),
+        [promise.job for promise in snapshot.promises],
+        sorted((still(facts) for facts in snapshot.jobs), key=lambda facts: facts.key),
+        snapshot.rules,
+    )
+
+
+def _pod_spec(node: str, gpus: int) -> dict[str, object]:
+    resources = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    return {"nodeName": node, "containers": [{"name": "c", "image": "i", "resources": resources}]}

@@ -1,0 +1,415 @@
+"""`espalier watch` against a real API server: until the job ends, over all that connections and servers do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apiserver import JOBS as JOBS_PATH
+from apiserver import ApiServer
+from operators import Jobs
+from relay import Relay
+
+# How a job's status looks at each moment is made by the operator's own functions, as for the unit tests of the command.
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "cli"))
+
+from cluster_objects import Object, acted, adaptation, admitted, looked_at, report, worker
+
+from espalier_api.reasons import Reason
+from espalier_cli.cluster import client, follow
+from espalier_cli.cluster.client import Cluster, connect
+from espalier_cli.cluster.errors import ExpiredError
+from espalier_cli.cluster.follow import Back, Change, Ended, Follower, Gone, Lost, Seen
+from espalier_operator.actions import Fail, Finish
+from espalier_operator.kube.resources import JOBS
+
+COMMAND = [sys.executable, "-u", "-c", "from espalier_cli.main import main; main()", "watch"]
+_SECONDS = 40.0
+
+
+class Story:
+    """A job whose status is written as an operator would."""
+
+    def __init__(self, cluster: ApiServer) -> None:
+        self.cluster = cluster
+        self.jobs = Jobs(cluster, cluster.namespace())
+        self.raw: Object = self.jobs.make("digits", maxReplicas=2)
+        self.key = f"{self.jobs.namespace}/digits"
+
+    def write(self, raw: Object) -> None:
+        """Write its status."""
+        self.raw = raw
+        path = f"{self.jobs.path}/digits/status"
+        self.cluster.request("PATCH", path, {"status": raw["status"]})
+
+    def wait(self) -> None:
+        """It waits for GPUs."""
+        self.write(acted(self.raw, refusal=Reason.NO_FREE_GPU, at=time.time()))
+
+    def train(self, *adaptations: object, used: float = 10.0) -> None:
+        """It trains with a lent GPU."""
+        now = time.time()
+        if "allocation" not in self.raw.get("status", {}) or not self.raw["status"]["scheduling"].get("admittedAt"):
+            self.raw = admitted(self.raw, extra=1, at=now)
+        leader = worker(self.raw, "n", age=0)
+        leader["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = self.raw["metadata"][
+            "creationTimestamp"
+        ]
+        said = report(self.raw, leader, acknowledged=2, used_seconds=used, adaptations=adaptations)
+        self.write(looked_at(self.raw, [leader], said, at=now))
+
+    def end(self, action: Finish | Fail) -> None:
+        """It ends."""
+        self.write(acted(self.raw, action, at=time.time()))
+
+    def complete(self) -> None:
+        """It ends well."""
+        self.end(Finish(job=self.key, reason=Reason.BUDGET_EXHAUSTED))
+
+    def tell(self, reason: str, message: str, kind: str = "Normal") -> None:
+        """Make an Event about it."""
+        name = f"digits.{time.monotonic_ns()}"
+        about = {key: self.raw["metadata"][key] for key in ("name", "namespace", "uid")}
+        body = {
+            "metadata": {"name": name, "namespace": self.jobs.namespace},
+            "involvedObject": {"apiVersion": self.raw["apiVersion"], "kind": self.raw["kind"], **about},
+            "reason": reason,
+            "message": message,
+            "type": kind,
+            "count": 1,
+        }
+        self.cluster.request("POST", f"/api/v1/namespaces/{self.jobs.namespace}/events", body)
+
+
+class Watching:
+    """The command in a process of its own, its lines as they come."""
+
+    def __init__(self, story: Story, *words: str, kubeconfig: Path | None = None) -> None:
+        where = ["-n", story.jobs.namespace, "--kubeconfig", str(kubeconfig or story.cluster.kubeconfig)]
+        self.process = subprocess.Popen(
+            [*COMMAND, "digits", *where, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "NO_COLOR": "1"},
+        )
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, lines))
+            for stream, lines in ((self.process.stdout, self.out), (self.process.stderr, self.err))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: Any, lines: list[str]) -> None:
+        for line in stream:
+            lines.append(line.rstrip("\n"))
+            self._news.put(None)
+        self._news.put(None)
+
+    def said(self, text: str, *, on_stderr: bool = False) -> str:
+        """Return the first line with `text` once it is there."""
+        lines = self.err if on_stderr else self.out
+        deadline = time.monotonic() + _SECONDS
+        while not (found := [line for line in lines if text in line]):
+            left = deadline - time.monotonic()
+            assert left > 0, f"nobody says {text!r}: {self.out} {self.err}"
+            assert self.process.poll() is None or not self._news.empty(), (text, self.out, self.err)
+            try:
+                self._news.get(timeout=left)
+            except queue.Empty:
+                continue
+        return found[0]
+
+    def end(self) -> int:
+        """Return its exit code once it has ended."""
+        code = self.process.wait(_SECONDS)
+        for reader in self._readers:
+            reader.join(5)
+        return code
+
+
+@pytest.fixture
+def story(cluster: ApiServer) -> Story:
+    return Story(cluster)
+
+
+@pytest.fixture
+def watch(story: Story) -> Iterator[Callable[..., Watching]]:
+    """Begin to watch the job of the story."""
+    begun: list[Watching] = []
+
+    def begin(*words: str, **options: Any) -> Watching:
+        begun.append(Watching(story, *words, **options))
+        return begun[-1]
+
+    yield begin
+    for watching in begun:
+        if watching.process.poll() is None:
+            watching.process.kill()
+        watching.end()
+        for stream in (watching.process.stdout, watching.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+# ---- the command
+
+
+def test_a_life_is_told_line_by_line_and_ends_with_0(story: Story, watch: Callable[..., Watching]) -> None:
+    story.tell("Old", "news of long ago")
+    story.wait()
+    watching = watch()
+    assert "Pending, NoFreeGPU: no GPUs are free for it" in watching.said("NoFreeGPU")
+    story.tell("NoFreeGPU", "no GPUs are free for it; a job that ends or a GPU that is added would change that")
+    story.train(used=10.0)
+    watching.said("GPUsGranted")
+    watching.said("epoch 3, accuracy 0.810, depth 4")
+    story.tell("Peculiar", "only an Event says this", kind="Warning")
+    watching.said("warning: Peculiar: only an Event says this")
+    story.train(adaptation(), used=30.0)
+    grown = watching.said("AdaptationGrown")
+    story.tell("AdaptationGrown", grown.partition("AdaptationGrown: ")[2])
+    story.complete()
+    assert watching.end() == 0
+    assert sum("AdaptationGrown" in line for line in watching.out) == 1, "status and Event say it once"
+    assert not any("long ago" in line for line in watching.out)
+    assert "BudgetExhausted: its time budget is used up" in watching.out[-1]
+    (verdict,) = watching.err
+    assert verdict.startswith("Complete: accuracy 0.8100, depth 4, 306 parameters, grown 1 time, ")
+
+
+def test_json_lines(story: Story, watch: Callable[..., Watching]) -> None:
+    story.train()
+    watching = watch("-o", "json")
+    watching.said("Running")
+    story.complete()
+    assert watching.end() == 0
+    told = [json.loads(line) for line in watching.out]
+    assert {entry["job"] for entry in told} == {"digits"}
+    assert told[-1]["phase"] == "Complete"
+
+
+def test_a_job_that_failed_ends_with_1(story: Story, watch: Callable[..., Watching]) -> None:
+    story.train()
+    watching = watch()
+    watching.said("Running")
+    story.end(Fail(job=story.key, reason=Reason.CRASH_LOOP, message="4 failures"))
+    assert watching.end() == 1
+    assert any("warning: CrashLoop: 4 failures" in line for line in watching.out)
+
+
+def test_a_job_that_has_ended_ends_at_once(story: Story, watch: Callable[..., Watching]) -> None:
+    story.train()
+    story.complete()
+    watching = watch()
+    assert watching.end() == 0
+    assert "Complete, BudgetExhausted" in watching.out[0]
+
+
+def test_a_job_that_is_deleted_ends_with_1(story: Story, watch: Callable[..., Watching]) -> None:
+    story.train()
+    watching = watch()
+    watching.said("Running")
+    story.jobs.delete("digits")
+    assert watching.end() == 1
+    assert watching.err[-1] == f"error: {story.key} was deleted before it ended"
+
+
+def test_an_interrupt_ends_with_130_and_says_that_the_job_goes_on(story: Story, watch: Callable[..., Watching]) -> None:
+    story.train()
+    watching = watch()
+    watching.said("Running")
+    watching.process.send_signal(signal.SIGINT)
+    assert watching.end() == 130
+    assert watching.err == ["interrupted; the job goes on"]
+
+
+def test_a_restart_of_the_api_server_is_got_over(story: Story, watch: Callable[..., Watching]) -> None:
+    story.train(used=5.0)
+    watching = watch()
+    watching.said("Running")
+    story.cluster.stop()
+    watching.said("does not answer", on_stderr=True)
+    story.cluster.start()
+    watching.said("the API server answers again", on_stderr=True)
+    story.train(adaptation(), used=20.0)
+    watching.said("AdaptationGrown")
+    story.complete()
+    assert watching.end() == 0
+
+
+def test_patience_ends(story: Story, watch: Callable[..., Watching]) -> None:
+    story.train()
+    watching = watch("--patience", "1")
+    watching.said("Running")
+    story.cluster.stop()
+    assert watching.end() == 1
+    assert watching.err[-2].startswith("error: ")
+    assert "does not answer" in watching.err[-2]
+
+
+def test_on_a_terminal_there_is_a_table_and_without_colour_none(story: Story) -> None:
+    story.train(adaptation())
+    for colour in (True, False):
+        ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140", "LINES": "40"}
+        environment.pop("NO_COLOR", None)
+        if not colour:
+            environment["NO_COLOR"] = "1"
+        where = ["-n", story.jobs.namespace, "--kubeconfig", str(story.cluster.kubeconfig)]
+        process = subprocess.Popen([*COMMAND, "digits", *where], stdout=theirs, stderr=subprocess.PIPE, env=environment)
+        os.close(theirs)
+        seen = b""
+        deadline = time.monotonic() + _SECONDS
+        while b"Deepen(block0) (Grown)" not in seen:
+            assert time.monotonic() < deadline, seen
+            seen += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        while True:
+            try:
+                if not (more := os.read(ours, 4096)):
+                    break
+            except OSError:  # the other end is closed: Linux says so this way
+                break
+            seen += more
+        assert process.wait(_SECONDS) == 130
+        os.close(ours)
+        assert process.stderr is not None
+        process.stderr.close()
+        text = seen.decode()
+        assert "time budget" in text
+        assert ("\x1b[32m" in text) == colour  # the decision is green
+
+
+# ---- following, in this process
+
+
+class Followed:
+    """What a `Follower` tells."""
+
+    def __init__(self, story: Story, kubeconfig: Path, patience: float = 30.0) -> None:
+        self.cluster: Cluster = connect(kubeconfig, None)
+        self.told: queue.SimpleQueue[Change] = queue.SimpleQueue()
+        self.follower = Follower(
+            self.cluster, JOBS, story.jobs.namespace, "metadata.name=digits", self.told.put, patience=patience
+        )
+
+    def __enter__(self) -> Followed:
+        self.follower.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.follower.stop()
+        self.cluster.close()
+        self.follower.join(10)
+
+    def next(self, kind: type[Change], seconds: float = 20.0) -> Any:
+        """Return the next change, which must be of `kind`."""
+        change = self.told.get(timeout=seconds)
+        assert isinstance(change, kind), change
+        return change
+
+    def sees(self, count: int) -> None:
+        """Return when the label `count` of the job has been told."""
+        while self.next(Seen).object["metadata"].get("labels", {}).get("count") != str(count):
+            pass
+
+
+def label(story: Story, count: int) -> None:
+    story.cluster.request("PATCH", f"{story.jobs.path}/digits", {"metadata": {"labels": {"count": str(count)}}})
+
+
+def through(relay: Relay, cluster: ApiServer, directory: Path) -> Path:
+    """Return a kubeconfig that leads through the relay."""
+    whole = json.loads(cluster.kubeconfig.read_text())
+    whole["clusters"][0]["cluster"]["server"] = relay.url
+    path = directory / "relay.kubeconfig"
+    path.write_text(json.dumps(whole))
+    return path
+
+
+def test_connections_that_are_cut_or_die_in_silence_are_made_anew(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "WATCH_SECONDS", 1)
+    monkeypatch.setattr(client, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(client, "READ_SECONDS", 2.0)
+    with Relay(story.cluster.port) as relay, Followed(story, through(relay, story.cluster, tmp_path)) as followed:
+        followed.next(Seen)
+        relay.cut()
+        label(story, 1)
+        followed.sees(1)
+        relay.freeze()
+        followed.next(Lost)  # nothing tells it that the connection is dead
+        relay.thaw()
+        followed.next(Back)
+        label(story, 2)
+        followed.sees(2)
+
+
+def test_a_moment_that_is_forgotten_is_listed_anew(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server itself answers 410 to a version that it no longer has."""
+    real, since = Cluster.watch, []
+
+    def watch_from_the_beginning(self: Cluster, kind: Any, namespace: str, version: int, *rest: Any, **by: str) -> Any:
+        since.append(version)
+        return real(self, kind, namespace, 1 if len(since) == 1 else version, *rest, **by)
+
+    with (
+        connect(story.cluster.kubeconfig, None) as cluster,
+        pytest.raises(ExpiredError),
+        cluster.watch(JOBS, story.jobs.namespace, 1, 5) as changes,
+    ):
+        list(changes)
+    monkeypatch.setattr(Cluster, "watch", watch_from_the_beginning)
+    with Followed(story, story.cluster.kubeconfig) as followed:
+        followed.next(Seen)
+        deadline = time.monotonic() + 20
+        while len(since) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        label(story, 1)
+        followed.sees(1)
+
+
+def test_what_goes_while_nobody_looks_is_gone(story: Story) -> None:
+    with Followed(story, story.cluster.kubeconfig) as followed:
+        followed.next(Seen)
+        story.cluster.stop(signal.SIGKILL)
+        followed.next(Lost)
+        story.cluster.start()
+        followed.next(Back)
+        story.jobs.delete("digits")
+        followed.next(Gone)
+
+
+def test_a_right_that_is_missing_ends_it(story: Story, tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(story.cluster.kubeconfig_text(story.cluster.token(story.jobs.namespace, "default")))
+    with Followed(story, path) as followed:
+        ended = followed.next(Ended)
+        assert "cannot list resource" in ended.error.message
+
+
+def test_closing_ends_a_watch_that_waits(story: Story) -> None:
+    followed = Followed(story, story.cluster.kubeconfig)
+    with followed:
+        followed.next(Seen)
+        assert story.cluster.api.get(f"{JOBS_PATH}/adaptivetrainingjobs").status_code == 200
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    assert not followed.follower.is_alive()

@@ -1,0 +1,155 @@
+"""Ways to a cluster that lead nowhere, each with one line and a hint; and what is imported on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from espalier_cli.cluster.client import connect, error_of
+from espalier_cli.cluster.errors import ExpiredError, ForbiddenError, NotFoundError, UnreachableError
+from espalier_cli.errors import BadInput
+from espalier_cli.main import cli
+from espalier_operator.kube.resources import JOBS, NODES, PODS
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.yaml"
+
+
+def kubeconfig(path: Path, **contexts: str) -> Path:
+    """Write a kubeconfig whose contexts have these namespaces; the first is the current one."""
+    entries = [{"name": name, "context": {"cluster": "c", "user": "u", "namespace": n}} for name, n in contexts.items()]
+    whole = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": next(iter(contexts)),
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": entries,
+    }
+    path.write_text(json.dumps(whole))
+    return path
+
+
+def test_the_context_says_the_namespace(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config", here="a", there="b", nowhere="")
+    found = {}
+    for context in (None, "there", "nowhere"):
+        with connect(path, context) as cluster:
+            found[context] = cluster.namespace
+    assert found == {None: "a", "there": "b", "nowhere": "default"}
+
+
+def test_several_files_are_one_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = kubeconfig(tmp_path / "one", here="a"), kubeconfig(tmp_path / "two", there="b")
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, (first, tmp_path / "missing", second))))
+    with connect(None, "there") as cluster:
+        assert cluster.namespace == "b"
+
+
+def test_without_a_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for words in (["list"], ["top"], ["explain", "a"], ["watch", "a"], ["snapshot"]):
+        outcome = CliRunner().invoke(cli, words)
+        assert outcome.exit_code == 2
+        error, hint = outcome.stderr.splitlines()
+        assert error == f"error: no kubeconfig: {tmp_path / '.kube' / 'config'} does not exist"
+        assert hint.startswith("hint: --kubeconfig FILE or KUBECONFIG names one")
+
+
+def test_an_unknown_context_and_those_that_are_known(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config", here="a", there="b")
+    outcome = CliRunner().invoke(cli, ["list", "--kubeconfig", str(path), "--context", "her"])
+    assert outcome.exit_code == 2
+    assert outcome.stderr.splitlines() == [
+        f"error: {path}: there is no context 'her'",
+        "hint: there are: here, there",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a: [",
+        "[]",
+        "just text",
+        "{}",
+        '{"contexts": null}',
+        '{"current-context": "x", "contexts": [], "clusters": []}',
+    ],
+)
+def test_a_file_that_is_no_kubeconfig(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    with pytest.raises(BadInput, match="no usable kubeconfig") as caught:
+        connect(path, None)
+    assert "\n" not in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+def test_nobody_at_that_address_is_tried_a_few_times_only(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config", here="a")
+    outcome = CliRunner().invoke(cli, ["list", "--kubeconfig", str(path)])
+    assert outcome.exit_code == 1
+    assert outcome.stderr.splitlines()[0] == (
+        "error: http://127.0.0.1:9 does not answer: "
+        "Failed to establish a new connection: [Errno 111] Connection refused"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (403, b'{"message": "no"}', ForbiddenError),
+        (404, b'{"message": "not there"}', NotFoundError),
+        (410, b'{"message": "too old resource version"}', ExpiredError),
+        (429, b"", UnreachableError),
+        (503, b"not yet", UnreachableError),
+    ],
+)
+def test_answers_are_told_apart(status: int, body: bytes, kind: type) -> None:
+    assert type(error_of(status, body, PODS, "list", "a")) is kind
+
+
+@pytest.mark.parametrize(
+    ("resource", "namespace", "right"),
+    [
+        (JOBS, "a", "list adaptivetrainingjobs.espalier.dev in namespace a"),
+        (PODS, None, "list pods in all namespaces; -n NAMESPACE asks for one namespace only"),
+        (NODES, None, "list nodes in the cluster"),
+    ],
+)
+def test_the_missing_right_is_named(resource: object, namespace: str | None, right: str) -> None:
+    error = error_of(403, b"{}", resource, "list", namespace)  # type: ignore[arg-type]
+    assert error.hint == f"what is missing is the right to {right}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["validate", str(EXAMPLE)], ["plan", "--snapshot", "-"], ["list", "--help"], ["watch", "--help"]],
+    ids=" ".join,
+)
+def test_commands_that_need_no_cluster_import_no_client(words: list[str]) -> None:
+    program = (
+        "import sys; from espalier_cli.main import cli\n"
+        f"try: cli({words!r})\n"
+        "except SystemExit: pass\n"
+        "found = {name.partition('.')[0] for name in sys.modules} & {'kubernetes', 'kopf', 'torch', 'aiohttp'}\n"
+        "print(sorted(found), file=sys.stderr)"
+    )
+    snapshot = '{"version": 1, "kind": "Snapshot", "taken_at": 0}'
+    done = subprocess.run([sys.executable, "-c", program], input=snapshot, capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize("name", ["list", "explain", "top", "watch", "snapshot", "plan"])
+def test_help_names_the_exit_codes(name: str) -> None:
+    outcome = CliRunner().invoke(cli, [name, "--help"])
+    assert outcome.exit_code == 0
+    assert "Exit codes: 0 " in outcome.stdout

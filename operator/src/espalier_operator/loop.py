@@ -75,11 +75,13 @@ class Loop:
         """Tick until cancelled."""
         while True:
             wait = await self.tick()
+            # Not wait_for: in Python 3.11 it forgets that it was cancelled when the event is set at the same moment.
             try:
-                await asyncio.wait_for(self._event.wait(), timeout=wait)
-                await asyncio.sleep(self._debounce)
+                async with asyncio.timeout(wait):
+                    await self._event.wait()
             except TimeoutError:
-                pass
+                continue
+            await asyncio.sleep(self._debounce)
 
     async def tick(self) -> float:
         """Plan and apply once; return the wall seconds after which the next tick is due without a wake-up."""

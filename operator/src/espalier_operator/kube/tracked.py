@@ -72,6 +72,8 @@ class Tracked:
         """There is news of its pods or their nodes."""
         self.heard = True
         """There is a new report."""
+        self._outdated = True
+        """The facts are older than record and crew."""
         self.stirred = True
         """It is to be flushed now: more than figures changed, or something is still to be done."""
         self.lapsed = False
@@ -123,9 +125,9 @@ class Tracked:
             self.heard = False
             before, self._report = self._report, self._read_report()
             self.stirred |= _said(before) != _said(self._report)
-            self.crew = replace(self.crew, report=self._report)
+            self.crew, self._outdated = replace(self.crew, report=self._report), True
         if self.stale or self._store.has_news(self.seen.uid):
-            self.stale = False
+            self.stale, self._outdated = False, True
             pods = self._store.crews.get(self.seen.uid, {}).values()
             self.crew = crew_of(self.job, self.record, pods, self._store.ready_for(pods), self._report)
 
@@ -138,10 +140,9 @@ class Tracked:
             self._lapses_at, self.lapsed = None, True
         if job is None:
             return
-        rests = self.facts is not None and not (self.active and now - self.looked_at >= LOOK_SECONDS)
-        if rests and not (self.stale or self.heard):
-            return
         self.regroup()
+        if not self._outdated and not (self.active and now - self.looked_at >= LOOK_SECONDS):
+            return
         before = self.record
         self.record = look(job, before, self.crew, now, self._settings)
         if (self.record.attempts, self.record.pod_uids) != (before.attempts, before.pod_uids):
@@ -152,7 +153,7 @@ class Tracked:
         self.workers = tuple(workers_of(job, self.crew))
         self.promise = promise_of(job, self.record)
         self.stirred |= trained != self.facts.training or _essence(before) != _essence(self.record)
-        self.looked_at = now
+        self.looked_at, self._outdated = now, False
 
     def act(self, action: Action, now: float) -> None:
         """Carry a decision out: change what is remembered, from which all else follows."""

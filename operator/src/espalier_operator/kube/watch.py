@@ -98,7 +98,8 @@ class Watch:
         while True:
             self._relist.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._relist.wait(), timeout=self._settings.resync_seconds)
+                async with asyncio.timeout(self._settings.resync_seconds):
+                    await self._relist.wait()
             await self._list_patiently()
 
     # ---- kopf

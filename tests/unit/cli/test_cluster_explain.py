@@ -111,6 +111,16 @@ def test_a_job_larger_than_all_gpus_is_told_how_many_there_are() -> None:
     assert "There are 8 GPUs, 8 free, at most 8 on one node." in told
 
 
+def test_a_training_job_that_is_lent_nothing_is_told_that_it_lacks_nothing() -> None:
+    raw = admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 90)
+    leader = worker(raw, "n")
+    said = report(raw, leader)
+    raw = looked_at(raw, [leader], said, refusal=Reason.NO_FREE_GPU)
+    told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 1, "x"), node("m", 8, "y")], reports=[said]))
+    assert "It has the GPUs that it is guaranteed; this is about those that it could be lent." in told
+    assert told.endswith("There is 1 GPU of type x, none free.")
+
+
 def test_a_cooldown_is_told_with_its_end() -> None:
     raw = admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 90)
     leader = worker(raw, "n")

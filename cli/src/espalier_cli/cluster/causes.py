@@ -44,8 +44,11 @@ def _operator(case: Case) -> list[str]:
 def _scarcity(case: Case) -> list[str]:
     if case.facts is None or case.snapshot is None:
         return []
-    first = [needs(case.facts)] if case.facts.admitted_at is None else []
-    return first + scarcity(case.facts, case.snapshot)
+    if case.facts.admitted_at is None:
+        first = needs(case.facts)
+    else:
+        first = "It has the GPUs that it is guaranteed; this is about those that it could be lent."
+    return [first, *scarcity(case.facts, case.snapshot)]
 
 
 def _cooldown(case: Case) -> list[str]:

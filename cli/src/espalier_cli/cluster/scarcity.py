@@ -45,7 +45,8 @@ def _supply(use: TypeUse, job: JobFacts) -> str:
     free = f"{use.free or 'none'} free"
     if job.terms.gpus_per_worker > 1 and use.free:
         free += f", at most {use.largest_free} on one node"
-    return f"There are {count(use.total, 'GPU')}{of_type(use.gpu_type)}, {free}."
+    verb = "is" if use.total == 1 else "are"
+    return f"There {verb} {count(use.total, 'GPU')}{of_type(use.gpu_type)}, {free}."
 
 
 def _holders(use: TypeUse, snapshot: Snapshot, own: str) -> list[str]:

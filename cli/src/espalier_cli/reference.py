@@ -1,0 +1,50 @@
+"""The reference of all commands, made of their own help: `python -m espalier_cli.reference docs/cli.md` renews it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from espalier_api.documents import write_text_atomically
+from espalier_cli.main import cli
+
+BEGIN, END = "<!-- BEGIN reference -->", "<!-- END reference -->"
+_WIDTH = 100
+
+
+def reference() -> str:
+    """Return a heading and the help of each command, subcommands included, in Markdown."""
+    return "\n".join(_sections(cli, click.Context(cli, info_name="espalier", terminal_width=_WIDTH)))
+
+
+def renewed(page: str) -> str:
+    """Return the text of a page with the reference between its marks; `ValueError` where it has no marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{reference()}\n{END}{after}"
+
+
+def _sections(group: click.Group, context: click.Context) -> Iterator[str]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        own = click.Context(command, parent=context, info_name=name, terminal_width=_WIDTH)
+        if isinstance(command, click.Group):
+            yield from _sections(command, own)
+            continue
+        yield f"\n### `{own.command_path}`\n\n```text\n{command.get_help(own)}\n```"
+
+
+def main(path: Path) -> None:
+    """Renew the page at `path`."""
+    write_text_atomically(path, renewed(path.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from apiserver import ApiServer
 from fake_kubelet import FakeKubelet
+from operators import World
+from trainers import Trainers
 
 PROJECT = Path(__file__).parents[2]
 _BUILD_SECONDS = 1800
@@ -45,6 +47,14 @@ def api_server(kubernetes_binaries: Path, tmp_path_factory: pytest.TempPathFacto
         yield server
 
 
+@pytest.fixture(scope="module")
+def namespace(api_server: ApiServer) -> Iterator[str]:
+    """Give a namespace for the tests of one file, on an API server that runs."""
+    api_server.start()
+    yield api_server.namespace()
+    api_server.clear()
+
+
 @pytest.fixture
 def cluster(api_server: ApiServer) -> Iterator[ApiServer]:
     """Give the API server without jobs, pods and nodes, running, and leave it so."""
@@ -60,3 +70,10 @@ def kubelet(cluster: ApiServer) -> Iterator[FakeKubelet]:
     """Give a cluster whose pods run; nodes are added by `FakeKubelet.add_node`."""
     with FakeKubelet(cluster) as kubelet:
         yield kubelet
+
+
+@pytest.fixture
+def world(cluster: ApiServer, kubelet: FakeKubelet) -> Iterator[World]:
+    """Give a cluster in which pods run and leaders report; operators are started by `World.operate`."""
+    with Trainers(cluster) as trainers, World(cluster, kubelet, trainers) as world:
+        yield world

@@ -48,7 +48,11 @@ def notes(before: JobStatus | None, after: JobStatus) -> tuple[Note, ...]:
     """Return what is news in `after`, oldest cause first."""
     was = before or JobStatus()
     told = [note for condition in after.conditions if (note := _of_condition(was, condition))]
-    told += _of_allocation(was, after)
+    granted = _of_allocation(was, after)
+    # What an allocation says is more than what the condition that goes with it says.
+    told = [note for note in told if note.reason not in {each.reason for each in granted}]
+    told += granted
+    told += _of_reclaim(was, after)
     told += _of_adaptations(was, after)
     if after.restarts > was.restarts:
         reason = Reason.PREEMPTED if after.preemptions > was.preemptions else Reason.TRAINER_FAILED
@@ -82,6 +86,19 @@ def _of_allocation(was: JobStatus, after: JobStatus) -> list[Note]:
     by = f", by {allocation.deadline:%H:%M:%S} UTC" if allocation.deadline is not None else ""
     text = f"{SENTENCES[reason]}: {allocation.replicas} workers, {allocation.gpus} GPUs{by}"
     return [_note(reason, text)]
+
+
+def _of_reclaim(was: JobStatus, after: JobStatus) -> list[Note]:
+    """Return how a reclaim came to its end: by acknowledgement, or by force, which is counted as a preemption."""
+    pending, over = _pends(was), after.completion_time is not None
+    if not pending or _pends(after) or over or after.scheduling.admitted_at is None:
+        return []
+    forced = after.preemptions - was.preemptions > after.restarts - was.restarts
+    return [_note(Reason.RECLAIM_FORCED if forced else Reason.RECLAIM_ACKNOWLEDGED, "")]
+
+
+def _pends(status: JobStatus) -> bool:
+    return status.scheduling.reclaim is not None
 
 
 def _of_adaptations(was: JobStatus, after: JobStatus) -> list[Note]:

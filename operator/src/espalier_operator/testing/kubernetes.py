@@ -1,0 +1,332 @@
+"""A Kubernetes so simple that it is evidently right: objects in dictionaries, and who else acts on them.
+
+`Kubernetes` is the API server with a kube-scheduler, kubelets and controllers, each of which acts when it is called.
+Objects are never changed in place, so that a view of them (a copy of the dictionary) stays what it was. Leaders are
+`espalier_operator.testing.leaders.Process`es.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from espalier_api.job import API_VERSION, KIND
+from espalier_operator.kube.record import time_of
+from espalier_operator.testing.kube_objects import EPOCH, GPU, Raw, raw_node
+from espalier_operator.testing.leaders import Process, Temper
+
+TYPE_LABEL = "nvidia.com/gpu.product"
+GRACE_SECONDS = 10.0
+"""Between SIGTERM and SIGKILL."""
+EVICTION_SECONDS = 300.0
+"""After so long pods are evicted from a node that is not ready."""
+
+
+class NotFoundError(Exception):
+    """There is no such object, or it is another one of the same name."""
+
+
+class ConflictError(Exception):
+    """There is an object of that name already."""
+
+
+class Kubernetes:
+    """All objects, by key; `uid` of each is unique for ever."""
+
+    def __init__(self) -> None:
+        """Begin empty, at `EPOCH`."""
+        self.now = EPOCH
+        self.nodes: dict[str, Raw] = {}
+        self.pods: dict[str, Raw] = {}
+        self.jobs: dict[str, Raw] = {}
+        self.config_maps: dict[str, Raw] = {}
+        self.processes: dict[str, Process] = {}
+        """By UID of their pod: what runs, also where no kubelet can say so."""
+        self.checkpoints: dict[str, float] = {}
+        """Budget seconds in the last checkpoint, by UID of the job."""
+        self.tempers: dict[str, Temper] = {}
+        """How the leaders of a job behave, by its key."""
+        self.ran: dict[str, float] = defaultdict(float)
+        """Seconds for which leaders' containers ran, by UID of their job."""
+        self._unready_since: dict[str, float] = {}
+        self._uids = itertools.count(1)
+
+    # ---- what anybody may ask of the API server
+
+    def create_job(self, name: str, spec: Mapping[str, Any]) -> None:
+        """Make a job in namespace `ns`."""
+        key = f"ns/{name}"
+        if key in self.jobs:
+            raise ConflictError(key)
+        metadata = {"name": name, "namespace": "ns", **self._birth(), "generation": 1}
+        self.jobs[key] = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(spec)}
+
+    def change_spec(self, key: str, **changes: Any) -> None:
+        """Change fields of a job's specification."""
+        job = self.jobs[key]
+        metadata = {**job["metadata"], "generation": job["metadata"]["generation"] + 1}
+        self.jobs[key] = {**job, "metadata": metadata, "spec": {**job["spec"], **changes}}
+
+    def delete_job(self, key: str, uid: str | None = None) -> None:
+        """Delete a job; what it owns goes when the garbage collector comes round."""
+        self._find(self.jobs, key, uid)
+        del self.jobs[key]
+
+    def patch_status(self, key: str, uid: str, patch: Mapping[str, Any]) -> None:
+        """Merge `patch` into a job's status."""
+        job = self._find(self.jobs, key, uid)
+        self.jobs[key] = {**job, "status": merged(job.get("status") or {}, patch)}
+
+    def create(self, manifest: Mapping[str, Any]) -> None:
+        """Make a pod or a ConfigMap; other kinds are taken and forgotten."""
+        metadata = manifest["metadata"]
+        key = f"{metadata['namespace']}/{metadata['name']}"
+        shelf = {"Pod": self.pods, "ConfigMap": self.config_maps}.get(manifest["kind"])
+        if shelf is None:
+            return
+        if key in shelf:
+            raise ConflictError(key)
+        born = {**manifest, "metadata": {**metadata, **self._birth()}}
+        shelf[key] = {**born, "status": {"phase": "Pending"}} if manifest["kind"] == "Pod" else born
+
+    def annotate(self, key: str, uid: str, annotations: Mapping[str, str]) -> None:
+        """Put annotations on a pod."""
+        pod = self._find(self.pods, key, uid)
+        known = pod["metadata"].get("annotations") or {}
+        self.pods[key] = {**pod, "metadata": {**pod["metadata"], "annotations": {**known, **annotations}}}
+
+    def delete_pod(self, key: str, uid: str | None = None, *, force: bool = False) -> None:
+        """Delete a pod: at once where nothing can run any more, else when its kubelet has seen to it."""
+        pod = self._find(self.pods, key, uid)
+        if force or not node_of(pod) or is_over(pod):
+            self._remove(key)
+        elif "deletionTimestamp" not in pod["metadata"]:
+            at = time_of(self.now + GRACE_SECONDS).isoformat()
+            self.pods[key] = {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": at}}
+
+    # ---- what happens to nodes and to other people's pods
+
+    def add_node(self, name: str, gpus: int, gpu_type: str = "") -> None:
+        """Add a node, ready at once."""
+        self.nodes[name] = raw_node(name, gpus, gpu_type)
+
+    def set_ready(self, name: str, ready: bool) -> None:
+        """Let a node be heard of again, or no more; what runs on it runs on."""
+        node = self.nodes[name]
+        conditions = [{"type": "Ready", "status": "True" if ready else "Unknown"}]
+        self.nodes[name] = {**node, "status": {**node["status"], "conditions": conditions}}
+        if ready:
+            self._unready_since.pop(name, None)
+        else:
+            self._unready_since.setdefault(name, self.now)
+
+    def set_cordoned(self, name: str, cordoned: bool) -> None:
+        """Let a node take new pods, or none."""
+        self.nodes[name] = {**self.nodes[name], "spec": {"unschedulable": True} if cordoned else {}}
+
+    def set_gpus(self, name: str, gpus: int) -> None:
+        """Let a node have so many healthy GPUs; pods that hold others run on."""
+        node = self.nodes[name]
+        self.nodes[name] = {**node, "status": {**node["status"], "allocatable": {GPU: str(gpus)}}}
+
+    def remove_node(self, name: str) -> None:
+        """Let a node be gone, and all that ran on it."""
+        del self.nodes[name]
+        self._unready_since.pop(name, None)
+        for pod in list(self.pods.values()):
+            if node_of(pod) == name:
+                self.processes.pop(pod["metadata"]["uid"], None)
+
+    def add_alien(self, name: str, gpus: int, gpu_type: str | None = None) -> None:
+        """Add somebody else's pod, which waits for its GPUs and then holds them."""
+        selector = {"nodeSelector": {TYPE_LABEL: gpu_type}} if gpu_type else {}
+        containers = [{"name": "main", "resources": {"limits": {GPU: gpus}}}]
+        metadata = {"namespace": "others", "name": name}
+        self.create({"kind": "Pod", "metadata": metadata, "spec": {"containers": containers, **selector}})
+
+    def evict(self, key: str) -> None:
+        """Let the kubelet end a pod for want of memory: it stays, failed."""
+        self._end(key, 137, reason="Evicted", message="The node was low on resource: memory.")
+
+    # ---- who acts by itself
+
+    def schedule(self) -> None:
+        """Bind pending pods to the first node that suits, in the order in which they were made."""
+        for key, pod in list(self.pods.items()):
+            if node_of(pod) or is_over(pod):
+                continue
+            for name in self.nodes:
+                if self._suits(pod, name):
+                    self.pods[key] = {**pod, "spec": {**pod["spec"], "nodeName": name}}
+                    break
+
+    def kubelets(self) -> None:
+        """Let kubelets start what is bound to their nodes, end what is deleted, and say what has ended."""
+        for key, pod in list(self.pods.items()):
+            name = node_of(pod)
+            if name is None or not self.is_ready(name) or is_over(pod):
+                continue
+            uid, deleting = pod["metadata"]["uid"], "deletionTimestamp" in pod["metadata"]
+            process = self.processes.get(uid)
+            if process is None:
+                if deleting:
+                    self._remove(key)
+                elif pod["status"]["phase"] == "Pending":
+                    self._start(key)
+                else:
+                    self._end(key, 137, container="ContainerStatusUnknown")  # it went with its node
+            elif process.code is not None:
+                self._end(key, process.code, process.ended_at)
+                if deleting:
+                    self._remove(key)
+            elif deleting:
+                process.terminate(self.now, GRACE_SECONDS)
+        for uid in list(self.processes):
+            process = self.processes[uid]
+            pod_is_there = process.key in self.pods and self.pods[process.key]["metadata"]["uid"] == uid
+            if not pod_is_there and self.is_ready(process.node):
+                del self.processes[uid]
+
+    def controllers(self) -> None:
+        """Collect what has no owner or no node any more, and evict from nodes that are not ready for long."""
+        owners = {job["metadata"]["uid"] for job in self.jobs.values()}
+        for key, config_map in list(self.config_maps.items()):
+            if owner_of(config_map) not in owners:
+                del self.config_maps[key]
+        for key, pod in list(self.pods.items()):
+            owner, node = owner_of(pod), node_of(pod)
+            if node is not None and node not in self.nodes:
+                self._remove(key)
+            elif owner is not None and owner not in owners:
+                self.delete_pod(key)
+            elif node is not None and self.now - self._unready_since.get(node, self.now) >= EVICTION_SECONDS:
+                conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]
+                self.pods[key] = {**pod, "status": {**pod["status"], "conditions": conditions}}
+                self.delete_pod(key)
+
+    def pass_time(self, seconds: float, step: float = 1.0) -> None:
+        """Let time go on, and leaders train; kubelets keep up with their processes."""
+        end = self.now + seconds
+        while self.now < end:
+            gone = min(step, end - self.now)
+            self.now += gone
+            for process in list(self.processes.values()):
+                if process.code is None and process.leads:
+                    self.ran[process.job_uid] += gone
+                process.advance(self, gone)
+            self.kubelets()
+
+    # ---- reading
+
+    def is_ready(self, node: str) -> bool:
+        """Return whether the node is there and heard of."""
+        found = self.nodes.get(node)
+        return found is not None and found["status"]["conditions"][0]["status"] == "True"
+
+    def free(self, node: str) -> int:
+        """Return the GPUs of a node that nobody holds."""
+        held = sum(gpus_of(pod) for pod in self.pods.values() if node_of(pod) == node and not is_over(pod))
+        return int(self.nodes[node]["status"]["allocatable"][GPU]) - held
+
+    def live_leaders(self, job_uid: str) -> list[Process]:
+        """Return the leaders of a job that run and were not asked to end, on nodes that are heard of."""
+        found = []
+        for process in self.processes.values():
+            pod = self.pods.get(process.key)
+            asked = pod is None or "deletionTimestamp" in pod["metadata"]
+            runs = process.leads and process.code is None and self.is_ready(process.node)
+            if process.job_uid == job_uid and runs and not asked:
+                found.append(process)
+        return found
+
+    # ---- within
+
+    def _birth(self) -> dict[str, str]:
+        return {"uid": f"u{next(self._uids)}", "creationTimestamp": time_of(self.now).isoformat()}
+
+    @staticmethod
+    def _find(shelf: Mapping[str, Raw], key: str, uid: str | None) -> Raw:
+        found = shelf.get(key)
+        if found is None or uid not in (None, found["metadata"]["uid"]):
+            raise NotFoundError(key)
+        return found
+
+    def _remove(self, key: str) -> None:
+        pod = self.pods.pop(key)
+        node = node_of(pod)
+        if node is None or self.is_ready(node):
+            self.processes.pop(pod["metadata"]["uid"], None)
+
+    def _suits(self, pod: Raw, name: str) -> bool:
+        node = self.nodes[name]
+        labels = node["metadata"]["labels"]
+        selector = pod["spec"].get("nodeSelector") or {}
+        typeless = "affinity" in pod["spec"]  # the only use that is made of it here
+        return (
+            self.is_ready(name)
+            and not node["spec"].get("unschedulable")
+            and all(labels.get(label) == value for label, value in selector.items())
+            and not (typeless and TYPE_LABEL in labels)
+            and self.free(name) >= gpus_of(pod)
+        )
+
+    def _start(self, key: str) -> None:
+        pod = self.pods[key]
+        node = node_of(pod)
+        if node is None:
+            return
+        container = {"name": pod["spec"]["containers"][0]["name"], "state": {"running": {"startedAt": self._time()}}}
+        self.pods[key] = {**pod, "status": {"phase": "Running", "containerStatuses": [container]}}
+        self.processes[pod["metadata"]["uid"]] = Process.of(self, key, node)
+
+    def _end(self, key: str, code: int, at: float | None = None, *, container: str = "", **status: str) -> None:
+        pod = self.pods[key]
+        self.processes.pop(pod["metadata"]["uid"], None)
+        running = pod["status"].get("containerStatuses", [{}])[0].get("state", {}).get("running", {})
+        ended = {"exitCode": code, "finishedAt": self._time(at), **({"reason": container} if container else {})}
+        name = pod["spec"]["containers"][0]["name"]
+        containers = [{"name": name, "state": {"terminated": {**running, **ended}}}]
+        phase = "Failed" if code or status else "Succeeded"
+        self.pods[key] = {**pod, "status": {"phase": phase, "containerStatuses": containers, **status}}
+
+    def _time(self, at: float | None = None) -> str:
+        return time_of(self.now if at is None else at).isoformat()
+
+
+def node_of(pod: Raw) -> str | None:
+    """Return the name of the node that a pod is bound to."""
+    name: str | None = pod["spec"].get("nodeName")
+    return name
+
+
+def owner_of(raw: Raw) -> str | None:
+    """Return the UID of the job that owns an object."""
+    references = raw["metadata"].get("ownerReferences") or ()
+    return next((reference["uid"] for reference in references), None)
+
+
+def is_over(pod: Raw) -> bool:
+    """Return whether a pod holds nothing any more."""
+    return pod["status"]["phase"] in ("Succeeded", "Failed")
+
+
+def gpus_of(pod: Raw) -> int:
+    """Return the GPUs that a pod wants or holds."""
+    containers = pod["spec"]["containers"]
+    return sum(int(entry.get("resources", {}).get("limits", {}).get(GPU, 0)) for entry in containers)
+
+
+def merged(whole: Mapping[str, Any], patch: Mapping[str, Any]) -> Raw:
+    """Return `whole` after a JSON merge patch."""
+    result = dict(whole)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            known = result.get(key)
+            result[key] = merged(known if isinstance(known, Mapping) else {}, value)
+        else:
+            result[key] = value
+    return result

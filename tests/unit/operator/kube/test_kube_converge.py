@@ -1,0 +1,263 @@
+"""What is done so that the cluster becomes what is remembered: whole lists of steps, by rule."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from espalier_api.allocation import Allocation
+from espalier_api.reasons import Reason
+from espalier_api.status import JobStatus
+from espalier_operator.actions import Admit, GrantExtra, Requeue
+from espalier_operator.conditions import Observed, Outcome, status_of
+from espalier_operator.facts import Ended, Reclaim, Role, Stopping
+from espalier_operator.kube.converge import Annotate, CreatePod, DeleteJob, DeletePod, Step, due_at, steps
+from espalier_operator.kube.crew import crew_of
+from espalier_operator.kube.jobs import KubeJob
+from espalier_operator.kube.objects import worker_pod
+from espalier_operator.kube.pods import Pod, parse_pod
+from espalier_operator.kube.record import Record, scheduling_of, time_of
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.transitions import after
+from espalier_operator.kube.view import facts_of
+from espalier_operator.testing.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at
+
+SETTINGS = KubeSettings(promise_seconds=20)
+JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 5})
+NOW = EPOCH
+PROMISED = NOW + 20
+BASE, EXTRA = Role.BASE, Role.EXTRA
+
+
+def does(record: Record, *actions: Any) -> Record:
+    for action in actions:
+        record = after(record, action, JOB.terms, NOW, SETTINGS)
+    return record
+
+
+ADMITTED = does(Record(), Admit(job=JOB.key, gpu_type="a100"))
+LENT = does(ADMITTED, GrantExtra(job=JOB.key, extra=2))
+STARTED = replace(LENT, pod_uids=("b0", "b1"))
+"""Its base workers run; two extra ones were granted with generation 2."""
+KEPT = replace(STARTED, promised_until=None)
+OVER = replace(
+    KEPT,
+    extra=0,
+    outcome=Outcome(reason=Reason.COMPLETED, failed=False, message="well"),
+    allocation=Allocation(generation=3),
+)
+
+
+def pod(
+    role: Role,
+    index: int,
+    attempt: int = 0,
+    *,
+    uid: str = "",
+    deleting: bool = False,
+    told: int | None = None,
+    **changes: Any,
+) -> Pod:
+    raw = raw_worker(JOB, index, attempt, role=role, uid=uid or f"{role[0]}{index}", **changes)
+    if deleting:
+        raw["metadata"]["deletionTimestamp"] = time_at(NOW)
+    if told is not None:
+        document = {"allocation": {"generation": told}}
+        raw["metadata"]["annotations"] = {"espalier.dev/allocation": json.dumps(document)}
+    return parse_pod(raw, SETTINGS)
+
+
+def ended(role: Role, index: int, attempt: int = 0, at: float = EPOCH + 10, **changes: Any) -> Pod:
+    return pod(role, index, attempt, phase="Failed", state=terminated(1, at), **changes)
+
+
+LEADER, SECOND = pod(BASE, 0, told=2), pod(BASE, 1)
+FIRST_EXTRA, SECOND_EXTRA = pod(EXTRA, 0, 2), pod(EXTRA, 1, 2)
+
+
+def status_with(record: Record, pods: tuple[Pod, ...] = ()) -> JobStatus:
+    facts = facts_of(JOB, record, crew_of(JOB, record, pods, ("node",), None), NOW, SETTINGS)
+    observed = Observed(allocation=record.allocation, outcome=record.outcome, scheduling=scheduling_of(record))
+    return status_of(facts, observed, None, time_of(NOW))
+
+
+def done(
+    record: Record, *pods: Pod, now: float = NOW, ready: tuple[str, ...] = ("node",), job: KubeJob = JOB
+) -> list[Any]:
+    """What is done, in short words."""
+    crew = crew_of(job, record, pods, ready, None)
+    found = steps(job, record, crew, status_with(record, pods), now, SETTINGS)
+    assert steps(job, record, crew, status_with(record, pods), now, SETTINGS) == found
+    return [in_words(step) for step in found]
+
+
+def in_words(step: Step) -> str:
+    match step:
+        case CreatePod(manifest=manifest):
+            return f"create {manifest['metadata']['name']}"
+        case DeletePod(pod=pod):
+            return f"delete {pod.name}"
+        case Annotate(pod=pod, annotations=annotations):
+            document = json.loads(annotations["espalier.dev/allocation"])
+            return f"tell {pod.name} {document['allocation']['generation']} {document.get('stop', '')}".strip()
+        case DeleteJob(uid=uid):
+            return f"delete job {uid}"
+
+
+# ---- base workers
+
+
+def test_an_admitted_job_gets_its_base_workers_on_its_type():
+    assert done(ADMITTED) == ["create one-base-0-0", "create one-base-1-0"]
+    status = status_with(ADMITTED)
+    first, second = steps(JOB, ADMITTED, crew_of(JOB, ADMITTED, (), (), None), status, NOW, SETTINGS)
+    assert first == CreatePod(manifest=worker_pod(JOB, status, BASE, 0, 0, SETTINGS, "a100"))
+    assert second == CreatePod(manifest=worker_pod(JOB, status, BASE, 1, 0, SETTINGS, "a100"))
+
+
+def test_who_is_there_is_not_made_again():
+    assert done(ADMITTED, pod(BASE, 0, told=1), SECOND) == []
+    assert done(replace(ADMITTED, pod_uids=("b0", "b1"))) == [], "their loss is judged first"
+
+
+def test_a_worker_judged_is_made_again_beside_what_ended():
+    again = replace(KEPT, extra=0, attempts=(1, 0), pod_uids=("", "b1"))
+    assert done(again, ended(BASE, 0), SECOND) == ["create one-base-0-1"]
+
+
+def test_a_worker_on_its_way_out_is_waited_for_unless_its_node_is_lost():
+    again = replace(KEPT, extra=0, attempts=(1, 0), pod_uids=("", "b1"))
+    assert done(again, pod(BASE, 0, deleting=True), SECOND) == []
+    assert done(again, pod(BASE, 0), SECOND) == ["delete one-base-0-0"]
+    assert done(again, pod(BASE, 0, node="gone"), SECOND) == ["delete one-base-0-0", "create one-base-0-1"]
+    assert done(again, ended(BASE, 0, deleting=True), SECOND) == ["create one-base-0-1"]
+    assert done(again, SECOND) == ["create one-base-0-1"]
+
+
+def test_a_start_that_was_put_off():
+    late = replace(KEPT, extra=0, attempts=(1, 0), pod_uids=("", "b1"), not_before=NOW + 4)
+    assert done(late, SECOND, now=NOW + 3.9) == []
+    assert done(late, SECOND, now=NOW + 4) == ["create one-base-0-1"]
+    assert due_at(JOB, late, status_with(late), NOW) == NOW + 4
+    assert due_at(JOB, late, status_with(late), NOW + 4) is None
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"ended": Ended(reason=Reason.COMPLETED, failed=False)},
+        {"stopping": Stopping(reason=Reason.SUSPENDED, deadline=NOW + 30)},
+    ],
+)
+def test_nobody_is_started_who_is_about_to_be_ended(ending):
+    assert done(replace(LENT, **ending)) == []
+
+
+def test_a_job_that_waits_again_ends_what_runs_and_starts_with_other_names():
+    waiting = does(STARTED, Requeue(job=JOB.key, reason=Reason.SUSPENDED))
+    crew = (LEADER, SECOND, FIRST_EXTRA, ended(EXTRA, 1, 2))
+    assert done(waiting, *crew) == ["delete one-base-0-0", "delete one-base-1-0", "delete one-extra-0-2"]
+    again = does(waiting, Admit(job=JOB.key, gpu_type=""))
+    terminating = (pod(BASE, 0, deleting=True), ended(BASE, 1, deleting=True))
+    assert done(again, *terminating) == ["create one-base-1-1"]
+
+
+def test_fewer_base_workers_than_there_were():
+    """The API server refuses such a change of a running job; an operator must live through it all the same."""
+    fewer = kube_job("one", {"minReplicas": 1, "maxReplicas": 5})
+    assert done(replace(KEPT, extra=0), LEADER, SECOND, job=fewer) == ["delete one-base-1-0"]
+
+
+def test_more_base_workers_than_there_were():
+    more = kube_job("one", {"minReplicas": 3, "maxReplicas": 5})
+    assert done(replace(KEPT, extra=0), LEADER, SECOND, job=more) == []
+    assert done(replace(KEPT, extra=0).with_workers(3), LEADER, SECOND, job=more) == ["create one-base-2-0"]
+
+
+# ---- extra workers
+
+
+@pytest.mark.parametrize(
+    ("record", "pods", "expected"),
+    [
+        (STARTED, (), ["create one-extra-0-2", "create one-extra-1-2"]),
+        (STARTED, (FIRST_EXTRA,), ["create one-extra-1-2"]),
+        (STARTED, (SECOND_EXTRA,), ["create one-extra-0-2"]),
+        (STARTED, (FIRST_EXTRA, SECOND_EXTRA), []),
+        (STARTED, (pod(EXTRA, 0, 1),), ["create one-extra-1-2"]),
+        (KEPT, (FIRST_EXTRA,), []),
+        (replace(STARTED, promised_until=NOW), (FIRST_EXTRA,), []),
+        (replace(STARTED, extra=1), (FIRST_EXTRA, SECOND_EXTRA), ["delete one-extra-1-2"]),
+        (replace(KEPT, extra=1), (SECOND_EXTRA, pod(EXTRA, 2, 2)), ["delete one-extra-2-2"]),
+        (replace(KEPT, extra=0), (FIRST_EXTRA,), ["delete one-extra-0-2"]),
+    ],
+)
+def test_extra_workers_are_made_while_they_are_promised_and_given_back_from_the_end(record, pods, expected):
+    assert done(record, LEADER, SECOND, *pods) == expected
+
+
+@pytest.mark.parametrize("lost", [ended(EXTRA, 0, 2), pod(EXTRA, 0, 2, deleting=True)])
+def test_an_extra_worker_that_ended_or_is_ending_is_not_made_again(lost):
+    assert done(STARTED, LEADER, SECOND, lost) == ["create one-extra-1-2"]
+    assert done(STARTED, LEADER, SECOND, lost, SECOND_EXTRA) == []
+
+
+def test_an_extra_worker_on_a_lost_node_is_taken_away():
+    assert done(KEPT, LEADER, SECOND, FIRST_EXTRA, pod(EXTRA, 1, 2, node="gone")) == ["delete one-extra-1-2"]
+
+
+def test_an_extra_worker_that_found_no_node_in_time_is_taken_away():
+    unbound = pod(EXTRA, 1, 2, node=None, phase="Pending", state={})
+    crew = (LEADER, SECOND, FIRST_EXTRA, unbound)
+    assert done(STARTED, *crew, now=PROMISED - 1) == []
+    assert due_at(JOB, STARTED, status_with(STARTED), NOW) == PROMISED
+    assert done(STARTED, *crew, now=PROMISED) == ["delete one-extra-1-2"]
+
+
+def test_nothing_is_made_of_what_is_being_given_back():
+    reclaim = Reclaim(extra=1, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+    assert done(replace(STARTED, reclaim=reclaim), LEADER, SECOND) == []
+
+
+# ---- what is left over
+
+
+def test_the_newest_two_that_ended_are_kept_for_their_logs():
+    old = [ended(BASE, 0, attempt, at=EPOCH + 10 * attempt, uid=f"old{attempt}") for attempt in range(4)]
+    now_running = replace(KEPT, extra=0, attempts=(4, 0), pod_uids=("b0", "b1"))
+    crew = (pod(BASE, 0, 4, told=2), SECOND, *reversed(old), ended(EXTRA, 0, 2, at=EPOCH + 35))
+    assert done(now_running, *crew) == ["delete one-base-0-0", "delete one-base-0-1", "delete one-base-0-2"]
+
+
+def test_a_job_that_is_over_ends_what_runs_and_keeps_what_has_ended():
+    crew = (ended(BASE, 0), SECOND, FIRST_EXTRA, pod(EXTRA, 1, 2, deleting=True))
+    assert done(OVER, *crew) == ["delete one-base-1-0", "delete one-extra-0-2"]
+    assert done(OVER, ended(BASE, 0), ended(BASE, 1)) == []
+
+
+def test_a_job_is_removed_after_its_ttl():
+    job = kube_job("one", {"minReplicas": 2, "maxReplicas": 5, "ttlSecondsAfterFinished": 60})
+    status = status_with(OVER)
+    assert status.completion_time == time_of(NOW)
+    assert due_at(job, OVER, status, NOW) == NOW + 60
+    assert done(OVER, job=job, now=NOW + 59) == []
+    assert done(OVER, job=job, now=NOW + 60) == ["delete job uid-1"]
+    assert due_at(JOB, OVER, status, NOW) is None
+    assert done(OVER, now=(time_of(NOW) + timedelta(days=999)).timestamp()) == []
+
+
+# ---- what the leader is told
+
+
+def test_the_leader_is_told_of_each_change_once():
+    crew = (SECOND, FIRST_EXTRA, SECOND_EXTRA)
+    assert done(STARTED, LEADER, *crew) == []
+    assert done(STARTED, pod(BASE, 0, told=1), *crew) == ["tell one-base-0-0 2"]
+    assert done(STARTED, pod(BASE, 0), *crew) == ["tell one-base-0-0 2"], "somebody took the annotation off"
+    stopping = replace(STARTED, stopping=Stopping(reason=Reason.SUSPENDED, deadline=NOW + 30))
+    assert done(stopping, LEADER, *crew) == ["tell one-base-0-0 2 Suspended"]
+    assert done(stopping, ended(BASE, 0), *crew) == []

@@ -1,0 +1,222 @@
+"""What the planner is told of pods and records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.report import TrainerPhase
+from espalier_operator.facts import JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
+from espalier_operator.kube.crew import Crew, crew_of
+from espalier_operator.kube.pods import parse_pod
+from espalier_operator.kube.record import Record
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.view import Trouble, alien, facts_of, promise_of, trouble_of, workers_of
+from espalier_operator.testing.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, terminated, time_at
+
+SETTINGS = KubeSettings(start_up_allowance_seconds=120)
+JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 4})
+RECORD = Record(admitted_at=EPOCH, gpu_type="a", attempts=(0, 0), pod_uids=("b0", "b1"), extra=1)
+PENDING, RUNNING, TERMINATING = WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING
+
+
+def pod(role: Role, index: int, attempt: int = 0, *, deleting: bool = False, **changes: Any):
+    raw = raw_worker(JOB, index, attempt, role=role, uid=f"{role[0]}{index}", **changes)
+    if deleting:
+        raw["metadata"]["deletionTimestamp"] = time_at(EPOCH)
+    return parse_pod(raw, SETTINGS)
+
+
+def crew(*pods: Any, said: Any = None, record: Record = RECORD, ready: tuple[str, ...] = ("node",)) -> Crew:
+    return crew_of(JOB, record, pods, ready, said)
+
+
+def worker(name: str, role: Role, index: int, state: WorkerState = RUNNING, node: str | None = "node", gpus: int = 1):
+    return Worker(name=f"ns/{name}", job="ns/one", role=role, index=index, node=node, gpus=gpus, state=state)
+
+
+BASE, EXTRA = Role.BASE, Role.EXTRA
+LEADER, SECOND = pod(BASE, 0), pod(BASE, 1)
+
+
+def test_workers_in_the_order_in_which_they_are_kept():
+    unbound = pod(BASE, 1, phase="Pending", node=None, state={})
+    extras = pod(EXTRA, 3, 5), pod(EXTRA, 1, 2)
+    assert list(workers_of(JOB, crew(LEADER, unbound, *extras))) == [
+        worker("one-base-0-0", BASE, 0),
+        worker("one-base-1-0", BASE, 1, PENDING, None),
+        worker("one-extra-1-2", EXTRA, 0),
+        worker("one-extra-3-5", EXTRA, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"phase": "Pending", "state": {}}, PENDING),
+        ({"deleting": True}, TERMINATING),
+        ({"node": "gone"}, TERMINATING),
+        ({"phase": "Unknown"}, PENDING),
+    ],
+)
+def test_a_worker_holds_its_gpus_until_it_has_ended(changes, expected):
+    found = list(workers_of(JOB, crew(pod(BASE, 0, **changes), SECOND)))
+    assert found[0] == worker("one-base-0-0", BASE, 0, expected, changes.get("node", "node"))
+
+
+def test_those_of_earlier_attempts_are_on_their_way_out():
+    record = replace(RECORD, attempts=(1, 0))
+    found = list(workers_of(JOB, crew(pod(BASE, 0), SECOND, pod(EXTRA, 0, deleting=True), record=record)))
+    assert found == [
+        worker("one-base-1-0", BASE, 1),
+        worker("one-base-0-0", BASE, 0, TERMINATING),
+        worker("one-extra-0-0", EXTRA, 0, TERMINATING),
+    ]
+
+
+def test_who_has_ended_holds_nothing_but_a_second_worker_that_is_done_keeps_its_place():
+    done = {"phase": "Succeeded", "state": terminated(0)}
+    failed = {"phase": "Failed", "state": terminated(1)}
+    assert list(workers_of(JOB, crew(pod(BASE, 0, **done), pod(BASE, 1, **done), pod(EXTRA, 0, **done)))) == [
+        worker("one-base-1-0", BASE, 1, gpus=0)
+    ]
+    assert list(workers_of(JOB, crew(LEADER, pod(BASE, 1, **failed)))) == [worker("one-base-0-0", BASE, 0)]
+
+
+# ---- pods of others
+
+
+def other(*, owned: bool = False, **changes: Any) -> Worker | None:
+    raw = raw_worker(JOB, **{key: value for key, value in changes.items() if key in ("phase", "node", "state")})
+    if not owned:
+        raw["metadata"] |= {"name": "other", "ownerReferences": []}
+    if changes.get("deleting"):
+        raw["metadata"]["deletionTimestamp"] = time_at(EPOCH)
+    if changes.get("gated"):
+        raw["spec"]["schedulingGates"] = [{"name": "g"}]
+    if changes.get("only_on"):
+        raw["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": changes["only_on"]}
+    if "gpus" in changes:
+        raw["spec"]["containers"][0]["resources"] = {"limits": {GPU: changes["gpus"]}}
+    return alien(parse_pod(raw, SETTINGS))
+
+
+WAITS = {"phase": "Pending", "node": None, "state": {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ("node", RUNNING, None)),
+        ({"deleting": True}, ("node", TERMINATING, None)),
+        ({**WAITS}, (None, PENDING, None)),
+        ({**WAITS, "only_on": "a"}, (None, PENDING, "a")),
+        ({**WAITS, "gated": True}, None),
+        ({**WAITS, "deleting": True}, None),
+        ({"phase": "Succeeded", "state": terminated(0)}, None),
+        ({"gpus": "0"}, None),
+        ({"owned": True}, ("node", RUNNING, None)),
+        ({**WAITS, "owned": True}, None),
+    ],
+)
+def test_pods_of_others_hold_gpus_or_want_them(changes, expected):
+    """And so do workers whose job is gone, but that those want nothing any more."""
+    found = other(**changes)
+    assert (None if found is None else (found.node, found.state, found.gpu_type)) == expected
+    assert found is None or (found.role, found.job, found.gpus) == (Role.ALIEN, None, 1)
+
+
+# ---- facts of a job
+
+
+def test_the_facts_of_a_job_that_trains():
+    reclaim = Reclaim(extra=0, deadline=EPOCH + 9, reason=Reason.NEEDED_BY_OTHER_JOB)
+    stopping = Stopping(reason=Reason.SUSPENDED, deadline=EPOCH + 9)
+    record = replace(
+        RECORD,
+        allocation=RECORD.allocation.model_copy(update={"generation": 4}),
+        reclaim=reclaim,
+        stopping=stopping,
+        granted_at=1.0,
+        changed_at=2.0,
+        used_seconds=3.0,
+        gpu_seconds_used=4.0,
+        trained=True,
+        failures=1,
+        last_failure="boom",
+        preemptions=2,
+    )
+    said = report("b0", TrainerPhase.EVALUATING, acknowledged_generation=3)
+    assert facts_of(JOB, record, crew(LEADER, SECOND, said=said), EPOCH + 5, SETTINGS) == JobFacts(
+        key="ns/one",
+        terms=JOB.terms,
+        submitted_at=EPOCH,
+        admitted_at=EPOCH,
+        gpu_type="a",
+        generation=4,
+        acknowledged_generation=3,
+        extra=1,
+        reclaim=reclaim,
+        granted_at=1.0,
+        changed_at=2.0,
+        leader_running=True,
+        has_reported=True,
+        training=True,
+        evaluating=True,
+        trained=True,
+        used_seconds=3.0,
+        gpu_seconds_used=4.0,
+        failures=1,
+        last_failure="boom",
+        preemptions=2,
+        stopping=stopping,
+    )
+
+
+def test_a_report_of_an_earlier_leader_acknowledges_but_says_nothing_of_this_one():
+    said = report("earlier", TrainerPhase.TRAINING, acknowledged_generation=10**9)
+    record = replace(RECORD, allocation=RECORD.allocation.model_copy(update={"generation": 4}))
+    facts = facts_of(JOB, record, crew(LEADER, SECOND, said=said), EPOCH + 5, SETTINGS)
+    assert (facts.acknowledged_generation, facts.has_reported, facts.training) == (4, False, False)
+
+
+def test_a_silent_leader_trains_but_has_not_reported():
+    facts = facts_of(JOB, RECORD, crew(LEADER, SECOND), EPOCH + 120, SETTINGS)
+    assert (facts.leader_running, facts.has_reported, facts.training) == (True, False, True)
+    assert not facts_of(JOB, RECORD, crew(LEADER, SECOND), EPOCH + 119, SETTINGS).training
+
+
+@pytest.mark.parametrize(
+    "leader",
+    [pod(BASE, 0, phase="Pending", state={}), pod(BASE, 0, node="gone"), pod(BASE, 0, state=terminated(0)), None],
+)
+def test_a_leader_that_does_not_run(leader):
+    pods = [SECOND] if leader is None else [leader, SECOND]
+    facts = facts_of(JOB, RECORD, crew(*pods, said=report("b0")), EPOCH + 500, SETTINGS)
+    assert (facts.leader_running, facts.training) == (False, False)
+
+
+def test_what_keeps_workers_from_starting():
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": ""}
+    pulls = pod(BASE, 1, phase="Pending", state=waiting)
+    waits = pod(BASE, 0, phase="Pending", node=None, state={}, conditions=[unscheduled])
+    assert trouble_of(crew(LEADER, SECOND)) is None
+    assert trouble_of(crew(LEADER, pulls)) == Trouble(
+        reason=Reason.IMAGE_PULL_FAILED, message="ErrImagePull: no such image"
+    )
+    facts = facts_of(JOB, RECORD, crew(waits, pulls), EPOCH, SETTINGS)
+    assert (facts.trouble, facts.last_failure) == (Reason.UNSCHEDULABLE, SENTENCES[Reason.UNSCHEDULABLE])
+    rejected = Trouble(reason=Reason.POD_REJECTED, message="exceeded quota")
+    facts = facts_of(JOB, RECORD, crew(waits, pulls), EPOCH, SETTINGS, rejected)
+    assert (facts.trouble, facts.last_failure) == (Reason.POD_REJECTED, "exceeded quota")
+
+
+def test_a_promise_stands_while_it_is_remembered_and_something_is_lent():
+    promised = replace(RECORD, promised_until=EPOCH + 20)
+    assert promise_of(JOB, promised) == Promise(job="ns/one", extra=1, expires_at=EPOCH + 20)
+    assert promise_of(JOB, RECORD) is None
+    assert promise_of(JOB, replace(promised, extra=0)) is None

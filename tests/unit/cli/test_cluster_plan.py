@@ -149,6 +149,7 @@ def test_plan_says_when_time_alone_changes_it_and_what_then(tmp_path: Path) -> N
         (snapshot_of_a_wait().to_json().replace('"version": 1', '"version": 9'), "version is 9"),
         (snapshot_of_a_wait().to_json().replace('"allocatable": 2', '"allocatable": "two"'), "nodes.0.allocatable"),
         ("\x00\x01", "not complete JSON"),
+        (snapshot_of_a_wait().to_json().replace('"extra": 0', '"extra": 1000000000000'), "must be from 0 to 10000"),
     ],
 )
 def test_a_damaged_snapshot_is_one_line_and_a_hint(tmp_path: Path, text: str, cause: str) -> None:

@@ -19,6 +19,8 @@ from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.plan import plan as planned
 from espalier_operator.policies.priority import PriorityPolicy
 
+_MOST_WORKERS = 10_000
+"""As the specification of a job allows."""
 _HINT = "espalier snapshot -o FILE makes one; one edited by hand must stay whole"
 
 
@@ -68,6 +70,15 @@ def snapshot(
         click.echo(f"{key} is not in it, the scheduler cannot run it: {'; '.join(problems)}", err=True)
 
 
+def _check(seen: Snapshot) -> None:
+    """Refuse counts that no job can have (`SnapshotError`): planning takes time and memory by them."""
+    for index, job in enumerate(seen.jobs):
+        counts = {"extra": job.extra, "terms.min_replicas": job.terms.min_replicas}
+        for name, value in counts.items():
+            if not 0 <= value <= _MOST_WORKERS:
+                raise SnapshotError(f"jobs.{index}.{name}: is {value}; must be from 0 to {_MOST_WORKERS}")
+
+
 @click.command(epilog=EXIT_CODES)
 @click.option(
     "--snapshot",
@@ -95,6 +106,7 @@ def plan(source: Path, seconds: float, form: str) -> None:
     try:
         with click.open_file(str(source), encoding="utf-8") as file:
             seen = Snapshot.from_json(file.read())
+        _check(seen)
     except OSError as error:
         raise BadInput(f"{name}: cannot be read: {error.strerror or error}", _HINT) from error
     except UnicodeDecodeError as error:

@@ -105,7 +105,7 @@ def standing(job: Job) -> Standing:
     if chosen is None:
         message = "no operator has looked at it yet" if not job.seen else "the operator has said nothing of it yet"
         return Standing(reason=None, message=message)
-    message = chosen.message or SENTENCES[chosen.reason]
+    message = " ".join(chosen.message.split()) or SENTENCES[chosen.reason]
     return Standing(reason=chosen.reason, message=message, since=chosen.last_transition_time.timestamp())
 
 

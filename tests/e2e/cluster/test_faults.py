@@ -61,7 +61,7 @@ def test_the_agent_is_away_and_comes_back(space: Space, nodes: Nodes) -> None:
 def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
     shared_folder(space, nodes.names[0])
-    space.apply(digits("phoenix", budget=60, maxReplicas=1, template=on_shared_folder(space)))
+    space.apply(digits("phoenix", budget=90, maxReplicas=1, template=on_shared_folder(space)))
     space.wait_condition("phoenix", "Running")
     took = []
     for number in range(1, 6):
@@ -85,6 +85,8 @@ def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes
         report = wait_for("it trains", reported, 60)
         assert report["usedSeconds"] >= used, "budget was given back"
         assert report["step"] >= step, "it did not go on from its checkpoint"
+        print(f"{number}: runs after {took[-1]:.1f} s, trains after {time.monotonic() - deleted:.1f} s", end="; ")
+        print(f"budget used {used:.1f} -> {report['usedSeconds']:.1f} s")
         status = wait_for("it is counted", lambda n=number: (s := space.status("phoenix"))["restarts"] == n and s)
         assert status["preemptions"] == number
     print(f"a deleted leader runs again after {', '.join(f'{seconds:.1f}' for seconds in took)} s")
@@ -92,7 +94,7 @@ def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes
     complete = space.wait_condition("phoenix", "Complete", 120)
     assert complete["reason"] == "BudgetExhausted"
     assert space.status("phoenix")["scheduling"]["failures"] == 0
-    assert 55 <= space.status("phoenix")["timeBudget"]["usedSeconds"] <= 70
+    assert 85 <= space.status("phoenix")["timeBudget"]["usedSeconds"] <= 105
 
 
 def test_a_lost_node_costs_no_budget(space: Space, nodes: Nodes) -> None:

@@ -209,7 +209,7 @@ def test_a_job_that_failed_ends_with_1(story: Story, watch: Callable[..., Watchi
     watching.said("Running")
     story.end(Fail(job=story.key, reason=Reason.CRASH_LOOP, message="4 failures"))
     assert watching.end() == 1
-    assert any("warning: CrashLoop: 4 failures" in line for line in watching.out)
+    assert any("warning: CrashLoop: " in line and "4 failures" in line for line in watching.out), watching.out
 
 
 def test_a_job_that_has_ended_ends_at_once(story: Story, watch: Callable[..., Watching]) -> None:

@@ -1,9 +1,12 @@
-"""The reference of all commands, made of their own help: `python -m espalier_cli.reference docs/cli.md` renews it."""
+"""The reference of all commands, made of their own help.
+
+`python -m espalier_cli.reference` prints it, with the path of a page it renews what is between the page's marks.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -17,16 +20,17 @@ _WIDTH = 100
 
 def reference() -> str:
     """Return a heading and the help of each command, subcommands included, in Markdown."""
-    return "\n".join(_sections(cli, click.Context(cli, info_name="espalier", terminal_width=_WIDTH)))
+    settings = {**cli.context_settings, "terminal_width": _WIDTH}
+    return "\n".join(_sections(cli, click.Context(cli, info_name="espalier", **settings)))
 
 
-def renewed(page: str) -> str:
-    """Return the text of a page with the reference between its marks; `ValueError` where it has no marks."""
+def renewed(page: str, text: str) -> str:
+    """Return a page with `text` between its marks; `ValueError` where it has no marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page has no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n{reference()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def _sections(group: click.Group, context: click.Context) -> Iterator[str]:
@@ -41,10 +45,14 @@ def _sections(group: click.Group, context: click.Context) -> Iterator[str]:
         yield f"\n### `{own.command_path}`\n\n```text\n{command.get_help(own)}\n```"
 
 
-def main(path: Path) -> None:
-    """Renew the page at `path`."""
-    write_text_atomically(path, renewed(path.read_text(encoding="utf-8")))
+def main(arguments: Sequence[str]) -> None:
+    """Print the reference, or renew the page at the path that is given."""
+    if not arguments:
+        print(reference())
+        return
+    path = Path(arguments[0])
+    write_text_atomically(path, renewed(path.read_text(encoding="utf-8"), reference()))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1:])

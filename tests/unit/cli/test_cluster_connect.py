@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from espalier_cli.cluster.client import connect, error_of
-from espalier_cli.cluster.errors import ExpiredError, ForbiddenError, NotFoundError, UnreachableError
+from espalier_cli.cluster.client import connect
+from espalier_cli.cluster.errors import ExpiredError, ForbiddenError, NotFoundError, UnreachableError, error_of
 from espalier_cli.errors import BadInput
 from espalier_cli.main import cli
 from espalier_operator.kube.resources import JOBS, NODES, PODS

@@ -79,6 +79,8 @@ def _of_condition(was: JobStatus, condition: Condition) -> Note | None:
 def _of_allocation(was: JobStatus, after: JobStatus) -> list[Note]:
     if after.allocation.generation == was.allocation.generation or not after.allocation.reason:
         return []
+    if after.completion_time is not None:
+        return []  # the condition says how it ended, and why
     allocation = after.allocation
     reason = Reason(allocation.reason) if allocation.reason in set(Reason) else None
     if reason is None:

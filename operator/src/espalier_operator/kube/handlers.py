@@ -5,6 +5,7 @@ Only `on.event` handlers: they need no annotations and no finalizers, so nothing
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import kopf
@@ -23,6 +24,21 @@ REPORTS: Final = f"{names.REPORT_LABEL}=true"
 """Label selector of report ConfigMaps."""
 _BACKOFFS: Final = (0.2, 0.5, 1, 1, 2, 2, 3, 5, 5, 5)
 """Seconds between kopf's tries of a request; an API server that restarts is back within them."""
+
+
+class NoEssence(kopf.DiffBaseStorage):
+    """Compares nothing with what was last handled: `on.event` handlers do not ask, and kopf would copy every object."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        """Return the essence of an object: there is none."""
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """Return what was last handled: nothing is kept."""
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Keep nothing."""
 
 
 def registry_of(store: Store, configuration: Configuration, watched: tuple[Resource, ...]) -> kopf.OperatorRegistry:
@@ -56,7 +72,7 @@ def settings_of() -> kopf.OperatorSettings:
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = _BACKOFFS
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    settings.persistence.diffbase_storage = NoEssence()
     settings.process.ultimate_exiting_timeout = None
     return settings
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
+
+DEEPEST = 40_000
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -14,6 +17,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 if __name__ == "__main__":
     # The first process of a container gets only the signals that it handles; `main` handles them once it is imported.
     signal.signal(signal.SIGTERM, _leave)
+    # The API server stores what is nested ten thousand deep. Python's own limit is a thousand, and a list or a watch in
+    # which one such job comes along must be read all the same.
+    sys.setrecursionlimit(DEEPEST)
 
     from espalier_operator.kube.main import main
 

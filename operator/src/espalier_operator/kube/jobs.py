@@ -15,9 +15,12 @@ from espalier_api.validation import JobFileError, parse_jobs
 from espalier_operator.facts import Terms
 from espalier_operator.kube import template
 from espalier_operator.kube.pods import gpu_request
-from espalier_operator.kube.reading import mapping, text, time, whole
+from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
 
+MAX_DEPTH: Final = 100
+"""Levels of lists and mappings in a specification. The API server takes ten thousand in what is left open (options of
+a model, a pod template), far more than anything that reads a job does."""
 MAX_DOCUMENT_BYTES: Final = 250_000
 """Of 256 KiB that all annotations of a pod may have together; the rest is for the allocation."""
 
@@ -68,9 +71,12 @@ def parse_job(
     Never raises.
     """
     metadata = mapping(raw, "metadata")
-    body = json.dumps({key: value for key, value in raw.items() if key != "status"})
     key = f"{text(metadata, 'namespace') or 'default'}/{text(metadata, 'name')}"
     uid, generation = text(metadata, "uid"), max(0, whole(metadata, "generation") or 0)
+    if is_deeper(raw.get("spec"), MAX_DEPTH):
+        problem = f"spec: lists and mappings lie in each other more than {MAX_DEPTH} deep; make it flatter"
+        return InvalidJob(key=key, uid=uid, generation=generation, problems=(problem,))
+    body = json.dumps({key: value for key, value in raw.items() if key != "status"})
     try:
         job = AdaptiveTrainingJob.model_validate_json(body, strict=True)
     except ValidationError:

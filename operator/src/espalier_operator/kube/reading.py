@@ -26,6 +26,21 @@ _MOST: Final = 2**63 - 1
 """The largest quantity that Kubernetes knows."""
 
 
+def is_deeper(raw: Any, levels: int) -> bool:
+    """Return whether lists and mappings lie in each other more than `levels` deep. Does not recurse."""
+    front = [raw]
+    for _ in range(levels):
+        front = [
+            child
+            for value in front
+            if isinstance(value, Mapping | list | tuple)
+            for child in (value.values() if isinstance(value, Mapping) else value)
+        ]
+        if not front:
+            return False
+    return any(isinstance(value, Mapping | list | tuple) for value in front)
+
+
 def mapping(raw: Any, *path: str) -> Mapping[str, Any]:
     """Return the mapping at `path`, an empty one where there is none."""
     found = _at(raw, path)

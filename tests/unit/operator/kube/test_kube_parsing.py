@@ -429,6 +429,16 @@ def test_all_that_is_wrong_with_a_job_at_once():
     assert 'spec.timeBudgetSeconds: is "long" (text); must be a number' in job.problems
 
 
+def test_what_is_nested_too_deep_is_refused_by_its_depth():
+    options: dict[str, Any] = {}
+    raw = raw_job("one", {"training": {"model": {"name": "digits", "options": options}}})
+    for _ in range(9_000):
+        options["a"] = options = {}
+    found = parse_job(raw, SETTINGS)
+    assert isinstance(found, InvalidJob)
+    assert found.problems == ("spec: lists and mappings lie in each other more than 100 deep; make it flatter",)
+
+
 def test_a_status_is_read_apart():
     raw = raw_job() | {"status": {"restarts": 2}}
     assert isinstance(parse_job(raw, SETTINGS), KubeJob)

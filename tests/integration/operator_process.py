@@ -1,0 +1,67 @@
+"""The operator as it is run: processes of `python -m espalier_operator`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+from apiserver import ApiServer
+
+
+class OperatorProcess:
+    """One process; a context manager that ends it. Its log lies in `log`."""
+
+    def __init__(
+        self, server: ApiServer, directory: Path, name: str, *options: str, namespace: str = "default"
+    ) -> None:
+        """Not started yet."""
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+            self._http, self._private = one.getsockname()[1], other.getsockname()[1]
+        self.log = directory / f"{name}.log"
+        self._command = [
+            *(sys.executable, "-m", "espalier_operator"),
+            f"--kubeconfig={server.kubeconfig}",
+            f"--namespace={namespace}",
+            f"--http=127.0.0.1:{self._http}",
+            f"--snapshot-http=127.0.0.1:{self._private}",
+            *options,
+        ]
+        self._environment = {**os.environ, "POD_NAME": name}
+
+    def __enter__(self) -> Self:
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(20)
+
+    def says(self, text: str) -> bool:
+        """Return whether its log has `text`; `AssertionError` where it has ended without it."""
+        found = text in self.log.read_text()
+        assert found or self.process.poll() is None, f"it ended:\n{self.log.read_text()[-2000:]}"
+        return found
+
+    def ask(self, path: str, *, private: bool = False) -> httpx.Response | None:
+        """Return its answer over HTTP, None where it does not listen."""
+        port = self._private if private else self._http
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5, trust_env=False)
+        except httpx.TransportError:
+            return None
+
+    def end(self, sig: signal.Signals, seconds: float = 20.0) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(sig)
+        return self.process.wait(seconds)

@@ -46,6 +46,7 @@ class KubeBackend:
         self.snapshot: Snapshot | None = None
         """The last that was planned by."""
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
 
     # ---- seeing
 
@@ -123,7 +124,8 @@ class KubeBackend:
             tracked.refuse(None if refusal is None else refusal.reason)
             if (tracked.stirred or tracked.lapsed) and not tracked.writing.holds(now):
                 self.flusher.add(uid, urgent=tracked.stirred)
-        self._set_timer(now)
+        dues = (tracked.due for tracked in self.jobs.values())
+        self._set_timer(min((due for due in dues if due is not None), default=None), now)
 
     # ---- doing
 
@@ -134,20 +136,28 @@ class KubeBackend:
         await self._writer.flush(tracked)
         if tracked.stale or tracked.heard:
             self.wake()
-        self._set_timer(self._clock.now())
+        # The other jobs are not asked: a flush would cost more the more of them there are.
+        if tracked.due is not None and (self._timer is None or tracked.due < self._timer_due):
+            self._set_timer(tracked.due, self._clock.now())
 
-    def _set_timer(self, now: float) -> None:
-        """Wake the loop at the next time at which something is due of itself."""
-        due = min((time for tracked in self.jobs.values() if (time := tracked.due) is not None), default=None)
+    def _set_timer(self, due: float | None, now: float) -> None:
+        """Wake the loop at `due`, when something is due of itself; one that is awake too early sees so."""
+        self._cancel_timer()
+        if due is not None:
+            seconds = max(0.0, self._clock.wall_seconds(due - now))
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._timer_rings)
+            self._timer_due = due
+
+    def _timer_rings(self) -> None:
+        self._timer = None
+        self.wake()
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if due is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, self._clock.wall_seconds(due - now)), self.wake)
 
     async def close(self, seconds: float) -> None:
         """Finish what is being written, for at most so long."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         await self.flusher.close(seconds)

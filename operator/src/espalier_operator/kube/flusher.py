@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -11,6 +12,15 @@ logger = logging.getLogger(__name__)
 
 PARALLEL: Final = 16
 """Jobs that are flushed at once."""
+
+
+def together(since: float, seconds: float) -> float:
+    """Return when what was last written at `since` is due: after `seconds` and a little, at the same time as others.
+
+    Otherwise a thousand jobs would be due at a thousand times, each of which is a plan.
+    """
+    step = min(1.0, seconds / 8)
+    return math.ceil((since + seconds) / step) * step if step else since
 
 
 class Flusher:

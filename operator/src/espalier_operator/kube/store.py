@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from espalier_api.job import KIND
-from espalier_api.signal import REPORT_KEY
 from espalier_operator.facts import Node, Worker
-from espalier_operator.kube import names, resources
+from espalier_operator.kube import resources
 from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.nodes import parse_node
 from espalier_operator.kube.pods import Pod, parse_pod
-from espalier_operator.kube.resources import Raw, Resource, controller_of, key_of, version_of
+from espalier_operator.kube.reports import ReportObject, parse_report_object
+from espalier_operator.kube.resources import Raw, Resource, key_of, version_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.shelf import Shelf
 from espalier_operator.kube.view import alien
@@ -40,14 +39,6 @@ class JobObject:
     status: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportObject:
-    """A job's report as its leader wrote it; read when it is needed."""
-
-    job_uid: str
-    text: str | None
-
-
 class Store:
     """One shelf a kind, and what follows from them: which jobs have news, whose pod is whose, who is an alien."""
 
@@ -57,7 +48,7 @@ class Store:
         self.nodes: Shelf[Node] = Shelf(self._parse_node, self._node_changed)
         self.pods: Shelf[Pod] = Shelf(self._parse_pod, self._pod_changed)
         self.jobs: Shelf[JobObject] = Shelf(self._parse_job, self._job_changed)
-        self.reports: Shelf[ReportObject] = Shelf(_parse_report, self._report_changed)
+        self.reports: Shelf[ReportObject] = Shelf(lambda raw, _: parse_report_object(raw), self._report_changed)
         self.priorities: Shelf[int] = Shelf(lambda raw, _: int(raw["value"]), self._priority_changed)
         self._shelves: Mapping[Resource, Shelf[Any]] = {
             resources.NODES: self.nodes,
@@ -257,7 +248,8 @@ class Store:
         self._reports[after.job_uid] = after
         if before is None or before.text != after.text:
             self._heard.add(after.job_uid)
-            self.on_change()
+        if before is None or before.news != after.news:
+            self.on_change()  # figures wait for the next plan: a thousand leaders report them every two seconds
 
     def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
         if before != after:
@@ -268,10 +260,3 @@ class Store:
     def _news(self, uid: str) -> None:
         self._changed.add(uid)
         self.on_change()
-
-
-def _parse_report(raw: Raw, before: ReportObject | None) -> ReportObject | None:
-    job = controller_of(raw)
-    if job.get("kind") != KIND or raw["metadata"]["name"] != names.report_name(job["name"]):
-        return None
-    return ReportObject(job_uid=job["uid"], text=(raw.get("data") or {}).get(REPORT_KEY))

@@ -22,6 +22,7 @@ from espalier_operator.facts import Ended, JobFacts, Promise, Worker
 from espalier_operator.kube import names
 from espalier_operator.kube.backoff import Backoff
 from espalier_operator.kube.converge import due_at
+from espalier_operator.kube.flusher import together
 from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_status
 from espalier_operator.kube.progress import Crew, crew_of, look
 from espalier_operator.kube.record import Record, record_of, scheduling_of
@@ -215,7 +216,7 @@ class Tracked:
     def plan_ahead(self, status: JobStatus, now: float) -> None:
         """Set when it is to be looked at or flushed next though nothing happens; `status` is how it stands."""
         persist = status != self.written or self.active
-        self._lapses_at = self.written_at + self._settings.persist_seconds if persist else None
+        self._lapses_at = together(self.written_at, self._settings.persist_seconds) if persist else None
         times = [self.writing.until, self.doing.until]
         if self.job is not None:
             times.append(due_at(self.job, self.record, status, now) or 0.0)

@@ -96,6 +96,10 @@ bench-cifar8: .venv/.ready  ## the same on CIFAR-10 at 8×8 pixels: five seeds (
 	.venv/bin/python benchmarks/pays.py examples/cifar8.yaml --arrive 20% --seeds 5 --picture $(RUNS)/cifar8.png \
 		$(if $(DATA),--data $(DATA))
 
+.PHONY: bench-operator
+bench-operator: .venv/.ready  ## the operator at 100, 5,000 and 10,000 nodes (kwok), 1,000 jobs; ARGS=--quick: in a minute
+	.venv/bin/python benchmarks/operator_load.py $(ARGS)
+
 .PHONY: clean
 clean:  ## remove what the targets made, environments included
 	rm -rf .venv .tools $(RUNS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -53,9 +53,12 @@ class ApiServer:
     kubeconfigs and objects stay good. `close` ends both processes, each by its own id.
     """
 
-    def __init__(self, binaries: Path, directory: Path) -> None:
-        """Start both; `directory` (empty) takes their data, certificates, logs and the kubeconfig."""
-        self.binaries, self.directory = binaries, directory
+    def __init__(self, binaries: Path, directory: Path, flags: Sequence[str] = ()) -> None:
+        """Start both; `directory` (empty) takes their data, certificates, logs and the kubeconfig.
+
+        `flags`: more options of kube-apiserver.
+        """
+        self.binaries, self.directory, self._flags = binaries, directory, flags
         self.port, etcd_port = _free_ports(2)
         self.url = f"https://127.0.0.1:{self.port}"
         self.admin_token = secrets.token_hex(16)
@@ -157,6 +160,7 @@ class ApiServer:
             "--enable-priority-and-fairness=false",
             "--shutdown-delay-duration=0s",
             "--endpoint-reconciler-type=none",
+            *self._flags,
         ]
 
     # ---- talking to it

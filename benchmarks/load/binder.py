@@ -1,0 +1,98 @@
+"""Binds pods to nodes, in kube-scheduler's place: `python binder.py KUBECONFIG`.
+
+A pod goes to the node on which it leaves the fewest GPUs free; nothing else is looked at, for these nodes are alike. It
+runs beside the benchmark, so that its work does not delay what the benchmark times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from load.api import Access, Api, ApiError, connect
+from load.objects import GPU, gpus_of, path_of
+
+Raw = dict[str, Any]
+
+
+class Binder:
+    """Which node has how many GPUs free, and who waits for some."""
+
+    def __init__(self, api: Api) -> None:
+        """Nothing is known yet."""
+        self._api = api
+        self._free: dict[str, int] = {}
+        self._by_free: defaultdict[int, dict[str, None]] = defaultdict(dict)
+        self._held: dict[str, tuple[str, int]] = {}
+        """By pod's UID: its node and GPUs."""
+        self._waiting: dict[str, Raw] = {}
+        """By UID, in the order in which they came."""
+
+    async def run(self) -> None:
+        """Bind until cancelled; nodes are those that are there at the start."""
+        nodes, _ = await self._api.list("/api/v1/nodes")
+        for node in nodes:
+            self._set(node["metadata"]["name"], int(node["status"]["allocatable"].get(GPU, 0)))
+        async with asyncio.TaskGroup() as group:
+            async for _, kind, pod in self._api.follow("/api/v1/pods"):
+                if kind == "LISTED":
+                    print("ready", flush=True)
+                    continue
+                self._note(kind, pod)
+                while (waiting := next(iter(self._waiting.values()), None)) is not None:
+                    if (name := self._choose(gpus_of(waiting))) is None:
+                        break
+                    self._hold(waiting, name)
+                    group.create_task(self._bind(waiting, name))
+
+    def _note(self, kind: str, pod: Raw) -> None:
+        uid, name = pod["metadata"]["uid"], pod["spec"].get("nodeName")
+        if kind == "DELETED" or pod["status"].get("phase") in ("Succeeded", "Failed"):
+            self._waiting.pop(uid, None)
+            if uid in self._held:
+                held, gpus = self._held.pop(uid)
+                self._set(held, self._free[held] + gpus)
+        elif uid not in self._held:
+            if name:
+                self._hold(pod, name)
+            else:
+                self._waiting[uid] = pod
+
+    def _choose(self, gpus: int) -> str | None:
+        best = min((free for free, names in self._by_free.items() if free >= gpus and names), default=None)
+        return None if best is None else next(iter(self._by_free[best]))
+
+    def _hold(self, pod: Raw, name: str) -> None:
+        uid, gpus = pod["metadata"]["uid"], gpus_of(pod)
+        self._waiting.pop(uid, None)
+        self._held[uid] = (name, gpus)
+        self._set(name, self._free[name] - gpus)
+
+    def _set(self, name: str, free: int) -> None:
+        self._by_free[self._free.get(name, 0)].pop(name, None)
+        self._free[name] = free
+        self._by_free[free][name] = None
+
+    async def _bind(self, pod: Raw, name: str) -> None:
+        metadata = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        path = path_of("pods", pod["metadata"]["namespace"], metadata["name"]) + "/binding"
+        try:
+            await self._api.request("POST", path, {"metadata": metadata, "target": {"kind": "Node", "name": name}})
+        except ApiError as error:
+            if error.code not in (404, 409):  # deleted meanwhile: the watch says so, too
+                raise
+
+
+async def main(access: Access) -> None:
+    """Run the binder until the process is ended."""
+    async with connect(access) as api:
+        await Binder(api).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Access.of(Path(sys.argv[1]))))

@@ -1,0 +1,89 @@
+"""The operator from outside: its CPU time and memory, and how long its event loop lets a small question wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+import aiohttp
+
+from load.processes import Process, ProcessError
+
+_PERIOD_SECONDS: Final = 0.1
+_FIRST_PLAN_SECONDS: Final = 0.05
+_REST_SECONDS: Final = 1.0
+_REST_CORES: Final = 0.3
+"""An operator that uses less is at rest: heartbeats of thousands of nodes are heard all the time."""
+
+
+class Probe:
+    """Asks `/healthz` ten times a second, until cancelled."""
+
+    def __init__(self, session: aiohttp.ClientSession, operator: Process, health: int, snapshot: int) -> None:
+        """Ports of its two addresses."""
+        self._session, self._operator = session, operator
+        self._health, self._snapshot = f"http://127.0.0.1:{health}/healthz", f"http://127.0.0.1:{snapshot}/snapshot"
+        self._waits: list[float] = []
+        self._cpu, self._since = 0.0, time.monotonic()
+
+    async def run(self) -> None:
+        """Ask, one question after the other."""
+        while True:
+            begun = time.monotonic()
+            try:
+                async with self._session.get(self._health) as answer:
+                    await answer.read()
+            except aiohttp.ClientError:
+                self._operator.check()
+                raise
+            took = time.monotonic() - begun
+            self._waits.append(took)
+            await asyncio.sleep(max(0.0, _PERIOD_SECONDS - took))
+
+    def begin(self) -> None:
+        """Measure from now on."""
+        self._waits.clear()
+        self._cpu, self._since = self._operator.cpu_seconds(), time.monotonic()
+
+    def waits(self) -> list[float]:
+        """Return the seconds of all answers since `begin`."""
+        return list(self._waits)
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time since `begin`."""
+        return self._operator.cpu_seconds() - self._cpu
+
+    def cores(self) -> float:
+        """Return the cores used since `begin`, on average."""
+        return self.cpu_seconds() / (time.monotonic() - self._since)
+
+    async def snapshot(self) -> str | None:
+        """Return what the scheduler saw last, None while it has not planned, or does not answer yet."""
+        try:
+            async with self._session.get(self._snapshot) as answer:
+                text = await answer.text()
+                return text if answer.status == 200 else None
+        except aiohttp.ClientConnectorError:
+            return None
+
+    async def wait_planned(self, seconds: float) -> None:
+        """Wait until the operator has made its first plan; `ProcessError` when it has not after so long."""
+        deadline = time.monotonic() + seconds
+        while await self.snapshot() is None:
+            self._operator.check()
+            if time.monotonic() > deadline:
+                raise ProcessError(
+                    f"the operator has planned nothing after {seconds:g} s; its log: {self._operator.log}"
+                )
+            await asyncio.sleep(_FIRST_PLAN_SECONDS)
+
+    async def rest(self, seconds: float) -> None:
+        """Wait until the operator has little to do, for at most so long."""
+        deadline = time.monotonic() + seconds
+        cores = 1.0
+        while cores > _REST_CORES and time.monotonic() < deadline:
+            used, begun = self._operator.cpu_seconds(), time.monotonic()
+            await asyncio.sleep(_REST_SECONDS)
+            self._operator.check()
+            cores = (self._operator.cpu_seconds() - used) / (time.monotonic() - begun)

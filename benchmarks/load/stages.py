@@ -1,0 +1,141 @@
+"""What is measured of one case: convergence, GPUs that come free, and `plan` alone."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from espalier_operator.facts import Snapshot
+from espalier_operator.plan import plan
+from espalier_operator.policies.priority import PriorityPolicy
+from load import objects
+from load.api import for_all
+from load.case import Case, Layout, layout_of
+from load.cluster import PATIENCE, REST_SECONDS, Cluster, Figures, Say, Tools, cluster_of
+from load.events import free_gpus
+from load.figures import percentile
+from load.leaders import Leaders
+from load.world import World, condition, rank
+
+Raw = dict[str, Any]
+
+_PLANS: Final = 10
+
+
+async def measure(case: Case, tools: Tools, directory: Path, say: Say) -> tuple[Figures, str]:
+    """Return the figures of one case, and the API server's version. `directory` (empty) takes data and logs."""
+    layout = layout_of(case)
+    async with cluster_of(case, layout, tools, directory, say) as cluster:
+        figures = {**cluster.start, **await converge(case, layout, cluster, say)}
+        if case.events and layout.aliens:
+            await cluster.probe.rest(REST_SECONDS)
+            figures |= await lend(case, layout, cluster, say)
+        figures |= await plan_alone(cluster)
+        figures["peakMiB"] = cluster.operator.memory_mib("VmHWM")
+        log = cluster.operator.log.read_text(errors="replace")
+        troubles = [line for line in log.splitlines() if " WARNING " in line or " ERROR " in line]
+        figures["warnings"] = len(troubles)
+        for line in troubles[:5]:
+            say(f"the operator said: {line}")
+        return figures, cluster.version
+
+
+async def converge(case: Case, layout: Layout, cluster: Cluster, say: Say) -> Figures:
+    """Submit all jobs and wait until each that fits has its status written and its pods made and bound."""
+
+    async def submit(job: Raw) -> None:
+        path = objects.path_of("adaptivetrainingjobs", job["metadata"]["namespace"], api=objects.JOBS_API)
+        await cluster.api.request("POST", path, job)
+
+    world, probe, count = cluster.world, cluster.probe, len(layout.jobs)
+    cluster.audit.take()
+    probe.begin()
+    begun = time.monotonic()
+    await for_all(layout.jobs, submit)
+    submitted = time.monotonic() - begun
+    say(f"{count} jobs submitted in {submitted:.1f} s")
+    gpus = case.gpus - layout.alien_gpus
+    done = await world.wait_for(
+        "jobs that fit are admitted and bound", lambda: _converged(world, count, gpus), PATIENCE
+    )
+    cpu, requests, waits = probe.cpu_seconds(), cluster.audit.take(), probe.waits()
+    admitted = sum(condition(job, "Admitted") == "True" for job in world.jobs.values())
+    say(f"converged after {done - begun:.1f} s: {admitted} jobs admitted with {cpu:.1f} CPU s")
+    return {
+        "submitSeconds": submitted,
+        "convergeSeconds": done - begun,
+        "admitted": admitted,
+        "workers": sum(len(pods) for pods in world.workers().values()),
+        "convergeCpuSeconds": cpu,
+        "requestsPerJob": requests.total() / count,
+        **{f"requestsPerJob {name}": number / count for name, number in sorted(requests.items())},
+        "convergeWaitP99Ms": 1000 * percentile(waits, 0.99),
+        "convergeWaitMaxMs": 1000 * max(waits),
+    }
+
+
+def _converged(world: World, count: int, gpus: int) -> bool:
+    """Return whether all `count` jobs have their word, the admitted ones their pods, and the first to wait no room.
+
+    `gpus` are those that other people's pods do not hold.
+    """
+    if len(world.jobs) < count:
+        return False
+    workers, waiting = world.workers(), []
+    for job in world.jobs.values():
+        need, admitted = job["spec"]["minReplicas"], condition(job, "Admitted")
+        if admitted == "True" and len(workers.get(objects.key(job), ())) == need:
+            gpus -= need
+        elif admitted == "False":
+            waiting.append(job)
+        else:
+            return False
+    return not waiting or int(min(waiting, key=rank)["spec"]["minReplicas"]) > gpus
+
+
+async def lend(case: Case, layout: Layout, cluster: Cluster, say: Say) -> Figures:
+    """Let all leaders train, then free GPUs and time how long it takes until a leader sees that it is lent them."""
+    world, probe, api = cluster.world, cluster.probe, cluster.api
+    raises: list[float] = []
+    leaders = Leaders(api, case.report_seconds, case.seed, lambda at, more: raises.extend([at] * more))
+    workers = world.workers()
+    found = []
+    for job in sorted(world.jobs.values(), key=rank):
+        name = f"{job['metadata']['name']}-base-0-0"
+        found.append((job, next(pod for pod in workers[objects.key(job)] if pod["metadata"]["name"] == name)))
+    begun = time.monotonic()
+    try:
+        await leaders.start(cluster.group, found)
+        await world.wait_for("the operator knows that all leaders train", leaders.all_train, PATIENCE)
+        say(f"all leaders train after {time.monotonic() - begun:.1f} s")
+        await world.wait_for("no GPU is free", lambda: world.bound_gpus() == case.gpus, PATIENCE)
+        cluster.audit.take()
+        probe.begin()
+        begun = time.monotonic()
+        figures = await free_gpus(api, world, leaders, layout.single, raises, case)
+        seconds, waits, cores = time.monotonic() - begun, probe.waits(), probe.cores()
+        say(f"{case.events} GPUs freed in {seconds:.0f} s; p99 of the answer {figures['reactionP99Ms']:.0f} ms")
+        return {
+            **figures,
+            "steadyCores": cores,
+            "steadyRequestsPerSecond": cluster.audit.take().total() / seconds,
+            "steadyWaitP99Ms": 1000 * percentile(waits, 0.99),
+            "steadyWaitMaxMs": 1000 * max(waits),
+        }
+    finally:
+        leaders.stop()
+
+
+async def plan_alone(cluster: Cluster) -> Figures:
+    """Time `plan` on what the operator sees now."""
+    text = await cluster.probe.snapshot()
+    if text is None:
+        raise RuntimeError("the operator gives no snapshot any more")
+    snapshot, times = Snapshot.from_json(text), []
+    for _ in range(_PLANS):
+        begun = time.perf_counter()
+        plan(snapshot, PriorityPolicy(), snapshot.taken_at)
+        times.append(time.perf_counter() - begun)
+    return {"planMs": 1000 * statistics.median(times), "planMaxMs": 1000 * max(times)}

@@ -1,0 +1,62 @@
+"""The figures of all cases as one table: a row a figure, a column a case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from load.case import Case
+
+_ROWS: Final = (
+    ("jobs admitted", "admitted", "{:.0f}"),
+    ("their pods", "workers", "{:.0f}"),
+    ("start to first plan, s", "startSeconds", "{:.1f}"),
+    ("CPU s until it rests", "startCpuSeconds", "{:.1f}"),
+    ("all jobs submitted, s", "submitSeconds", "{:.1f}"),
+    ("converged, s", "convergeSeconds", "{:.1f}"),
+    ("operator's CPU s for that", "convergeCpuSeconds", "{:.1f}"),
+    ("requests a job", "requestsPerJob", "{:.2f}"),
+    ("/healthz waits, p99 ms", "convergeWaitP99Ms", "{:.0f}"),
+    ("/healthz waits, max ms", "convergeWaitMaxMs", "{:.0f}"),
+    ("GPUs freed", "events", "{:.0f}"),
+    ("freed → seen, p50 ms", "reactionP50Ms", "{:.0f}"),
+    ("freed → seen, p99 ms", "reactionP99Ms", "{:.0f}"),
+    ("freed → seen, max ms", "reactionMaxMs", "{:.0f}"),
+    ("by a job's end, p50 ms", "reactionEndP50Ms", "{:.0f}"),
+    ("by a job's end, p99 ms", "reactionEndP99Ms", "{:.0f}"),
+    ("by a deletion, p50 ms", "reactionDeletionP50Ms", "{:.0f}"),
+    ("by a deletion, p99 ms", "reactionDeletionP99Ms", "{:.0f}"),
+    ("cores the operator uses", "steadyCores", "{:.2f}"),
+    ("its requests a second", "steadyRequestsPerSecond", "{:.1f}"),
+    ("/healthz waits, p99 ms", "steadyWaitP99Ms", "{:.0f}"),
+    ("/healthz waits, max ms", "steadyWaitMaxMs", "{:.0f}"),
+    ("plan() alone, median ms", "planMs", "{:.1f}"),
+    ("plan() alone, max ms", "planMaxMs", "{:.1f}"),
+    ("peak memory, MiB", "peakMiB", "{:.0f}"),
+    ("warnings in its log", "warnings", "{:.0f}"),
+)
+_BY_VERB: Final = "requestsPerJob "
+
+
+def table(cases: Sequence[Case], results: Sequence[dict[str, float | None]]) -> str:
+    """Return the table as text; a dash where a case has no such figure."""
+    rows = [[""] + [f"{case.nodes} nodes, {case.jobs} jobs" for case in cases]]
+    for title, name, shape in _ROWS:
+        rows.append([title] + [_cell(result.get(name), shape) for result in results])
+        if name == "requestsPerJob":
+            kinds = {kind for result in results for kind in result if kind.startswith(_BY_VERB)}
+            often = [kind for kind in kinds if max(result.get(kind) or 0.0 for result in results) >= 0.01]
+            rows += [
+                [f"  {kind.removeprefix(_BY_VERB)}"] + [_cell(each.get(kind), shape) for each in results]
+                for kind in sorted(often)
+            ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, shape: str) -> str:
+    return "–" if value is None else shape.format(value)

@@ -1,0 +1,199 @@
+"""How the operator fares on large clusters: `.venv/bin/python benchmarks/operator_load.py [--quick]`, Linux.
+
+A real etcd and kube-apiserver, the operator as its image runs it and with the rights of `deploy/`, and nodes and pods
+without machines and containers:
+
+- nodes with 8 GPUs each, about 8 kB of JSON as real ones; kwok keeps them alive and runs and removes their pods;
+- no kube-scheduler: `load/binder.py`, a process of its own, binds pods to nodes with free GPUs, one request a pod as
+  kube-scheduler does; its choices take it microseconds, so what the operator waits for here is not a busy scheduler;
+- other people's pods hold all GPUs that the jobs' base workers do not need: the cluster is full, as real ones are;
+- leaders: each job has its own watch and reports every two seconds, as the trainer does (`load/leaders.py`).
+
+Each case is a cluster of its own, made and measured so:
+
+1. The operator starts: seconds to its first plan.
+2. All jobs are submitted, 32 requests at a time. Converged: every job that fits is admitted with its status written and
+   its pods made and bound, and the first of the others has no room.
+3. All leaders train, no GPU is free. GPUs are freed one by one at random times (open loop: whether the one before was
+   answered or not), by the end of a job and by the deletion of somebody else's pod in turn. Timed is from the API
+   server's answer to what freed the GPU until the leader that is lent it reads so from its watch.
+4. `plan` alone, ten times, on what the operator saw last.
+
+Not reported: what real nodes, kube-scheduler and other clients cost the API server, which here shares its cores with
+everything else; etcd does not wait for its disk (`--unsafe-no-fsync`). The wait of `/healthz` is how long the
+operator's event loop is busy at a stretch, plus what the machine's other processes take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from load.api import ApiError
+from load.case import Case, layout_of
+from load.cluster import PROJECT, Figures, Say, ServerError, Tools
+from load.processes import ProcessError
+from load.stages import measure
+from load.table import table
+from load.world import StuckError
+
+T = TypeVar("T")
+_GET_SECONDS = 1800
+_TROUBLES = (ApiError, ProcessError, ServerError, StuckError)
+
+
+def main() -> None:
+    """Measure and print one table."""
+    options = _options()
+    cases = [
+        Case(
+            nodes=nodes,
+            jobs=options.jobs,
+            events=options.events,
+            spacing=options.spacing,
+            report_seconds=options.report_seconds,
+            seed=options.seed,
+        )
+        for nodes in options.nodes
+    ]
+    try:
+        for case in cases:
+            layout_of(case)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    tools = Tools(binaries=_got("envtest"), kwok=_got("kwok"))
+    begun, load = time.monotonic(), os.getloadavg()[0]
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - begun:5.0f} s  {what}", file=sys.stderr, flush=True)
+
+    results, server = _run(_all(cases, tools, options.directory, say))
+    versions = {"Python": platform.python_version()}
+    versions |= {name: version(name) for name in ("kopf", "kubernetes", "aiohttp")}
+    versions |= {"API server": server, "kwok": _said([str(tools.kwok), "--version"]).split()[2]}
+    about: dict[str, Any] = {
+        "machine": f"{_machine()}; load before {load:.1f}",
+        "versions": versions,
+        "commit": _said(["git", "-C", str(PROJECT), "describe", "--always", "--dirty", "--abbrev=12"]),
+        "command": shlex.join(["python", *sys.argv]),
+        "seconds": round(time.monotonic() - begun),
+    }
+    print(table(cases, results))
+    print(f"\n{about['machine']}\n" + ", ".join(f"{name} {number}" for name, number in versions.items()))
+    print(f"commit {about['commit']}; {about['command']}: {about['seconds']} s")
+    if options.json:
+        rows = [{"case": asdict(case), "figures": row} for case, row in zip(cases, results, strict=True)]
+        options.json.write_text(json.dumps({"cases": rows, **about}, indent=1) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=_numbers, default=[100, 5000, 10000], help="of each case: 100,5000,10000")
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--events", type=int, default=200, help="GPUs that are freed; 0: none")
+    parser.add_argument("--spacing", type=float, default=0.5, help="mean seconds from one to the next")
+    parser.add_argument("--report-seconds", type=float, default=2.0, help="between reports of a leader; 0: only news")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="100 nodes, 50 jobs, 20 events: less than a minute")
+    parser.add_argument("--json", type=Path, help="write all figures there, those that the table leaves out, too")
+    parser.add_argument("--directory", type=Path, help="keep data and logs there, a folder a case")
+    options = parser.parse_args()
+    if options.quick:
+        options.nodes, options.jobs, options.events = [100], 50, 20
+    return options
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",")]
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a case needs nodes; give numbers from 1, as in 100,5000")
+    return numbers
+
+
+def _run(measuring: Coroutine[Any, Any, T]) -> T:
+    """Run it to its end; what keeps it from that is said in a line each, with exit code 1."""
+    try:
+        return asyncio.run(measuring)
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+    except BaseExceptionGroup as group:
+        known, other = group.split(_TROUBLES)
+        if other is not None or known is None:
+            raise
+        raise SystemExit("\n".join(f"error: {error}" for error in _leaves(known))) from group
+    except _TROUBLES as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+async def _all(cases: list[Case], tools: Tools, directory: Path | None, say: Say) -> tuple[list[Figures], str]:
+    """Measure all cases, one after the other; SIGTERM ends it as Ctrl-C does."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    results, server = [], ""
+    for case in cases:
+        say(f"--- {case.nodes} nodes, {case.jobs} jobs")
+        with _place(case, directory) as place:
+            figures, server = await measure(case, tools, place, say)
+        results.append(figures)
+    return results, server
+
+
+@contextmanager
+def _place(case: Case, directory: Path | None) -> Iterator[Path]:
+    """Give a folder for data and logs: under `directory`, or one that goes afterwards."""
+    if directory is None:
+        with tempfile.TemporaryDirectory(prefix="espalier-load-") as name:
+            yield Path(name)
+    else:
+        place = directory.absolute() / f"{case.nodes}-nodes"
+        place.mkdir(parents=True)
+        yield place
+
+
+def _got(what: str) -> Path:
+    """Return what a script of hack/ finds or gets; its own words go to stderr."""
+    result = subprocess.run([str(PROJECT / "hack" / what)], stdout=subprocess.PIPE, text=True, timeout=_GET_SECONDS)
+    if result.returncode != 0:
+        raise SystemExit(f"error: hack/{what} has not got what the benchmark needs")
+    return Path(result.stdout.strip())
+
+
+def _machine() -> str:
+    lines = [*Path("/proc/cpuinfo").read_text().splitlines(), *Path("/proc/meminfo").read_text().splitlines()]
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    memory = int(facts["MemTotal"].split()[0]) / 2**20
+    return f"{facts.get('model name', platform.machine())}, {os.cpu_count()} cores, {memory:.0f} GiB"
+
+
+def _said(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""`make bench-operator` at toy size: its stages run to their ends on a real API server, and count what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+# Benchmarks are no package of the workspace.
+sys.path.insert(0, str(PROJECT / "benchmarks"))
+
+from load.case import Case, layout_of  # noqa: E402
+from load.cluster import Tools  # noqa: E402
+from load.objects import gpus_of  # noqa: E402
+from load.stages import measure  # noqa: E402
+from load.table import table  # noqa: E402
+
+_BUILD_SECONDS = 1800
+
+
+@pytest.fixture(scope="module")
+def kwok() -> Path:
+    """Return kwok; got as `kubernetes_binaries` are."""
+    command = [str(PROJECT / "hack" / "kwok"), *([] if os.environ.get("CI") else ["--there"])]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
+    if result.returncode != 0:
+        text = f"no kwok to test with:\n{result.stderr}"
+        if os.environ.get("CI"):
+            pytest.fail(text, pytrace=False)
+        pytest.skip(text)
+    return Path(result.stdout.strip())
+
+
+def test_every_gpu_that_comes_free_is_lent_and_seen(kubernetes_binaries: Path, kwok: Path, tmp_path: Path) -> None:
+    case = Case(nodes=5, jobs=10, events=6, spacing=0.2, report_seconds=1.0)
+    tools = Tools(binaries=kubernetes_binaries, kwok=kwok)
+    said: list[str] = []
+    figures, version = asyncio.run(measure(case, tools, tmp_path, said.append))
+    assert figures["admitted"] == 10, said
+    assert figures["workers"] == sum(job["spec"]["minReplicas"] for job in layout_of(case).jobs)
+    assert figures["requestsPerJob create services"] == 1.0
+    assert figures["requestsPerJob create pods"] == figures["workers"] / 10
+    assert figures["events"] == 6
+    assert (figures["reactionP50Ms"] or 0) > 0
+    assert (figures["peakMiB"] or 0) > (figures["idleMiB"] or 0) / 2 > 0
+    assert figures["warnings"] == 0, said
+    assert version.startswith("v1.")
+    lines = table([case], [figures]).splitlines()
+    assert "5 nodes, 10 jobs" in lines[0]
+    assert any(line.split() == ["jobs", "admitted", "10"] for line in lines)
+
+
+def test_jobs_that_do_not_fit_wait_and_nothing_is_freed(kubernetes_binaries: Path, kwok: Path, tmp_path: Path) -> None:
+    case = Case(nodes=1, jobs=10, events=6)
+    assert layout_of(case).aliens == []
+    figures, _ = asyncio.run(measure(case, Tools(binaries=kubernetes_binaries, kwok=kwok), tmp_path, lambda _: None))
+    assert 0 < (figures["admitted"] or 0) < 10
+    assert "events" not in figures
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_all_gpus_are_held_but_those_that_the_jobs_need(seed: int) -> None:
+    case = Case(nodes=100, jobs=50, events=20, seed=seed)
+    layout = layout_of(case)
+    need = sum(job["spec"]["minReplicas"] for job in layout.jobs)
+    assert layout.alien_gpus == case.gpus - need
+    assert len(layout.single) >= 20
+    held: dict[str, int] = {}
+    for pod in layout.aliens:
+        node = pod["spec"]["nodeName"]
+        held[node] = held.get(node, 0) + gpus_of(pod)
+    assert max(held.values()) == 8
+    assert all(0 <= int(name.removeprefix("node-")) < 100 for name in held)
+
+
+def test_a_case_too_small_for_its_events_is_refused() -> None:
+    with pytest.raises(ValueError, match="200 events are too many for 100 nodes and 50 jobs"):
+        layout_of(Case(nodes=100, jobs=50, events=200))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 import time
@@ -39,6 +40,8 @@ class Api:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         """Take over the session."""
         self._session = session
+        self.ended_watches = 0
+        """How often the server has ended a watch."""
 
     async def request(self, method: str, path: str, body: Any = None, **parameters: str) -> Any:
         """Do one request and return the answer's JSON. `ApiError` where it is refused: nothing is tried twice."""
@@ -67,27 +70,37 @@ class Api:
     async def watch(
         self, path: str, version: str, begun: Callable[[], None] = lambda: None, **parameters: str
     ) -> AsyncIterator[tuple[float, str, Raw]]:
-        """Yield each event after `version`, for an hour at most: monotonic seconds at which it came, type, object.
+        """Yield each event after `version` for ever: monotonic seconds at which it came, type, object.
 
-        `begun` is called when the server has agreed to it. `ApiError` where the server ends it: whoever lost events
-        cannot go on measuring.
+        A watch that the server ends (it does so to clients that are slow) goes on where it was, and is counted.
+        `begun` is called when the server has agreed to the first. `ApiError` where events were lost.
         """
-        query = {**parameters, "watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
+        query = {**parameters, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(_WATCH_SECONDS)}
+        while True:
+            async for came, event in self._events(path, {**query, "resourceVersion": version}, begun):
+                if event["type"] == "ERROR":
+                    raise ApiError(f"watch {path}: {event['object'].get('message')}")
+                version = event["object"]["metadata"]["resourceVersion"]
+                if event["type"] != "BOOKMARK":
+                    yield came, event["type"], event["object"]
+            self.ended_watches += 1
+
+    async def _events(
+        self, path: str, query: dict[str, str], begun: Callable[[], None]
+    ) -> AsyncIterator[tuple[float, Raw]]:
+        """Yield the events of one watch, with the time at which each came, until the server ends it."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_SECONDS)
         async with self._session.get(path, params=query, timeout=timeout) as answer:
             if answer.status != 200:
-                raise ApiError(f"watch {path}: {answer.status} {_message(await answer.read())}")
+                raise ApiError(f"watch {path}: {answer.status} {_message(await answer.read())}", answer.status)
             begun()
             rest = b""
-            async for part in answer.content.iter_any():
-                came = time.monotonic()
-                *lines, rest = (rest + part).split(b"\n") if b"\n" in part else (rest + part,)
-                for line in lines:
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        raise ApiError(f"watch {path}: {event['object'].get('message')}")
-                    yield came, event["type"], event["object"]
-        raise ApiError(f"watch {path}: the server ended it")
+            with contextlib.suppress(aiohttp.ClientPayloadError):  # ended in the middle of an event
+                async for part in answer.content.iter_any():
+                    came = time.monotonic()
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        yield came, json.loads(line)
 
     async def follow(self, path: str, **parameters: str) -> AsyncIterator[tuple[float, str, Raw]]:
         """Yield what is there as ADDED, then LISTED with an empty object, then all changes, as `watch`."""

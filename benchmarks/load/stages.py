@@ -37,6 +37,8 @@ async def measure(case: Case, tools: Tools, directory: Path, say: Say) -> tuple[
         log = cluster.operator.log.read_text(errors="replace")
         troubles = [line for line in log.splitlines() if " WARNING " in line or " ERROR " in line]
         figures["warnings"] = len(troubles)
+        if cluster.api.ended_watches:
+            say(f"the API server ended {cluster.api.ended_watches} watches of the benchmark: too much for the machine")
         for line in troubles[:5]:
             say(f"the operator said: {line}")
         return figures, cluster.version

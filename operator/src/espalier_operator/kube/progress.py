@@ -18,16 +18,18 @@ from espalier_operator.kube.jobs import KubeJob
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
 
-AHEAD_SECONDS: Final = 30.0
-"""How much is counted at once, at most, of a leader whose node's clock is ahead: the longest time between two looks."""
+GAP_SECONDS: Final = 30.0
+"""The longest time between two looks of an operator that is there."""
 
 __all__ = ["Crew", "crew_of", "is_silent", "last_word", "leader_of", "look", "turning_points"]
 
 
 def look(job: KubeJob, record: Record, crew: Crew, now: float, settings: KubeSettings) -> Record:
     """Return the record after a look at the job's pods and report at `now`."""
-    if record.outcome is not None or record.admitted_at is None:
+    if record.outcome is not None:
         return record
+    if record.admitted_at is None:
+        return _count_reported(job, record, crew, now)  # its last leader may take a while to end
     record = _count(job, record.with_workers(job.terms.min_replicas), crew, now, settings)
     if record.not_before is not None and now >= record.not_before:
         record = replace(record, not_before=None)
@@ -74,7 +76,7 @@ def _count(job: KubeJob, record: Record, crew: Crew, now: float, settings: KubeS
     leader, allowance = crew.leader, settings.start_up_allowance_seconds
     began = now if leader is None or leader.started_at is None else leader.started_at
     # The operator was away while this leader ran: what it ran meanwhile is counted, what was before it is not.
-    earliest = began if began <= now else now - AHEAD_SECONDS
+    earliest = began if began <= now else now - GAP_SECONDS
     read_at = now if record.counted_until is None else max(record.counted_until, earliest)
     meter = Meter(
         used_seconds=record.used_seconds,
@@ -83,8 +85,7 @@ def _count(job: KubeJob, record: Record, crew: Crew, now: float, settings: KubeS
         starting_since=min(began, now),
     )
     gpus = (job.terms.min_replicas + record.extra) * job.terms.gpus_per_worker
-    # Any leader's own count will do, also that of one that is gone; none can have trained for longer than the job is.
-    reported = min(crew.report.used_seconds, max(0.0, now - job.created_at)) if crew.report is not None else 0.0
+    reported = _reported(job, crew, now)
     if leader is not None and leader.done:
         # Its own count holds, or all of its time where it was past the allowance.
         kind = Leader.STARTING if _is_starting(crew) else Leader.ABSENT
@@ -93,6 +94,9 @@ def _count(job: KubeJob, record: Record, crew: Crew, now: float, settings: KubeS
         kind, until = leader_of(record, crew, now, settings), now
         if kind is Leader.TRAINING and _is_starting(crew):
             kind = Leader.STARTING  # a silent one: counted from its start, by the allowance
+        elif kind is Leader.TRAINING and now - read_at > GAP_SECONDS and crew.report is not None:
+            # Nobody watched: it trained while it said so, and may have ended since, unseen by its node as well.
+            until = min(now, max(read_at, crew.report.updated_time.timestamp()))
     meter = meter.advance(until, kind, gpus, allowance, reported)
     return replace(
         record,
@@ -101,6 +105,21 @@ def _count(job: KubeJob, record: Record, crew: Crew, now: float, settings: KubeS
         counted_until=now,
         trained=record.trained or _has_trained(record, crew, now, settings),
     )
+
+
+def _count_reported(job: KubeJob, record: Record, crew: Crew, now: float) -> Record:
+    more = _reported(job, crew, now) - record.used_seconds
+    if more <= 0:
+        return record
+    gpus = job.terms.min_replicas * job.terms.gpus_per_worker
+    return replace(
+        record, used_seconds=record.used_seconds + more, gpu_seconds_used=record.gpu_seconds_used + more * gpus
+    )
+
+
+def _reported(job: KubeJob, crew: Crew, now: float) -> float:
+    """Return leaders' own count, also that of one that is gone; none can have trained for longer than its job is."""
+    return 0.0 if crew.report is None else min(crew.report.used_seconds, max(0.0, now - job.created_at))
 
 
 def _has_trained(record: Record, crew: Crew, now: float, settings: KubeSettings) -> bool:

@@ -64,10 +64,13 @@ class NaiveOperator:
         self.unanswered = 0
         """So many of the next calls seem to fail, though they are done."""
         self.calls = 0
+        """Made in this life, but for those that met what is there already."""
         self.due: float | None = None
         """When it is to tick again though nothing happens."""
         self.on_plan: Callable[[Snapshot, Plan], None] = lambda snapshot, plan: None
         self.on_create: Callable[[Mapping[str, Any]], None] = lambda manifest: None
+        self._known_nodes: set[str] = set()
+        self._equipped: set[str] = set()
         self._written_at: dict[str, float] = {}
         self._reports: dict[str, Report] = {}
         self._parsed: dict[int, tuple[Raw, Any]] = {}
@@ -86,13 +89,16 @@ class NaiveOperator:
         jobs: dict[str, KubeJob] = {}
         invalid: list[InvalidJob] = []
         for raw in self.view["jobs"].values():
-            job = parse_job(raw, self._settings)
+            job: KubeJob | InvalidJob = self._parse(raw, parse_job)
             if isinstance(job, KubeJob):
                 jobs[job.key] = job
             else:
                 invalid.append(job)
             self._meet(job, raw)
+        self._known_nodes |= {node.name for node in nodes}
         ready = {node.name for node in nodes if node.ready}
+        # Pods may be seen before the node that they are on.
+        ready |= {pod.node for pod in pods if pod.node is not None and pod.node not in self._known_nodes}
         crews = {key: self._look(job, pods, ready, now) for key, job in jobs.items()}
         snapshot = self._snapshot(nodes, pods, jobs, crews, now)
         planned = plan(snapshot, self._policy, now)
@@ -211,8 +217,10 @@ class NaiveOperator:
     def _do(self, job: KubeJob, step: Step) -> None:
         match step:
             case CreatePod():
-                for manifest in owned_objects(job):
-                    self._create(manifest)
+                if job.uid not in self._equipped:
+                    for manifest in owned_objects(job):
+                        self._create(manifest)
+                self._equipped.add(job.uid)
                 self._create(step.manifest)
             case DeletePod(pod=pod):
                 self._gone(lambda: self._world.delete_pod(pod.key, pod.uid))
@@ -226,7 +234,7 @@ class NaiveOperator:
         try:
             self._call(lambda: self._world.create(manifest))
         except ConflictError:
-            return  # it is there already
+            self.calls -= 1  # it is there already, or one of an earlier job: its end will be seen
 
     def _gone(self, call: Callable[[], None]) -> None:
         try:

@@ -50,6 +50,14 @@ class Kubernetes:
         """How the leaders of a job behave, by its key."""
         self.ran: dict[str, float] = defaultdict(float)
         """Seconds for which leaders' containers ran, by UID of their job."""
+        self.reported: dict[str, float] = defaultdict(float)
+        """Budget seconds that leaders have reported, by UID of their job."""
+        self.failures: dict[str, int] = defaultdict(int)
+        """Containers of base workers that ended with another code than 0, by UID of their job."""
+        self.leaders: dict[str, int] = defaultdict(int)
+        """Pods of leaders that were made, by UID of their job."""
+        self.once_lost: set[str] = set()
+        """UIDs of pods whose node was not heard of for a time."""
         self._unready_since: dict[str, float] = {}
         self._uids = itertools.count(1)
 
@@ -89,6 +97,8 @@ class Kubernetes:
         if key in shelf:
             raise ConflictError(key)
         born = {**manifest, "metadata": {**metadata, **self._birth()}}
+        if manifest["kind"] == "Pod" and "-base-0-" in key:
+            self.leaders[owner_of(born) or ""] += 1
         shelf[key] = {**born, "status": {"phase": "Pending"}} if manifest["kind"] == "Pod" else born
 
     def annotate(self, key: str, uid: str, annotations: Mapping[str, str]) -> None:
@@ -121,6 +131,7 @@ class Kubernetes:
             self._unready_since.pop(name, None)
         else:
             self._unready_since.setdefault(name, self.now)
+            self.once_lost |= {pod["metadata"]["uid"] for pod in self.pods.values() if node_of(pod) == name}
 
     def set_cordoned(self, name: str, cordoned: bool) -> None:
         """Let a node take new pods, or none."""
@@ -137,6 +148,7 @@ class Kubernetes:
         self._unready_since.pop(name, None)
         for pod in list(self.pods.values()):
             if node_of(pod) == name:
+                self.once_lost.add(pod["metadata"]["uid"])
                 self.processes.pop(pod["metadata"]["uid"], None)
 
     def add_alien(self, name: str, gpus: int, gpu_type: str | None = None) -> None:
@@ -231,13 +243,12 @@ class Kubernetes:
         return int(self.nodes[node]["status"]["allocatable"][GPU]) - held
 
     def live_leaders(self, job_uid: str) -> list[Process]:
-        """Return the leaders of a job that run and were not asked to end, on nodes that are heard of."""
+        """Return the leaders of a job that run, but for those whose node was lost or whose pod was taken by force."""
         found = []
         for process in self.processes.values():
             pod = self.pods.get(process.key)
-            asked = pod is None or "deletionTimestamp" in pod["metadata"]
-            runs = process.leads and process.code is None and self.is_ready(process.node)
-            if process.job_uid == job_uid and runs and not asked:
+            known = pod is not None and pod["metadata"]["uid"] == process.uid and process.uid not in self.once_lost
+            if process.job_uid == job_uid and process.leads and process.code is None and known:
                 found.append(process)
         return found
 
@@ -284,6 +295,7 @@ class Kubernetes:
     def _end(self, key: str, code: int, at: float | None = None, *, container: str = "", **status: str) -> None:
         pod = self.pods[key]
         self.processes.pop(pod["metadata"]["uid"], None)
+        self.failures[owner_of(pod) or ""] += code != 0
         running = pod["status"].get("containerStatuses", [{}])[0].get("state", {}).get("running", {})
         ended = {"exitCode": code, "finishedAt": self._time(at), **({"reason": container} if container else {})}
         name = pod["spec"]["containers"][0]["name"]

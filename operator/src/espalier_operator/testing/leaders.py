@@ -224,4 +224,5 @@ class Process:
             step=int(self.used * 10),
             updated_time=time_of(world.now),
         )
+        world.reported[self.job_uid] = max(world.reported[self.job_uid], self.used)
         world.config_maps[key] = {**config_map, "data": {REPORT_KEY: dumps(said)}}

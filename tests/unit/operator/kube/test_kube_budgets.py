@@ -65,9 +65,11 @@ class Account:
         phase = "Failed" if code else "Succeeded"
         self.pods = [raw_worker(JOB, 0, attempt, uid=uid, phase=phase, state=state)]
 
-    def says(self, phase: TrainerPhase, used: float = 0.0, uid: str = "first", **facts: Any) -> None:
-        """The leader's report is this."""
-        self.report = report(uid, phase, used_seconds=used, **facts)
+    def says(
+        self, phase: TrainerPhase, used: float = 0.0, uid: str = "first", *, at: float = 1e9, **facts: Any
+    ) -> None:
+        """The leader's report is this, and it says so to this day, or said so last at the second `at`."""
+        self.report = report(uid, phase, used_seconds=used, at=EPOCH + at, **facts)
 
     def crew(self) -> Crew:
         pods = [parse_pod(raw, SETTINGS) for raw in self.pods]
@@ -160,6 +162,17 @@ def test_suspension_does_not_count(account):
     assert account.look(512) == 10
     account.says(TRAINING, 10, "second")
     assert account.look(520) == 18
+
+
+def test_a_leader_that_trains_on_while_it_is_ended_counts_by_its_own_word(account):
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    account.record = replace(account.record, admitted_at=None, attempts=(1,), pod_uids=("",))
+    assert account.look(15) == 10
+    account.says(TRAINING, 14)
+    assert account.look(16, 90) == 14
+    assert account.record.gpu_seconds_used == 28
 
 
 # ---- the end of a leader
@@ -273,6 +286,19 @@ def test_what_was_trained_while_no_operator_was_there_counts(account):
     account.restart_operator()
     account.says(TRAINING, 68)
     assert account.look(70) == 70
+
+
+def test_what_may_not_have_been_trained_while_no_operator_was_there_does_not_count(account):
+    """Its node may not have told of its end yet."""
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    account.restart_operator()
+    account.says(TRAINING, 12, at=13)
+    assert account.look(70) == 13
+    assert account.look(75) == 18, "now somebody watches"
+    account.says(TRAINING, 74, at=75)
+    assert account.look(76) == 74, "it was in the middle of a long step"
 
 
 def test_what_was_written_last_is_all_that_the_next_operator_knows(account):

@@ -9,7 +9,7 @@ import pytest
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.facts import Ended, Stopping
+from espalier_operator.facts import Ended, Role, Stopping
 from espalier_operator.kube.crew import crew_of, last_word
 from espalier_operator.kube.pods import parse_pod
 from espalier_operator.kube.progress import look, turning_points
@@ -365,6 +365,25 @@ def test_two_workers_that_fail_are_two_failures_and_one_restart():
 def test_nothing_more_is_judged_once_the_job_has_ended():
     after = seen(ended(0), end_of_worker(1), said=says(COMPLETED, Reason.BUDGET_EXHAUSTED))
     assert after == completes(Reason.BUDGET_EXHAUSTED)
+
+
+# ---- extra workers
+
+
+@pytest.mark.parametrize(
+    ("bound", "kept"),
+    [((), True), (("node",), True), (("node", None), True), (("node", "node"), False)],
+)
+def test_a_promise_is_over_once_all_that_were_promised_have_a_node(bound, kept):
+    promised = replace(RECORD, extra=2, extra_generation=2, promised_until=NOW + 60)
+    extras = [
+        raw_worker(JOB, index, 2, role=Role.EXTRA, node=node, phase="Running" if node else "Pending")
+        for index, node in enumerate(bound)
+    ]
+    after = seen(leader(), worker(), *extras, said=says(TRAINING), record=promised)
+    assert after == (promised if kept else replace(promised, promised_until=None))
+    crew = crew_of(JOB, promised, [parse_pod(leader(), SETTINGS)], ("node",), says(TRAINING))
+    assert list(turning_points(promised, crew, SETTINGS)) == [NOW + 60]
 
 
 # ---- odd numbers of workers

@@ -9,7 +9,8 @@ import pytest
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.facts import JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
+from espalier_operator.conditions import Outcome
+from espalier_operator.facts import Ended, JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
 from espalier_operator.kube.crew import Crew, crew_of
 from espalier_operator.kube.pods import parse_pod
 from espalier_operator.kube.record import Record
@@ -174,6 +175,14 @@ def test_the_facts_of_a_job_that_trains():
         preemptions=2,
         stopping=stopping,
     )
+
+
+def test_a_job_that_is_over_is_finished_to_the_planner():
+    over = replace(RECORD, outcome=Outcome(reason=Reason.COMPLETED, failed=False))
+    assert facts_of(JOB, over, crew(), EPOCH, SETTINGS).finished
+    assert not facts_of(JOB, RECORD, crew(), EPOCH, SETTINGS).finished
+    ended = Ended(reason=Reason.COMPLETED, failed=False)
+    assert facts_of(JOB, replace(RECORD, ended=ended), crew(), EPOCH, SETTINGS).ended == ended
 
 
 def test_a_report_of_an_earlier_leader_acknowledges_but_says_nothing_of_this_one():

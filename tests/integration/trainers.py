@@ -65,6 +65,11 @@ class Trainers:
         key = f"{namespace}/{name}"
         return self._jobs.get(key, {}), [pod for pod in list(self._pods.values()) if _job_of(pod) == key]
 
+    def states(self, namespace: str) -> list[Raw]:
+        """Return every state in which a job of `namespace` was seen, oldest first: costs no request."""
+        kinds = [item for item in list(self.history) if item["kind"] == "AdaptiveTrainingJob"]
+        return [item for item in kinds if item["metadata"]["namespace"] == namespace]
+
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
@@ -161,9 +166,7 @@ class Trainers:
 
     async def _report(self, namespace: str, job: str, report: Report) -> None:
         path = f"/api/v1/namespaces/{namespace}/configmaps/{job}-report"
-        body = {"data": {"report.json": dumps(report)}}
-        headers = {"Content-Type": "application/merge-patch+json"}
-        (await self._api.patch(path, json=body, headers=headers)).raise_for_status()
+        await self._patch(path, {"data": {"report.json": dumps(report)}})
 
     async def _end(self, pod: Raw, code: int) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -173,9 +176,13 @@ class Trainers:
         statuses = [{**running, "ready": False, "state": {"terminated": terminated}}]
         body = {"status": {"phase": "Failed" if code else "Succeeded", "containerStatuses": statuses}}
         place = pod["metadata"]
-        path = f"/api/v1/namespaces/{place['namespace']}/pods/{place['name']}/status"
+        await self._patch(f"/api/v1/namespaces/{place['namespace']}/pods/{place['name']}/status", body)
+
+    async def _patch(self, path: str, body: Raw) -> None:
         headers = {"Content-Type": "application/merge-patch+json"}
-        (await self._api.patch(path, json=body, headers=headers)).raise_for_status()
+        answer = await self._api.patch(path, json=body, headers=headers)
+        if answer.status_code != 404:  # it went meanwhile
+            answer.raise_for_status()
 
 
 def _job_of(pod: Raw) -> str | None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import aiohttp
 from kubernetes.aio.client import V1Lease, V1ObjectMeta
@@ -28,18 +28,27 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+LEASE_SECONDS: Final = 15
+SHORTEST_LEASE_SECONDS: Final = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimes:
-    """In seconds; the defaults are those of Kubernetes' own controllers."""
+    """In seconds."""
 
-    duration: int = 15
+    duration: int
     """How long others wait since the last renewal that they saw."""
-    renewal: float = 10.0
+    renewal: float
     """How long the holder goes on without a renewal."""
-    retry: float = 2.0
+    retry: float
     """Between two tries."""
     request: float = 2.0
     """For one request."""
+
+    @classmethod
+    def of(cls, duration: int) -> LeaseTimes:
+        """Return the times that go with `duration`, in the proportions of Kubernetes' own controllers (15, 10, 2)."""
+        return cls(duration=duration, renewal=duration * 10 / 15, retry=max(1.0, duration * 2 / 15))
 
 
 class LeaseLostError(Exception):
@@ -49,11 +58,9 @@ class LeaseLostError(Exception):
 class Lease:
     """This operator's part in the election."""
 
-    def __init__(
-        self, api: ApiClient, namespace: str, name: str, identity: str, times: LeaseTimes | None = None
-    ) -> None:
+    def __init__(self, api: ApiClient, namespace: str, name: str, identity: str, seconds: int = LEASE_SECONDS) -> None:
         """Nothing is asked for yet; `identity` must be this process's alone."""
-        self._times = times or LeaseTimes()
+        self._times = LeaseTimes.of(seconds)
         self._lock = _Lock(name, namespace, identity, api, self._times.request)
         # The callbacks are not used: `hold` drives the election itself, for it has to know how the work ended.
         never = asyncio.sleep

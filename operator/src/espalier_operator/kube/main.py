@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from espalier_operator.kube.health import Address
+from espalier_operator.kube.lease import LEASE_SECONDS, SHORTEST_LEASE_SECONDS
 from espalier_operator.kube.logs import JSON, TEXT, set_up_logs
 from espalier_operator.kube.options import settings_of, settings_options
 from espalier_operator.kube.service import LEASE_NAME, Invocation, run_operator
@@ -43,6 +44,13 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     default=True,
     show_default=True,
     help=f"Whether to wait for the Lease {LEASE_NAME}, so that one operator acts at a time.",
+)
+@click.option(
+    "--lease-seconds",
+    type=click.IntRange(min=SHORTEST_LEASE_SECONDS, max=3600),
+    default=LEASE_SECONDS,
+    show_default=True,
+    help="How long others wait for a holder that is silent; the holder gives up after two thirds of it.",
 )
 @click.option(
     "--namespace",

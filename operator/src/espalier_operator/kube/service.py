@@ -44,6 +44,7 @@ class Invocation:
 
     kubeconfig: Path | None
     lease: bool
+    lease_seconds: int
     namespace: str
     """Where the Lease is."""
     http: Address | None
@@ -107,7 +108,7 @@ class _Service:
             if not given.lease:
                 await self._act(api, stopping, None)
                 return
-            self._lease = Lease(api, given.namespace, LEASE_NAME, identity())
+            self._lease = Lease(api, given.namespace, LEASE_NAME, identity(), given.lease_seconds)
             acquiring = asyncio.create_task(self._lease.acquire())
             await asyncio.wait([acquiring, stopping], return_when=asyncio.FIRST_COMPLETED)
             if not acquiring.done():

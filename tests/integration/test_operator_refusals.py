@@ -1,0 +1,127 @@
+"""What the API server, or a person, says no to: told in conditions, tried again, never a silent loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from operators import World
+
+
+def message(world: World, job: str, kind: str) -> str:
+    """Return the message of a condition."""
+    found = [entry["message"] for entry in world.jobs.status(job)["conditions"] if entry["type"] == kind]
+    return str(found[0])
+
+
+def test_a_job_that_cannot_be_run_is_told_so_until_it_is_changed(world: World) -> None:
+    """The API server took it; the operator says what is wrong, in the field's words."""
+    world.kubelet.add_node("node", 1)
+    world.operate()
+    other = {"name": "trainer", "image": "trainer:dev", "resources": {"limits": {"amd.com/gpu": 1}}}
+    world.jobs.make("odd", template={"spec": {"containers": [other]}})
+    world.until_condition("odd", "Admitted", "False", "InvalidSpec")
+    assert "no container has a limit of nvidia.com/gpu" in message(world, "odd", "Admitted")
+    assert "InvalidSpec" in {event["reason"] for event in world.jobs.events("odd")}
+    assert world.jobs.status("odd")["observedGeneration"] == 1
+    limits = {"nvidia.com/gpu": 1}
+    world.jobs.change("odd", template={"spec": {"containers": [{**other, "resources": {"limits": limits}}]}})
+    world.until_condition("odd", "Running", "True", "Running")
+    assert world.jobs.status("odd")["observedGeneration"] == 2
+
+
+def test_a_pod_that_the_api_server_never_takes_ends_the_job(world: World) -> None:
+    """With the server's own words."""
+    world.kubelet.add_node("node", 1)
+    world.operate()
+    container = {"name": "trainer", "image": "trainer:dev", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    container["volumeMounts"] = [{"name": "nowhere", "mountPath": "/data"}]
+    world.jobs.make("odd", template={"spec": {"containers": [container]}})
+    world.until_condition("odd", "Failed", "True", "InvalidSpec")
+    assert "volumeMounts" in message(world, "odd", "Failed")
+    assert 'Not found: "nowhere"' in message(world, "odd", "Failed")
+    assert world.pods("odd") == {}
+
+
+def test_a_quota_keeps_a_job_from_starting_and_is_said(world: World) -> None:
+    """It is tried again, less and less often, and starts when there is room."""
+    world.kubelet.add_node("node", 1)
+    operator = world.operate()
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    world.server.request("POST", path, quota)
+    world.server.request("PATCH", f"{path}/none/status", {"status": {"hard": {"pods": "0"}, "used": {"pods": "0"}}})
+    world.jobs.make("job")
+    world.until_condition("job", "Running", "False", "PodRejected")
+    assert "exceeded quota: none" in message(world, "job", "Running")
+    tries = operator.client.requests["create", "pods", 403]
+    assert 1 <= tries <= 3
+    world.server.request("DELETE", f"{path}/none")
+    world.until_condition("job", "Running", "True", "Running", seconds=30)
+    assert Counter(event["reason"] for event in world.jobs.events("job"))["PodRejected"] == 1
+
+
+def test_an_object_of_the_name_that_is_somebody_else_s_is_named(world: World) -> None:
+    """It is not taken over and not deleted; when its owner takes it away the job starts."""
+    world.kubelet.add_node("node", 1)
+    world.operate()
+    path = f"/api/v1/namespaces/{world.namespace}/services"
+    mine = {"metadata": {"name": "job"}, "spec": {"clusterIP": "None", "selector": {"mine": "yes"}}}
+    world.server.request("POST", path, mine)
+    world.jobs.make("job")
+    world.until_condition("job", "Running", "False", "PodRejected")
+    assert "Service 'job' is there already and is not this job's" in message(world, "job", "Running")
+    assert world.server.request("GET", f"{path}/job")["spec"]["selector"] == {"mine": "yes"}
+    world.server.request("DELETE", f"{path}/job")
+    world.until_condition("job", "Running", "True", "Running", seconds=30)
+
+
+def test_a_status_that_somebody_else_wrote_is_written_anew(world: World) -> None:
+    """One writer: what a person patches in does not become the operator's memory."""
+    world.kubelet.add_node("node", 1)
+    operator = world.operate()
+    world.jobs.make("job")
+    world.until_condition("job", "Running", "True", "Running")
+    generation = world.jobs.status("job")["allocation"]["generation"]
+    forged = {"status": {"phase": "Complete", "allocation": {"generation": 77}, "timeBudget": {"usedSeconds": 0}}}
+    world.server.request("PATCH", f"{world.jobs.path}/job/status", forged)
+
+    def mended() -> bool:
+        operator.wake()
+        status = world.jobs.status("job")
+        return bool(status["phase"] == "Running" and status["allocation"]["generation"] == generation)
+
+    world.until("it is as it was", mended)
+
+
+def test_labels_make_nobody_a_worker_and_reports_of_strangers_are_not_read(world: World) -> None:
+    """What belongs to a job is said by its owner reference alone."""
+    world.kubelet.add_node("node", 2)
+    operator = world.operate()
+    labels = {"espalier.dev/job": "job", "espalier.dev/role": "base", "espalier.dev/index": "0"}
+    world.server.request(
+        "POST",
+        f"/api/v1/namespaces/{world.namespace}/pods",
+        {
+            "metadata": {"name": "stranger", "labels": labels},
+            "spec": {
+                "containers": [
+                    {"name": "c", "image": "c:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}},
+                ]
+            },
+        },
+    )
+    world.kubelet.wait_running(world.namespace, "stranger")
+    world.trainers.silent.add("job")
+    world.jobs.make("job")
+    world.until("its leader runs", lambda: "job-base-0-0" in world.running("job"))
+    roles = {worker.name.rpartition("/")[2]: str(worker.role) for worker in operator.snapshot.workers}
+    assert roles["stranger"] == "alien"
+    world.server.request(
+        "POST",
+        f"/api/v1/namespaces/{world.namespace}/configmaps",
+        {
+            "metadata": {"name": "forged-report", "labels": {"espalier.dev/report": "true"}},
+            "data": {"report.json": "{}"},
+        },
+    )
+    world.until_condition("job", "Running", "False", "Starting")

@@ -133,7 +133,9 @@ class Promises:
                 self._check_waiting(key, job, conditions[ConditionType.ADMITTED].reason)
         owners = {job["metadata"]["uid"] for job in self._world.jobs.values()}
         for key, pod in self._world.pods.items():
-            _demand(owner_of(pod) in owners | {None}, 8, f"{key} has no job any more")
+            node = node_of(pod)
+            can_end = node is None or self._world.is_ready(node)
+            _demand(owner_of(pod) in owners | {None} or not can_end, 8, f"{key} has no job any more")
 
     # ---- within
 

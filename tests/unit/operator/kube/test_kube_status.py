@@ -1,0 +1,221 @@
+"""Statuses and Events that an API server takes, whatever a leader reports; and what they keep of earlier ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from espalier_api.reasons import Reason
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
+from espalier_api.status import ConditionType, JobStatus
+from espalier_operator.conditions import MAX_MESSAGE, MAX_METRICS, Observed, Outcome, status_of, status_of_invalid
+from espalier_operator.facts import JobFacts, Terms
+from espalier_operator.kube.crew import crew_of
+from espalier_operator.kube.notes import LONGEST_MESSAGE, Note, notes
+from espalier_operator.kube.pods import parse_pod
+from espalier_operator.kube.progress import look
+from espalier_operator.kube.record import Record, scheduling_of, time_of
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.view import facts_of
+from espalier_operator.testing.kube_objects import EPOCH, kube_job, raw_worker, report
+
+T0 = datetime(2027, 1, 15, 8, tzinfo=UTC)
+FACTS = JobFacts(
+    key="ns/one",
+    terms=Terms(min_replicas=1, max_replicas=2, time_budget_seconds=100),
+    submitted_at=0,
+    admitted_at=EPOCH,
+    leader_running=True,
+    has_reported=True,
+    training=True,
+    trained=True,
+)
+CRD = YAML(typ="safe", pure=True).load(Path(__file__).parents[4] / "crds" / "adaptivetrainingjobs.espalier.dev.yaml")
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+INT64 = 2**63 - 1
+
+
+def grown(number: int, result: AdaptationResult = AdaptationResult.GROWN, **changes: Any) -> Adaptation:
+    """An adaptation with the decision id `d<number>`."""
+    plain = Adaptation(
+        decision_id=f"d{number}",
+        time=T0 + timedelta(seconds=number),
+        used_seconds=1.0,
+        trigger="ExtraGPUsGranted",
+        generation=2,
+        action="Deepen(a)",
+        source=AdaptationSource.AGENT,
+        policy="p@1",
+        result=result,
+        depth_before=2,
+        depth_after=3,
+        parameters_before=10,
+        parameters_after=20,
+        seconds=0.5,
+    )
+    return plain.model_copy(update=changes)
+
+
+def status_with(said: Report | None, before: JobStatus | None = None, **facts: Any) -> JobStatus:
+    return status_of(replace(FACTS, **facts), Observed(report=said), before, T0)
+
+
+def ids(status: JobStatus) -> list[str]:
+    return [entry.decision_id for entry in status.adaptations]
+
+
+# ---- adaptations outlive leaders
+
+
+def test_adaptations_are_not_forgotten_while_the_next_leader_starts():
+    before = status_with(report("a", adaptations=(grown(1), grown(2))))
+    assert (ids(before), before.adaptation_count) == (["d1", "d2"], 2)
+    starting = status_with(report("b", TrainerPhase.STARTING), before)
+    assert (ids(starting), starting.adaptation_count) == (["d1", "d2"], 2)
+    assert notes(before, starting) == ()
+    resumed = status_with(report("b", adaptations=(grown(1), grown(2), grown(3))), starting)
+    assert (ids(resumed), resumed.adaptation_count) == (["d1", "d2", "d3"], 3)
+    assert [note.reason for note in notes(starting, resumed)] == ["AdaptationGrown"]
+
+
+def test_a_leader_that_found_no_checkpoint_begins_to_count_anew_and_history_stays():
+    before = status_with(report("a", adaptations=(grown(1), grown(2))))
+    anew = status_with(report("b", adaptations=(grown(3),)), before)
+    assert (ids(anew), anew.adaptation_count) == (["d1", "d2", "d3"], 1)
+    none = status_with(report("b", TrainerPhase.TRAINING), before)
+    assert (ids(none), none.adaptation_count) == (["d1", "d2"], 0)
+
+
+def test_an_adaptation_that_is_reported_again_is_brought_up_to_date_and_the_last_twenty_kept():
+    before = status_with(report("a", adaptations=tuple(grown(number) for number in range(20))))
+    undone = grown(19, AdaptationResult.FAILED, message="out of memory")
+    after = status_with(report("a", adaptations=(*map(grown, range(19)), undone, grown(20))), before)
+    assert ids(after) == [f"d{number}" for number in range(1, 21)]
+    assert after.adaptations[-2].result is AdaptationResult.FAILED
+    assert after.adaptation_count == 20
+
+
+# ---- whatever is reported
+
+TEXTS = st.text(max_size=3) | st.sampled_from(("x" * 10_000, "\ud83d", "\x00", "é" * 5000))
+NUMBERS = st.integers(0, 9) | st.sampled_from((INT64, 10**40))
+FIGURES = st.floats(0, 9) | st.sampled_from((1e308, 5e-324))
+MOMENTS = st.sampled_from((T0, datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)))
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> Report:
+    entries = st.builds(
+        grown,
+        st.integers(0, 40),
+        message=TEXTS,
+        policy=TEXTS,
+        action=TEXTS,
+        trigger=TEXTS,
+        depth_before=NUMBERS,
+        parameters_after=NUMBERS,
+        seconds=FIGURES,
+        probabilities=st.dictionaries(TEXTS, FIGURES, max_size=3),
+        time=MOMENTS,
+    )
+    return Report(
+        job="ns/one",
+        incarnation="leader",
+        acknowledged_generation=draw(NUMBERS),
+        phase=draw(st.sampled_from(TrainerPhase)),
+        reason=draw(st.none() | st.sampled_from(Reason)),
+        message=draw(TEXTS),
+        epoch=draw(NUMBERS),
+        step=draw(NUMBERS),
+        used_seconds=draw(FIGURES),
+        metrics=tuple(Metric(name=name, value=1.0) for name in draw(st.lists(TEXTS, max_size=3))),
+        depth=draw(NUMBERS),
+        parameters=draw(NUMBERS),
+        adaptations=tuple(draw(st.lists(entries, max_size=4))),
+        updated_time=draw(MOMENTS),
+        last_checkpoint_time=draw(st.none() | MOMENTS),
+    )
+
+
+def numbers_in(value: Any) -> list[int]:
+    if isinstance(value, dict):
+        return [number for item in value.values() for number in numbers_in(item)]
+    if isinstance(value, list):
+        return [number for item in value for number in numbers_in(item)]
+    return [value] if isinstance(value, int) else []
+
+
+@given(reports())
+def test_whatever_a_leader_reports_makes_a_status_that_the_api_server_takes(said):
+    """An image is its owner's; what it writes must not keep the operator from writing."""
+    job, settings = kube_job(), KubeSettings()
+    pod = parse_pod(raw_worker(job, uid="leader"), settings)
+    record = Record(admitted_at=EPOCH, counted_until=EPOCH, attempts=(0,), pod_uids=("leader",))
+    crew = crew_of(job, record, [pod], ("node",), said)
+    record = look(job, record, crew, EPOCH + 5, settings)
+    facts = facts_of(job, record, crew, EPOCH + 5, settings)
+    observed = Observed(report=said, scheduling=scheduling_of(record))
+    status = status_of(facts, observed, None, time_of(EPOCH + 5))
+    body = json.loads(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True)))
+    jsonschema.Draft7Validator(SCHEMA).validate(body)
+    assert all(abs(number) <= INT64 for number in numbers_in(body))
+    assert len(json.dumps(body)) < 200_000
+    for note in notes(None, status):
+        assert 0 < len(note.message) <= LONGEST_MESSAGE
+        assert note.reason
+
+
+def test_the_largest_report_is_cut_down():
+    chances = {f"Deepen({number})": 0.1 for number in range(5000)}
+    entries = tuple(grown(number, message="m" * 9000, probabilities=chances) for number in range(100))
+    metrics = tuple(Metric(name=f"m{number}", value=1.0) for number in range(5000))
+    status = status_with(report("a", adaptations=entries, metrics=metrics))
+    assert len(json.dumps(status.model_dump(mode="json", by_alias=True))) < 120_000
+    assert len(status.training.metrics) == MAX_METRICS
+    assert status.adaptation_count == 100
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"training": False, "last_failure": "x" * 10**6},
+        {"extra": 1},
+    ],
+)
+def test_messages_are_cut_down(facts):
+    last = grown(1, reason=Reason.AGENT_UNAVAILABLE, message="x" * 10**6)
+    status = status_with(report("a", adaptations=(last,)), **facts)
+    assert max(len(condition.message) for condition in status.conditions) == MAX_MESSAGE
+    outcome = Outcome(reason=Reason.CRASH_LOOP, failed=True, message="x" * 10**6)
+    over = status_of(replace(FACTS, finished=True), Observed(outcome=outcome), None, T0)
+    assert max(len(condition.message) for condition in over.conditions) == MAX_MESSAGE
+
+
+# ---- a specification that cannot be run
+
+
+def test_an_invalid_job_says_so_once_and_keeps_what_is_known():
+    before = status_with(report("a", adaptations=(grown(1),)))
+    status = status_of_invalid(7, ("spec.a: is wrong", "spec.b: too"), before, T0 + timedelta(seconds=9))
+    admitted = status.conditions[0]
+    assert (admitted.type, admitted.reason, admitted.observed_generation) == (
+        ConditionType.ADMITTED,
+        Reason.INVALID_SPEC,
+        7,
+    )
+    assert admitted.message == "spec.a: is wrong; spec.b: too"
+    assert (status.observed_generation, status.adaptations) == (7, before.adaptations)
+    again = status_of_invalid(7, ("spec.a: is wrong", "spec.b: too"), status, T0 + timedelta(seconds=99))
+    assert again == status
+    fresh = status_of_invalid(1, ("x" * 10**6,), None, T0)
+    assert len(fresh.conditions[0].message) == MAX_MESSAGE
+    assert notes(before, status) == (Note(reason="InvalidSpec", message="spec.a: is wrong; spec.b: too", warning=True),)

@@ -14,7 +14,7 @@ from typing import Any
 
 from espalier_api.documents import DocumentError, loads
 from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_api.report import Report
 from espalier_api.status import JobStatus
 from espalier_operator.actions import Action
 from espalier_operator.conditions import Observed, status_of, status_of_invalid
@@ -24,7 +24,7 @@ from espalier_operator.kube.backoff import Backoff
 from espalier_operator.kube.converge import due_at
 from espalier_operator.kube.flusher import together
 from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_status
-from espalier_operator.kube.progress import Crew, crew_of, look
+from espalier_operator.kube.progress import Crew, crew_of, last_word, look, turning_points
 from espalier_operator.kube.record import Record, record_of, scheduling_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.store import JobObject, Store
@@ -136,13 +136,15 @@ class Tracked:
         """Bring record and facts up to `now`."""
         job = self.job
         if self._stirs_at is not None and now >= self._stirs_at:
-            self._stirs_at, self.stirred = None, True
+            self._stirs_at, self.stirred, self._outdated = None, True, True
         if self._lapses_at is not None and now >= self._lapses_at:
-            self._lapses_at, self.lapsed = None, True
+            self._lapses_at, self.lapsed, self._outdated = None, True, True
         if job is None:
             return
         self.regroup()
-        if not self._outdated and not (self.active and now - self.looked_at >= LOOK_SECONDS):
+        if not self._outdated and self.facts is not None:
+            self.facts = _later(self.facts, now - self.looked_at)
+            self.looked_at = now
             return
         before = self.record
         self.record = look(job, before, self.crew, now, self._settings)
@@ -157,9 +159,13 @@ class Tracked:
         self.looked_at, self._outdated = now, False
 
     def act(self, action: Action, now: float) -> None:
-        """Carry a decision out: change what is remembered, from which all else follows."""
+        """Carry a decision out: change what is remembered, from which all else follows.
+
+        Its budgets are counted up to now first, by what it held until now.
+        """
         if self.job is not None:
-            self.record = after(self.record, action, self.job.terms, now, self._settings)
+            counted = look(self.job, self.record, self.crew, now, self._settings)
+            self.record = after(counted, action, self.job.terms, now, self._settings)
             self.stale = self.stirred = True
 
     def refuse(self, reason: Reason | None) -> None:
@@ -188,6 +194,9 @@ class Tracked:
             problems = () if self.problems is None else self.problems.problems
             return status_of_invalid(self.seen.generation, problems, self.written, wall)
         self.regroup()
+        record = look(self.job, self.record, self.crew, now, self._settings)
+        if _essence(record) == _essence(self.record):
+            self.record = record  # only figures: what else there is to see is the next look's
         facts = facts_of(self.job, self.record, self.crew, now, self._settings, self.rejected)
         observed = Observed(
             generation=self.job.generation,
@@ -220,12 +229,7 @@ class Tracked:
         times = [self.writing.until, self.doing.until]
         if self.job is not None:
             times.append(due_at(self.job, self.record, status, now) or 0.0)
-        leader = self.crew.leader
-        if self.active and leader is not None:
-            if leader.ended and self.record.ended is None:
-                times.append(now + LOOK_SECONDS)  # its last report is waited for
-            elif leader.started_at is not None and self.crew.said is TrainerPhase.STARTING:
-                times.append(leader.started_at + self._settings.start_up_allowance_seconds)
+        times += turning_points(self.record, self.crew, self._settings)
         self._stirs_at = min((time for time in times if time > now), default=None)
 
     def mute(self) -> bool:
@@ -240,10 +244,18 @@ class Tracked:
             return self._report
         self._report_text = found.text
         try:
-            return loads(found.text, Report, "its report ConfigMap")
+            return last_word(self.record, self._report, loads(found.text, Report, "its report ConfigMap"))
         except DocumentError as error:
             logger.warning("%s: its last good report is kept: %s", self.key, error)
             return self._report
+
+
+def _later(facts: JobFacts, seconds: float) -> JobFacts:
+    """Return the facts of a job `seconds` later if nothing but time has passed: its budgets run on if they ran."""
+    if not facts.training or seconds <= 0:
+        return facts
+    used, gpu_seconds = facts.used_seconds + seconds, facts.gpu_seconds_used + seconds * facts.gpus_held
+    return replace(facts, used_seconds=used, gpu_seconds_used=gpu_seconds)
 
 
 def _said(report: Report | None) -> tuple[object, ...]:

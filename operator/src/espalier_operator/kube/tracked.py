@@ -33,8 +33,6 @@ from espalier_operator.kube.view import Trouble, facts_of, promise_of, workers_o
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-"""A running job of which there is no news is looked at anew so often at most: its budgets are counted no finer."""
 _NOBODY = Crew(base=(), extra=(), rest=(), lost=frozenset(), report=None)
 
 

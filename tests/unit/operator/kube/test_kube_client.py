@@ -1,0 +1,199 @@
+"""Requests to an API server that answers slowly, badly, or not at all: over real HTTP, on the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from espalier_operator.kube import resources
+from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError, Patience
+from espalier_operator.loop import BackendError
+
+QUICK = Patience(deadline=0.5, tries=4, first_wait=0.01, longest_wait=0.2)
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "ns"}}
+
+
+def status(code: int, reason: str = "", message: str = "", **headers: str) -> web.Response:
+    """Return a failure as an API server says it."""
+    return web.json_response({"kind": "Status", "reason": reason, "message": message}, status=code, headers=headers)
+
+
+class Script:
+    """Answers in turn, and keeps what was asked."""
+
+    def __init__(self, *answers: Callable[[web.Request], Awaitable[web.Response]] | web.Response) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, str, dict[str, str], Any]] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        text = await request.text()
+        self.asked.append((request.method, request.path, dict(request.query), json.loads(text) if text else None))
+        answer = self.answers.pop(0)
+        return answer if isinstance(answer, web.Response) else await answer(request)
+
+
+@asynccontextmanager
+async def talking_to(script: Script) -> AsyncIterator[Client]:
+    """Give a client of a server that follows `script`."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", script.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+    configuration = Configuration(host=f"http://127.0.0.1:{port}")
+    configuration.client_session_kwargs = {"trust_env": False}
+    api = ApiClient(configuration)
+    try:
+        yield Client(api, QUICK)
+    finally:
+        await api.close()  # type: ignore[no-untyped-call]
+        await runner.cleanup()
+
+
+def play(script: Script, do: Callable[[Client], Awaitable[Any]]) -> tuple[Any, Client]:
+    """Return what `do` returns with a client of `script`; nothing of the script may be left."""
+
+    async def run() -> tuple[Any, Client]:
+        async with talking_to(script) as client:
+            return await do(client), client
+
+    result = asyncio.run(run())
+    assert script.answers == []
+    return result
+
+
+async def cut(request: web.Request) -> web.Response:
+    """Cut the connection instead of answering."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def sleep(request: web.Request) -> web.Response:
+    """Answer after the deadline."""
+    await asyncio.sleep(1)
+    return web.json_response(POD)
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [status(500), status(503), status(429), status(504), status(409, "Conflict", "try again"), cut, sleep],
+    ids=["500", "503", "429", "504", "conflict", "cut", "slow"],
+)
+def test_what_passes_is_tried_again(passing: Any) -> None:
+    script = Script(passing, web.json_response(POD))
+    found, client = play(script, lambda client: client.get(resources.PODS, "ns", "p"))
+    assert found == POD
+    assert len(script.asked) == 2, "aiohttp itself repeats a GET whose connection was cut"
+    assert client.requests["get", "pods", 200] == 1
+
+
+def test_no_request_is_tried_for_ever() -> None:
+    script = Script(*[status(503, "ServiceUnavailable", "no") for _ in range(4)])
+    with pytest.raises(BackendError, match="get /api/v1/namespaces/ns/pods/p: tried 4 times: .*503"):
+        play(script, lambda client: client.get(resources.PODS, "ns", "p"))
+
+
+@pytest.mark.parametrize("code", [400, 401, 403, 405, 422])
+def test_what_is_refused_is_said_at_once(code: int) -> None:
+    script = Script(status(code, "Because", "of this"))
+    with pytest.raises(ApiRefusalError) as caught:
+        play(script, lambda client: client.get(resources.PODS, "ns", "p"))
+    assert (caught.value.code, caught.value.reason, caught.value.message) == (code, "Because", "of this")
+
+
+def test_answers_of_things_in_between_are_no_riddle() -> None:
+    """A proxy's page, a list where an object is expected."""
+    pages = [web.Response(status=403, text="<html>no</html>"), web.json_response([1], status=403)]
+    for page, words in zip(pages, ("<html>no</html>", r"\[1\]"), strict=True):
+        with pytest.raises(ApiRefusalError, match=words):
+            play(Script(page), lambda client: client.get(resources.PODS, "ns", "p"))
+
+
+def test_waits_double_within_bounds_and_hear_what_the_server_asks_for() -> None:
+    patience = Patience(first_wait=0.1, longest_wait=5.0)
+    assert [patience.wait(tried, None, jitter=1.0) for tried in (1, 2, 3, 10)] == [0.1, 0.2, 0.4, 5.0]
+    assert patience.wait(1, None, jitter=0.0) == 0.05
+    assert patience.wait(1, 3.0, jitter=1.0) == 3.0
+    assert patience.wait(1, 3600.0, jitter=1.0) == 5.0, "not as long as it likes"
+
+
+def test_a_list_is_read_page_by_page() -> None:
+    def page(name: str, version: str, further: str = "") -> web.Response:
+        metadata = {"resourceVersion": version, "continue": further}
+        return web.json_response({"metadata": metadata, "items": [{"metadata": {"name": name}}]})
+
+    script = Script(page("a", "7", "next"), page("b", "7"))
+    found, _ = play(script, lambda client: client.list(resources.PODS, None, labels="x=y", fields="f!=g"))
+    assert ([item["metadata"]["name"] for item in found.items], found.version) == (["a", "b"], 7)
+    assert [query for _, _, query, _ in script.asked] == [
+        {"limit": "500", "labelSelector": "x=y", "fieldSelector": "f!=g"},
+        {"limit": "500", "labelSelector": "x=y", "fieldSelector": "f!=g", "continue": "next"},
+    ]
+
+
+def test_a_list_whose_version_is_forgotten_begins_anew_and_not_for_ever() -> None:
+    first = web.json_response({"metadata": {"resourceVersion": "7", "continue": "next"}, "items": []})
+    whole = web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
+    found, _ = play(Script(first, status(410, "Expired"), whole), lambda client: client.list(resources.PODS, None))
+    assert found.version == 9
+    with pytest.raises(BackendError, match="cannot be listed"):
+        play(Script(*[status(410, "Expired") for _ in range(3)]), lambda client: client.list(resources.PODS, None))
+
+
+def owned(uid: str) -> web.Response:
+    return web.json_response(
+        {**POD, "metadata": {**POD["metadata"], "ownerReferences": [{"uid": uid, "controller": True}]}}
+    )  # type: ignore[dict-item]
+
+
+def test_what_is_made_twice_is_made_once() -> None:
+    """The first answer may have been lost."""
+    exists = status(409, "AlreadyExists", 'pods "p" already exists')
+    script = Script(cut, exists, owned("mine"))
+    found, _ = play(script, lambda client: client.create(POD, owner="mine"))
+    assert found["metadata"]["ownerReferences"][0]["uid"] == "mine"
+    assert [method for method, *_ in script.asked] == ["POST", "POST", "GET"]
+
+
+def test_an_object_of_somebody_else_is_not_taken_for_ours() -> None:
+    script = Script(status(409, "AlreadyExists"), owned("theirs"))
+    with pytest.raises(NotOwnedError, match="Pod 'p' is there already and is not this job's: delete it"):
+        play(script, lambda client: client.create(POD, owner="mine"))
+    found, _ = play(Script(status(409, "AlreadyExists")), lambda client: client.create(POD, owner=None))
+    assert found is None, "where nobody asks whose it is, it is there"
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [status(404, "NotFound"), status(409, "Conflict", "Precondition failed: UID in precondition: a, UID in ...: b")],
+)
+def test_what_is_gone_already_is_success(gone: web.Response) -> None:
+    """Gone, or another object of that name."""
+    script = Script(gone)
+    play(script, lambda client: client.delete(resources.PODS, "ns", "p", "uid-1"))
+    ((method, path, _, body),) = script.asked
+    assert (method, path, body["preconditions"]) == ("DELETE", "/api/v1/namespaces/ns/pods/p", {"uid": "uid-1"})
+
+
+def test_a_patch_is_for_one_object_and_nobody_s_namesake() -> None:
+    answer = web.json_response(POD)
+    script = Script(answer)
+    do = lambda client: client.patch(resources.JOBS, "ns", "j", "uid-1", {"status": {"phase": "x"}}, "status")  # noqa: E731
+    found, _ = play(script, do)
+    assert found == POD
+    ((method, path, _, body),) = script.asked
+    assert (method, path) == ("PATCH", "/apis/espalier.dev/v1alpha1/namespaces/ns/adaptivetrainingjobs/j/status")
+    assert body == {"status": {"phase": "x"}, "metadata": {"uid": "uid-1"}}
+    other = status(409, "Conflict", "Precondition failed: UID in precondition: uid-1, UID in object meta: uid-2")
+    assert play(Script(other), do)[0] is None

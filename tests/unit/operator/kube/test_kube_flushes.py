@@ -1,0 +1,142 @@
+"""Who is written about when: many jobs at once, each alone, the urgent first; and what a status says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+
+import pytest
+
+from espalier_api.reasons import Reason
+from espalier_api.status import JobStatus, SchedulingStatus, StandingReclaim, TimeBudgetStatus
+from espalier_operator.kube.backoff import Backoff
+from espalier_operator.kube.flusher import Flusher
+from espalier_operator.kube.writer import status_body
+
+
+class Desk:
+    """Flushes that end when they are let."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.fails: set[str] = set()
+
+    async def flush(self, key: str) -> None:
+        self.begun.append(key)
+        await self.gates.setdefault(key, asyncio.Event()).wait()
+        self.gates.pop(key)
+        if key in self.fails:
+            raise ValueError("a fault")
+
+    async def let(self, key: str) -> None:
+        """Let a flush end, and what follows from that begin."""
+        self.gates[key].set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_one_job_is_never_flushed_twice_at_once_and_never_forgotten() -> None:
+    async def run() -> None:
+        desk = Desk()
+        flusher = Flusher(desk.flush, parallel=4)
+        flusher.add("a", urgent=False)
+        await settle()
+        flusher.add("a", urgent=False)
+        flusher.add("a", urgent=True)
+        await settle()
+        assert desk.begun == ["a"]
+        assert flusher.is_busy("a")
+        await desk.let("a")
+        assert desk.begun == ["a", "a"]
+        await desk.let("a")
+        assert flusher.is_idle()
+
+    asyncio.run(run())
+
+
+def test_the_urgent_go_first_and_no_more_than_so_many_at_once() -> None:
+    async def run() -> None:
+        desk = Desk()
+        flusher = Flusher(desk.flush, parallel=2)
+        for key in "abcd":
+            flusher.add(key, urgent=False)
+        flusher.add("e", urgent=True)
+        flusher.add("d", urgent=True)
+        await settle()
+        assert desk.begun == ["a", "b"]
+        for key in "abedc":
+            await desk.let(key)
+        assert desk.begun == ["a", "b", "e", "d", "c"]
+        assert flusher.is_idle()
+
+    asyncio.run(run())
+
+
+def test_a_fault_in_one_flush_is_logged_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        desk = Desk()
+        desk.fails.add("a")
+        flusher = Flusher(desk.flush, parallel=1)
+        flusher.add("a", urgent=True)
+        flusher.add("b", urgent=True)
+        await settle()
+        await desk.let("a")
+        assert desk.begun == ["a", "b"]
+        await desk.let("b")
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(run())
+    assert "flushing a came to an error that should not happen" in caplog.text
+
+
+def test_closing_waits_for_what_was_asked_for_but_not_for_ever() -> None:
+    async def run() -> None:
+        desk = Desk()
+        flusher = Flusher(desk.flush, parallel=1)
+        flusher.add("quick", urgent=True)
+        flusher.add("next", urgent=True)
+        flusher.add("stuck", urgent=False)
+        await settle()
+        closing = asyncio.create_task(flusher.close(0.5))
+        await settle()
+        await desk.let("quick")
+        await asyncio.sleep(0.01)
+        await desk.let("next")
+        await closing
+        assert desk.begun == ["quick", "next", "stuck"]
+        assert flusher.is_idle()
+
+    asyncio.run(run())
+
+
+def test_failures_are_put_off_twice_as_long_each_time() -> None:
+    backoff = Backoff(first=1.0, longest=5.0)
+    waits = []
+    for _ in range(5):
+        backoff.failed(100.0)
+        waits.append(backoff.until - 100.0)
+    assert waits == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert backoff.holds(104.0)
+    assert not backoff.holds(105.0)
+    backoff.succeeded()
+    assert not backoff.holds(100.0)
+
+
+def test_a_patch_of_a_status_takes_away_what_it_lacks() -> None:
+    """A merge patch keeps what it does not name, so it names everything; nulls inside lists would be kept as nulls."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    asked = StandingReclaim(extra=1, deadline=now, reason=Reason.NEEDED_BY_OTHER_JOB)
+    with_it = status_body(JobStatus(scheduling=SchedulingStatus(reclaim=asked, pod_uids=("x",))))
+    without = status_body(JobStatus(time_budget=TimeBudgetStatus(used_seconds=1)))
+    assert with_it["scheduling"]["reclaim"]["reason"] == "NeededByOtherJob"
+    assert without["scheduling"]["reclaim"] is None
+    assert without["completionTime"] is None
+    assert without["timeBudget"]["usedSeconds"] == 1
+    assert with_it.keys() == without.keys()

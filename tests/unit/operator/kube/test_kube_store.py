@@ -1,0 +1,299 @@
+"""What is known of the cluster: events and lists in any order, and what follows from them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_operator.kube import resources
+from espalier_operator.kube.jobs import InvalidJob, KubeJob
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.shelf import Shelf
+from espalier_operator.kube.store import Store
+from espalier_operator.testing.kube_objects import kube_job, raw_job, raw_node, raw_report, raw_worker, report
+
+Raw = dict[str, Any]
+
+
+def at(version: int, raw: Raw, **metadata: Any) -> Raw:
+    """Return `raw` as of `version`."""
+    known = {"uid": f"uid-of-{raw['metadata']['name']}", **raw["metadata"], **metadata}
+    return {**raw, "metadata": {**known, "resourceVersion": str(version)}}
+
+
+def thing(name: str, value: str, version: int) -> Raw:
+    return {"metadata": {"name": name, "resourceVersion": str(version)}, "value": value}
+
+
+class Seen:
+    """A shelf of values, with what it said of changes."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str | None, str | None]] = []
+        self.shelf: Shelf[str] = Shelf(lambda raw, _: raw["value"], lambda *change: self.told.append(change))
+
+
+# ---- one kind
+
+
+def test_the_newest_word_counts_whatever_comes_last() -> None:
+    """An old event after a new list, an old list after a new event."""
+    seen = Seen()
+    seen.shelf.put(thing("a", "new", 5))
+    seen.shelf.put(thing("a", "old", 4))
+    seen.shelf.put(thing("a", "same", 5))
+    assert seen.told == [("a", None, "new")]
+    seen.shelf.replace([thing("a", "older", 3)], 3)
+    assert seen.shelf.get("a") == "new"
+    assert seen.shelf.listed_version == 3
+
+
+def test_a_list_removes_what_is_older_and_keeps_what_is_younger() -> None:
+    """What was made after the list was taken is not in it."""
+    seen = Seen()
+    seen.shelf.put(thing("ghost", "x", 2))
+    seen.shelf.put(thing("young", "y", 9))
+    seen.shelf.replace([thing("kept", "z", 1)], 5)
+    assert sorted(seen.shelf.values()) == ["y", "z"]
+    assert ("ghost", "x", None) in seen.told
+
+
+def test_what_went_is_not_brought_back_by_an_older_list_or_event() -> None:
+    """A younger one of the same name is another."""
+    seen = Seen()
+    seen.shelf.put(thing("a", "x", 2))
+    seen.shelf.drop("a", 6)
+    seen.shelf.put(thing("a", "x", 4))
+    seen.shelf.replace([thing("a", "x", 4)], 5)
+    assert seen.shelf.get("a") is None
+    seen.shelf.put(thing("a", "again", 7))
+    assert seen.shelf.get("a") == "again"
+    seen.shelf.drop("a", 6)
+    assert seen.shelf.get("a") == "again", "that was the end of the one before"
+
+
+def test_an_object_nobody_has_heard_of_is_not_known_to_be_gone() -> None:
+    """Until a list as young as the question lacks it."""
+    seen = Seen()
+    assert not seen.shelf.is_gone("a", 3)
+    seen.shelf.replace([], 2)
+    assert not seen.shelf.is_gone("a", 3)
+    seen.shelf.replace([], 3)
+    assert seen.shelf.is_gone("a", 3)
+    seen.shelf.put(thing("a", "x", 4))
+    assert not seen.shelf.is_gone("a", 3)
+    seen.shelf.drop("a", 5)
+    assert seen.shelf.is_gone("a", 9)
+
+
+@given(st.data())
+def test_in_whatever_order_events_and_lists_come_the_end_is_the_truth(data: st.DataObject) -> None:
+    """A history of three objects, told by events in disorder and by lists taken at any time, then by a last list."""
+    truth: dict[str, tuple[str, int]] = {}
+    words: list[tuple[str, Any]] = []
+    for version in range(1, data.draw(st.integers(1, 12)) + 1):
+        name = data.draw(st.sampled_from("abc"))
+        if name in truth and data.draw(st.booleans()):
+            del truth[name]
+            words.append(("drop", (name, version)))
+        else:
+            truth[name] = (f"{name}{version}", version)
+            words.append(("put", thing(name, f"{name}{version}", version)))
+        if data.draw(st.booleans()):
+            words.append(("list", ([thing(n, v, r) for n, (v, r) in truth.items()], version)))
+    last = len([kind for kind, _ in words if kind != "list"])
+    seen = Seen()
+    for kind, word in data.draw(st.permutations(words)):
+        if kind == "put":
+            seen.shelf.put(word)
+        elif kind == "drop":
+            seen.shelf.drop(*word)
+        else:
+            seen.shelf.replace(*word)
+    seen.shelf.replace([thing(n, v, r) for n, (v, r) in truth.items()], last)
+    assert dict(seen.shelf.mapping()) == {name: value for name, (value, _) in truth.items()}
+    assert all(before != after for _, before, after in seen.told)
+
+
+# ---- all kinds
+
+
+class World:
+    """A store with its notes."""
+
+    def __init__(self) -> None:
+        self.store = Store(KubeSettings())
+        self.changes = self.doubts = 0
+        self._versions = itertools.count(1)
+        self.store.on_change = self._count_change
+        self.store.on_doubt = self._count_doubt
+
+    def _count_change(self) -> None:
+        self.changes += 1
+
+    def _count_doubt(self) -> None:
+        self.doubts += 1
+
+    def take(self, resource: resources.Resource, raw: Raw, event: str = "MODIFIED") -> Raw:
+        """Take an event of the next version."""
+        raw = at(next(self._versions), raw)
+        self.store.take(resource, event, raw)
+        return raw
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_world_is_unknown_until_every_kind_was_listed(world: World) -> None:
+    kinds = (resources.NODES, resources.PODS, resources.JOBS, resources.CONFIG_MAPS, resources.PRIORITY_CLASSES)
+    world.take(resources.NODES, raw_node())
+    for number, kind in enumerate(kinds):
+        assert len(world.store.unknown()) == len(kinds) - number
+        world.store.replace(kind, [], 1)
+    assert world.store.unknown() == []
+
+
+def test_a_job_is_parsed_again_only_when_its_specification_changed(world: World) -> None:
+    first = world.take(resources.JOBS, raw_job())
+    seen = world.store.job("uid-1")
+    assert seen is not None
+    assert world.store.take_changed() == {"uid-1"}
+    world.take(resources.JOBS, {**first, "status": {"phase": "Running"}})
+    again = world.store.job("uid-1")
+    assert again is not None
+    assert again.parsed is seen.parsed
+    assert (world.store.take_changed(), world.store.overwritten) == (set(), {"uid-1"})
+    changed = raw_job(spec={"suspend": True})
+    changed["metadata"]["generation"] = 2
+    world.take(resources.JOBS, changed)
+    assert world.store.take_changed() == {"uid-1"}
+    assert isinstance(world.store.job("uid-1").parsed, KubeJob)  # type: ignore[union-attr]
+
+
+def test_a_priority_class_that_comes_or_goes_makes_its_jobs_be_read_again(world: World) -> None:
+    def value(number: int) -> Raw:
+        return {"metadata": {"name": "high"}, "value": number}
+
+    world.store.replace(resources.PRIORITY_CLASSES, [], 0)
+    world.take(resources.JOBS, raw_job("named", {"priorityClassName": "high"}))
+    world.take(resources.JOBS, raw_job("other", uid="uid-2"))
+
+    def parsed() -> Any:
+        return world.store.job("uid-1").parsed  # type: ignore[union-attr]
+
+    assert isinstance(parsed(), InvalidJob)
+    world.store.take_changed()
+    world.take(resources.PRIORITY_CLASSES, value(7))
+    assert parsed().terms.priority == 7
+    assert world.store.take_changed() == {"uid-1"}
+    world.take(resources.PRIORITY_CLASSES, value(8))
+    assert parsed().terms.priority == 8
+    world.take(resources.PRIORITY_CLASSES, value(8), "DELETED")
+    assert isinstance(parsed(), InvalidJob)
+
+
+def test_our_pods_are_filed_by_job_and_others_as_aliens(world: World) -> None:
+    job = kube_job()
+    world.take(resources.PODS, raw_worker(job))
+    stranger = raw_worker(job, uid="x")
+    stranger["metadata"] |= {"ownerReferences": [], "name": "stranger"}
+    world.take(resources.PODS, stranger)
+    poor = raw_worker(job, uid="y")
+    poor["metadata"] |= {"ownerReferences": [], "name": "poor"}
+    poor["spec"]["containers"][0]["resources"] = {}
+    world.take(resources.PODS, poor)
+    assert list(world.store.crews["uid-1"]) == ["ns/one-base-0-0"]
+    assert list(world.store.aliens) == ["ns/stranger"]
+    world.take(resources.PODS, stranger, "DELETED")
+    assert world.store.aliens == {}
+
+
+def test_a_pod_event_that_says_nothing_new_wakes_nobody(world: World) -> None:
+    pod = world.take(resources.PODS, raw_worker(kube_job()))
+    world.store.take_changed()
+    changes = world.changes
+    world.take(resources.PODS, {**pod, "metadata": {**pod["metadata"], "managedFields": []}})
+    assert (world.changes, world.store.take_changed()) == (changes, set())
+
+
+def test_a_pod_of_ours_that_is_watched_no_more_stays_until_somebody_has_looked(world: World) -> None:
+    job = kube_job()
+    running = world.take(resources.PODS, raw_worker(job))
+    world.take(resources.PODS, running, "DELETED")
+    assert "ns/one-base-0-0" in world.store.crews["uid-1"]
+    assert world.doubts == 1
+    ((pod, version),) = world.store.doubtful.values()
+    ended = at(version, raw_worker(job, phase="Failed"))
+    world.store.settle(pod, version, ended)
+    assert world.store.crews["uid-1"]["ns/one-base-0-0"].phase == "Failed"
+    assert world.store.doubtful == {}
+    world.store.doubt(world.store.crews["uid-1"]["ns/one-base-0-0"], version)
+    world.store.settle(world.store.crews["uid-1"]["ns/one-base-0-0"], version, None)
+    assert "uid-1" not in world.store.crews
+
+
+def test_a_pod_that_was_looked_up_and_is_gone_is_not_brought_back_by_a_late_answer(world: World) -> None:
+    """The answer to its deletion may come after the news of its end."""
+    job = kube_job()
+    running = world.take(resources.PODS, raw_worker(job))
+    deleting = at(2, raw_worker(job), deletionTimestamp="2026-01-01T00:00:00Z")
+    world.store.take(resources.PODS, "DELETED", at(3, running))
+    ((pod, version),) = world.store.doubtful.values()
+    world.store.settle(pod, version, None)
+    world.store.pods.put(deleting)
+    assert world.store.crews == {}
+
+
+def test_nodes_that_nobody_has_heard_of_count_as_ready_until_a_list_lacks_them(world: World) -> None:
+    """Pods' events may overtake those of their nodes."""
+    world.take(resources.PODS, raw_worker(kube_job(), node="new"))
+    pods = list(world.store.crews["uid-1"].values())
+    assert world.store.ready_for(pods) == {"new"}
+    world.store.replace(resources.NODES, [], 50)
+    assert world.store.ready_for(pods) == set()
+
+
+def test_a_node_that_falls_silent_is_news_to_the_jobs_on_it(world: World) -> None:
+    world.take(resources.NODES, raw_node("here"))
+    world.take(resources.PODS, raw_worker(kube_job(), node="here"))
+    world.take(resources.PODS, raw_worker(kube_job("two", uid="uid-2"), node="there"))
+    world.store.take_changed()
+    world.take(resources.NODES, raw_node("here", ready="Unknown"))
+    assert world.store.take_changed() == {"uid-1"}
+    assert world.store.ready_for(world.store.crews["uid-1"].values()) == set()
+    world.take(resources.NODES, raw_node("here", gpus=1, ready="Unknown"))
+    assert world.store.take_changed() == set(), "how many GPUs it has is news to the planner only"
+
+
+def test_reports_are_heard_only_from_the_job_s_own_config_map(world: World) -> None:
+    job = kube_job()
+    world.take(resources.JOBS, raw_job())
+    said = raw_report(job, report("leader"))
+    for forged in (
+        {**said, "metadata": {**said["metadata"], "ownerReferences": []}},
+        {**said, "metadata": {**said["metadata"], "name": "another"}},
+    ):
+        world.take(resources.CONFIG_MAPS, forged)
+    assert world.store.report("uid-1") is None
+    world.take(resources.CONFIG_MAPS, said)
+    assert world.store.take_heard() == {"uid-1"}
+    world.take(resources.CONFIG_MAPS, said)
+    assert world.store.take_heard() == set(), "the same words are no news"
+    world.take(resources.CONFIG_MAPS, said, "DELETED")
+    assert world.store.report("uid-1") is not None, "its last word counts while the job is there"
+    world.take(resources.JOBS, raw_job(), "DELETED")
+    assert world.store.report("uid-1") is None
+
+
+def test_a_job_of_the_same_name_is_another_job(world: World) -> None:
+    world.take(resources.JOBS, raw_job())
+    world.store.take_changed()
+    world.take(resources.JOBS, raw_job(uid="uid-2"))
+    assert world.store.take_changed() == {"uid-1", "uid-2"}
+    assert world.store.job("uid-1") is None

@@ -1,0 +1,231 @@
+"""One job in the operator's mind: when it is looked at, what is written, and that its budgets are counted exactly."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from espalier_api.reasons import Reason
+from espalier_api.report import TrainerPhase
+from espalier_operator.actions import Admit, Finish, GrantExtra, ReleaseExtra
+from espalier_operator.kube import resources
+from espalier_operator.kube.converge import CreatePod, steps
+from espalier_operator.kube.jobs import KubeJob
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.store import Store
+from espalier_operator.kube.tracked import Tracked
+from espalier_operator.kube.view import Trouble
+from espalier_operator.testing.kube_objects import (
+    EPOCH,
+    raw_job,
+    raw_node,
+    raw_report,
+    raw_worker,
+    report,
+    template,
+)
+
+SETTINGS = KubeSettings(persist_seconds=8.0)
+
+
+class Desk:
+    """One job that is tracked, and what the API server says of it."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.store = Store(SETTINGS)
+        self._versions = itertools.count(1)
+        self.now = EPOCH
+        self.take(resources.NODES, raw_node())
+        self.take(resources.JOBS, raw_job(spec={"maxReplicas": 4, "template": template(), **spec}))
+        seen = self.store.job("uid-1")
+        assert seen is not None
+        assert isinstance(seen.parsed, KubeJob)
+        self.job = seen.parsed
+        self.tracked = Tracked(seen, self.store, SETTINGS, self.now)
+
+    def take(self, resource: resources.Resource, raw: dict[str, Any], event: str = "MODIFIED") -> None:
+        version = str(next(self._versions))
+        name = raw["metadata"]["name"]
+        self.store.take(
+            resource,
+            event,
+            {**raw, "metadata": {"uid": f"uid-of-{name}", **raw["metadata"], "resourceVersion": version}},
+        )
+
+    def look(self, seconds: float = 0.0) -> Tracked:
+        """Let time pass, hand the news on as the backend does, and look."""
+        self.now += seconds
+        self.tracked.stale |= bool(self.store.take_changed())
+        self.tracked.heard |= bool(self.store.take_heard())
+        self.tracked.look(self.now)
+        return self.tracked
+
+    def train(self) -> Tracked:
+        """Admit it, and let its leader train."""
+        self.look()
+        self.tracked.act(Admit(job="ns/one", gpu_type=""), self.now)
+        self.take(resources.PODS, raw_worker(self.job))
+        said = report("uid-of-one-base-0-0", TrainerPhase.TRAINING, acknowledged_generation=1)
+        self.take(resources.CONFIG_MAPS, raw_report(self.job, said))
+        return self.look()
+
+    def flush(self) -> bool:
+        """Write its status as the writer does; return whether it was due."""
+        self.tracked.stirred = self.tracked.lapsed = False
+        status = self.tracked.status(self.now)
+        due = self.tracked.must_write(status, self.now)
+        if due:
+            self.tracked.wrote(status, None, self.now)
+        self.tracked.plan_ahead(status, self.now)
+        return due
+
+
+def facts(tracked: Tracked) -> Any:
+    assert tracked.facts is not None
+    return tracked.facts
+
+
+def test_budgets_run_between_two_looks_as_they_ran() -> None:
+    """A look at a job of which there is no news costs next to nothing, and is exact."""
+    desk = Desk()
+    desk.train()
+    assert facts(desk.look(3.0)).used_seconds == pytest.approx(3.0)
+    record = desk.tracked.record
+    assert facts(desk.look(2.5)).used_seconds == pytest.approx(5.5)
+    assert desk.tracked.record is record, "nothing was counted in the record for it"
+    assert facts(desk.tracked).gpu_seconds_used == pytest.approx(5.5)
+    assert desk.tracked.status(desk.now).time_budget.used_seconds == pytest.approx(5.5)
+    assert facts(desk.look(-9.0)).used_seconds == pytest.approx(5.5), "a clock that is set back gives nothing back"
+
+
+def test_what_is_lent_is_counted_from_when_it_is_lent() -> None:
+    """The seconds before were those of fewer GPUs, however long ago the last look was."""
+    desk = Desk()
+    desk.train()
+    desk.look(4.0)
+    desk.tracked.act(GrantExtra(job="ns/one", extra=3), desk.now)
+    assert facts(desk.look(2.0)).gpu_seconds_used == pytest.approx(4.0 + 4 * 2.0)
+    desk.tracked.act(ReleaseExtra(job="ns/one", extra=0, forced=False, reason=Reason.RECLAIM_ACKNOWLEDGED), desk.now)
+    assert facts(desk.look(1.0)).gpu_seconds_used == pytest.approx(13.0)
+
+
+def test_the_facts_after_a_decision_are_the_decision_s_even_when_it_was_flushed_in_between() -> None:
+    """Otherwise the next plan would decide the same once more."""
+    desk = Desk()
+    desk.look()
+    desk.tracked.act(Admit(job="ns/one", gpu_type=""), desk.now)
+    assert desk.flush()
+    assert facts(desk.look()).admitted_at == EPOCH
+    assert facts(desk.tracked).generation == 1
+
+
+def test_figures_are_written_now_and_then_and_all_else_at_once() -> None:
+    desk = Desk()
+    desk.train()
+    assert desk.flush()
+    desk.look(3.0)
+    assert not desk.tracked.stirred
+    assert not desk.flush(), "figures have time"
+    assert desk.tracked.due is not None
+    assert desk.now < desk.tracked.due <= EPOCH + 10
+    desk.look(desk.tracked.due - desk.now)
+    assert (desk.tracked.stirred, desk.tracked.lapsed) == (False, True)
+    assert desk.flush()
+    desk.tracked.refuse(Reason.COOLDOWN)
+    assert desk.tracked.stirred
+    assert desk.flush()
+
+
+def test_a_report_stirs_by_what_it_says_and_not_by_its_figures() -> None:
+    desk = Desk()
+    desk.train()
+    desk.flush()
+    said = report("uid-of-one-base-0-0", TrainerPhase.TRAINING, acknowledged_generation=1, epoch=5, step=50)
+    desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
+    assert not desk.look(0.5).stirred
+    assert desk.tracked.status(desk.now).training.epoch == 5
+    said = said.model_copy(update={"phase": TrainerPhase.EVALUATING})
+    desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
+    assert desk.look(0.5).stirred
+
+
+def test_the_next_operator_takes_it_up_where_its_status_says() -> None:
+    desk = Desk()
+    desk.train()
+    desk.look(5.0)
+    status = desk.tracked.status(desk.now)
+    seen = desk.store.job("uid-1")
+    assert seen is not None
+    written = replace(seen, status=status.to_json())
+    successor = Tracked(written, desk.store, SETTINGS, desk.now + 2.0)
+    successor.look(desk.now + 2.0)
+    assert facts(successor).used_seconds == pytest.approx(7.0), "what was trained meanwhile is counted"
+    assert facts(successor).admitted_at == EPOCH
+    with pytest.raises(ValueError, match="validation error"):
+        Tracked(replace(seen, status={"timeBudget": {"usedSeconds": "many"}}), desk.store, SETTINGS, desk.now)
+
+
+def test_a_running_job_keeps_its_last_good_specification_and_a_waiting_one_does_not() -> None:
+    broken = raw_job(spec={"minReplicas": 3, "maxReplicas": 2})
+    broken["metadata"]["generation"] = 2
+    for runs in (True, False):
+        desk = Desk()
+        if runs:
+            desk.train()
+        desk.take(resources.JOBS, broken)
+        seen = desk.store.job("uid-1")
+        assert seen is not None
+        desk.tracked.meet(seen)
+        desk.look()
+        assert (desk.tracked.job is not None) is runs
+        assert desk.tracked.problems is not None
+        assert (desk.tracked.facts is not None) is runs
+
+
+def test_a_pod_that_was_just_made_is_not_made_again() -> None:
+    """The store knows it before the next look."""
+    desk = Desk()
+    desk.look()
+    desk.tracked.act(Admit(job="ns/one", gpu_type=""), desk.now)
+
+    def made() -> list[str]:
+        status = desk.tracked.status(desk.now)
+        due = steps(desk.job, desk.tracked.record, desk.tracked.crew, status, desk.now, SETTINGS)
+        return [step.manifest["metadata"]["name"] for step in due if isinstance(step, CreatePod)]
+
+    assert made() == ["one-base-0-0"]
+    desk.take(resources.PODS, raw_worker(desk.job, phase="Pending", node=None))
+    assert made() == []
+
+
+def test_what_the_api_server_says_to_its_pods_is_shown_until_it_takes_them() -> None:
+    desk = Desk()
+    desk.look()
+    desk.tracked.act(Admit(job="ns/one", gpu_type=""), desk.now)
+    desk.tracked.reject(Trouble(reason=Reason.POD_REJECTED, message="exceeded quota"))
+    assert facts(desk.look()).trouble is Reason.POD_REJECTED
+    running = {entry.type: entry for entry in desk.tracked.status(desk.now).conditions}["Running"]
+    assert (running.reason, running.message) == (Reason.POD_REJECTED, "exceeded quota")
+    desk.tracked.reject(None)
+    assert facts(desk.look()).trouble is None
+    desk.tracked.condemn("spec.containers[0]: Invalid")
+    ended = facts(desk.look()).ended
+    assert (ended.reason, ended.failed, ended.message) == (Reason.INVALID_SPEC, True, "spec.containers[0]: Invalid")
+
+
+def test_a_job_that_is_over_is_due_no_more() -> None:
+    desk = Desk()
+    desk.train()
+    desk.tracked.act(Finish(job="ns/one", reason=Reason.BUDGET_EXHAUSTED), desk.now)
+    desk.look()
+    assert desk.flush()
+    assert desk.tracked.due is None
+    brief = Desk(ttlSecondsAfterFinished=60)
+    brief.train()
+    brief.tracked.act(Finish(job="ns/one", reason=Reason.BUDGET_EXHAUSTED), brief.now)
+    brief.look()
+    brief.flush()
+    assert brief.tracked.due == EPOCH + 60

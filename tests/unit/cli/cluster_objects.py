@@ -172,7 +172,7 @@ def pod(
 
 def node(name: str, number: int, gpu_type: str = "", **change: Any) -> Object:
     """Return a ready node with `number` GPUs; `change`: `ready`, `unschedulable`, `taints`."""
-    ready = "True" if change.pop("ready", True) else "False"
+    ready = "True" if change.pop("ready", True) else "Unknown"
     label = {SETTINGS.gpu_type_label: gpu_type} if gpu_type else {}
     return {
         "apiVersion": "v1",

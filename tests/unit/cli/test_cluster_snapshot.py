@@ -83,7 +83,7 @@ def test_workers_of_a_job_that_is_gone_hold_their_gpus_and_want_none() -> None:
     assert [(entry.role, entry.node) for entry in snapshot.workers] == [(Role.ALIEN, "n")]
 
 
-def test_workers_on_a_node_that_is_not_ready_are_on_their_way_out() -> None:
+def test_workers_on_a_node_that_is_not_heard_of_are_on_their_way_out() -> None:
     raw = admitted(job("a"))
     snapshot = seen(jobs=[raw], pods=[worker(raw, "n")], nodes=[node("n", 4, ready=False)])
     assert [entry.state for entry in snapshot.workers] == [WorkerState.TERMINATING]

@@ -26,7 +26,7 @@ class Crew:
     rest: tuple[Pod, ...]
     """Of earlier attempts, ended, or on their way out."""
     lost: Container[str]
-    """UIDs of pods whose node is gone or not ready."""
+    """UIDs of pods whose node is gone, or not heard of."""
     report: Report | None
     """The last, whichever leader it is of."""
 
@@ -61,7 +61,7 @@ class Crew:
 
 
 def crew_of(job: KubeJob, record: Record, pods: Iterable[Pod], ready: Container[str], report: Report | None) -> Crew:
-    """Sort the pods of `job`; `ready` are the names of the nodes that are."""
+    """Sort the pods of `job`; `ready` are the names of the nodes that are there and heard of."""
     base: list[Pod | None] = [None] * len(record.attempts)
     extra, rest, lost = [], [], set()
     for pod in pods:

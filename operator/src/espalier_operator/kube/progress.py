@@ -20,6 +20,8 @@ from espalier_operator.kube.settings import KubeSettings
 
 GAP_SECONDS: Final = 30.0
 """The longest time between two looks of an operator that is there."""
+QUIET_SECONDS: Final = 10.0
+"""A leader that trains speaks more often, unless one step takes it longer."""
 
 __all__ = ["Crew", "crew_of", "is_silent", "last_word", "leader_of", "look", "turning_points"]
 
@@ -95,8 +97,10 @@ def _count(job: KubeJob, record: Record, crew: Crew, now: float, settings: KubeS
         if kind is Leader.TRAINING and _is_starting(crew):
             kind = Leader.STARTING  # a silent one: counted from its start, by the allowance
         elif kind is Leader.TRAINING and now - read_at > GAP_SECONDS and crew.report is not None:
-            # Nobody watched: it trained while it said so, and may have ended since, unseen by its node as well.
-            until = min(now, max(read_at, crew.report.updated_time.timestamp()))
+            spoke_at = crew.report.updated_time.timestamp()
+            if now - spoke_at > QUIET_SECONDS:
+                # Nobody watched: it trained while it said so, and may have ended since, unseen by its node as well.
+                until = max(read_at, spoke_at)
     meter = meter.advance(until, kind, gpus, allowance, reported)
     return replace(
         record,

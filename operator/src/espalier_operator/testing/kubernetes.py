@@ -122,10 +122,10 @@ class Kubernetes:
         """Add a node, ready at once."""
         self.nodes[name] = raw_node(name, gpus, gpu_type)
 
-    def set_ready(self, name: str, ready: bool) -> None:
-        """Let a node be heard of again, or no more; what runs on it runs on."""
+    def set_ready(self, name: str, ready: bool, *, well: bool = True) -> None:
+        """Let a node be heard of again (and be well, or take no new pods), or no more; what runs on it runs on."""
         node = self.nodes[name]
-        conditions = [{"type": "Ready", "status": "True" if ready else "Unknown"}]
+        conditions = [{"type": "Ready", "status": str(well) if ready else "Unknown"}]
         self.nodes[name] = {**node, "status": {**node["status"], "conditions": conditions}}
         if ready:
             self._unready_since.pop(name, None)
@@ -235,7 +235,13 @@ class Kubernetes:
     def is_ready(self, node: str) -> bool:
         """Return whether the node is there and heard of."""
         found = self.nodes.get(node)
-        return found is not None and found["status"]["conditions"][0]["status"] == "True"
+        return found is not None and found["status"]["conditions"][0]["status"] != "Unknown"
+
+    def is_open(self, node: str) -> bool:
+        """Return whether the node takes new pods."""
+        found = self.nodes.get(node)
+        well = found is not None and found["status"]["conditions"][0]["status"] == "True"
+        return well and found is not None and not found["spec"].get("unschedulable")
 
     def free(self, node: str) -> int:
         """Return the GPUs of a node that nobody holds."""
@@ -276,8 +282,7 @@ class Kubernetes:
         selector = pod["spec"].get("nodeSelector") or {}
         typeless = "affinity" in pod["spec"]  # the only use that is made of it here
         return (
-            self.is_ready(name)
-            and not node["spec"].get("unschedulable")
+            self.is_open(name)
             and all(labels.get(label) == value for label, value in selector.items())
             and not (typeless and TYPE_LABEL in labels)
             and self.free(name) >= gpus_of(pod)

@@ -244,7 +244,7 @@ class LifeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.nodes)
     @rule(
         data=st.data(),
-        fate=st.sampled_from(("gone", "silent", "silent", "heard", "heard", "cordoned", "open", "fewer")),
+        fate=st.sampled_from(("gone", "silent", "silent", "heard", "heard", "unwell", "cordoned", "open", "fewer")),
     )
     def a_node_changes(self, data: st.DataObject, fate: str) -> None:
         self.promises.calm = False
@@ -252,8 +252,8 @@ class LifeMachine(RuleBasedStateMachine):
         match fate:
             case "gone":
                 self.world.remove_node(name)
-            case "silent" | "heard":
-                self.world.set_ready(name, fate == "heard")
+            case "silent" | "heard" | "unwell":
+                self.world.set_ready(name, fate != "silent", well=fate != "unwell")
             case "cordoned" | "open":
                 self.world.set_cordoned(name, fate == "cordoned")
             case "fewer":
@@ -337,7 +337,7 @@ class LifeMachine(RuleBasedStateMachine):
 
 
 LifeMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("LIFE_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("LIFE_EXAMPLES", "100")),
     stateful_step_count=25,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a history takes minutes; its notes tell enough

@@ -100,6 +100,9 @@ def test_times(text, seconds):
 # ---- nodes
 
 
+SILENT = {"ready": False, "schedulable": False}
+
+
 def test_a_node_with_gpus():
     assert parse_node(raw_node("n1", 8, "A100"), SETTINGS) == Node(name="n1", gpu_type="A100", allocatable=8)
 
@@ -107,10 +110,13 @@ def test_a_node_with_gpus():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"status": {"allocatable": {"cpu": "4"}}}, {"allocatable": 0, "ready": False}),
-        ({"status": {"allocatable": {GPU: "1k"}}}, {"allocatable": 1000, "ready": False}),
-        ({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, {"allocatable": 0, "ready": False}),
-        ({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, {"allocatable": 0, "ready": False}),
+        ({"status": {"allocatable": {"cpu": "4"}}}, {"allocatable": 0, **SILENT}),
+        ({"status": {"allocatable": {GPU: "1k"}}}, {"allocatable": 1000, **SILENT}),
+        ({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, {"allocatable": 0, **SILENT}),
+        (
+            {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},
+            {"allocatable": 0, "schedulable": False},
+        ),
         ({"spec": {"unschedulable": True}}, {"schedulable": False}),
         ({"spec": {"taints": [{"key": GPU, "value": "present", "effect": "NoSchedule"}]}}, {}),
         ({"spec": {"taints": [{"key": "team", "effect": "PreferNoSchedule"}]}}, {}),

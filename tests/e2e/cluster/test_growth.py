@@ -38,7 +38,7 @@ def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> 
     assert status["training"]["depth"] == grown[-1]["depthAfter"] > grown[0]["depthBefore"]
     first_end = space.status("first")["completionTime"]
     assert grown[0]["time"] > first_end, "the GPU came from the job that ended"
-    assert 18 <= status["timeBudget"]["usedSeconds"] <= 24
+    assert 18 <= status["timeBudget"]["usedSeconds"] <= 30, "the budget, and at most the grace to evaluate"
     assert status["timeBudget"]["gpuSecondsUsed"] > status["timeBudget"]["usedSeconds"]
     metrics = {entry["name"]: entry["value"] for entry in status["training"]["metrics"]}
     assert metrics["test_accuracy"] > 0.5

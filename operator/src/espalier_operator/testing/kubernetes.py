@@ -1,47 +1,29 @@
-"""A Kubernetes so simple that it is evidently right: objects in dictionaries, and who else acts on them.
+"""A Kubernetes so simple that it is evidently right: the naive API server, and who else acts on its objects.
 
-`Kubernetes` is the API server with a kube-scheduler, kubelets and controllers, each of which acts when it is called.
-Objects are never changed in place, so that a view of them (a copy of the dictionary) stays what it was. Leaders are
+A kube-scheduler, kubelets and controllers each act when they are called. Leaders are
 `espalier_operator.testing.leaders.Process`es.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
 
-from espalier_api.job import API_VERSION, KIND
 from espalier_operator.kube.record import time_of
-from espalier_operator.testing.kube_objects import EPOCH, GPU, Raw, raw_node
+from espalier_operator.testing.kube_api import GRACE_SECONDS, ApiObjects, gpus_of, is_over, node_of, owner_of
+from espalier_operator.testing.kube_objects import GPU, Raw, raw_node
 from espalier_operator.testing.leaders import Process, Temper
 
 TYPE_LABEL = "nvidia.com/gpu.product"
-GRACE_SECONDS = 10.0
-"""Between SIGTERM and SIGKILL."""
 EVICTION_SECONDS = 300.0
 """After so long pods are evicted from a node that is not ready."""
 
 
-class NotFoundError(Exception):
-    """There is no such object, or it is another one of the same name."""
-
-
-class ConflictError(Exception):
-    """There is an object of that name already."""
-
-
-class Kubernetes:
-    """All objects, by key; `uid` of each is unique for ever."""
+class Kubernetes(ApiObjects):
+    """All objects and all processes."""
 
     def __init__(self) -> None:
-        """Begin empty, at `EPOCH`."""
-        self.now = EPOCH
-        self.nodes: dict[str, Raw] = {}
-        self.pods: dict[str, Raw] = {}
-        self.jobs: dict[str, Raw] = {}
-        self.config_maps: dict[str, Raw] = {}
+        """Begin empty."""
+        super().__init__()
         self.processes: dict[str, Process] = {}
         """By UID of their pod: what runs, also where no kubelet can say so."""
         self.checkpoints: dict[str, float] = {}
@@ -54,67 +36,9 @@ class Kubernetes:
         """Budget seconds that leaders have reported, by UID of their job."""
         self.failures: dict[str, int] = defaultdict(int)
         """Containers of base workers that ended with another code than 0, by UID of their job."""
-        self.leaders: dict[str, int] = defaultdict(int)
-        """Pods of leaders that were made, by UID of their job."""
         self.once_lost: set[str] = set()
         """UIDs of pods whose node was not heard of for a time."""
         self._unready_since: dict[str, float] = {}
-        self._uids = itertools.count(1)
-
-    # ---- what anybody may ask of the API server
-
-    def create_job(self, name: str, spec: Mapping[str, Any]) -> None:
-        """Make a job in namespace `ns`."""
-        key = f"ns/{name}"
-        if key in self.jobs:
-            raise ConflictError(key)
-        metadata = {"name": name, "namespace": "ns", **self._birth(), "generation": 1}
-        self.jobs[key] = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(spec)}
-
-    def change_spec(self, key: str, **changes: Any) -> None:
-        """Change fields of a job's specification."""
-        job = self.jobs[key]
-        metadata = {**job["metadata"], "generation": job["metadata"]["generation"] + 1}
-        self.jobs[key] = {**job, "metadata": metadata, "spec": {**job["spec"], **changes}}
-
-    def delete_job(self, key: str, uid: str | None = None) -> None:
-        """Delete a job; what it owns goes when the garbage collector comes round."""
-        self._find(self.jobs, key, uid)
-        del self.jobs[key]
-
-    def patch_status(self, key: str, uid: str, patch: Mapping[str, Any]) -> None:
-        """Merge `patch` into a job's status."""
-        job = self._find(self.jobs, key, uid)
-        self.jobs[key] = {**job, "status": merged(job.get("status") or {}, patch)}
-
-    def create(self, manifest: Mapping[str, Any]) -> None:
-        """Make a pod or a ConfigMap; other kinds are taken and forgotten."""
-        metadata = manifest["metadata"]
-        key = f"{metadata['namespace']}/{metadata['name']}"
-        shelf = {"Pod": self.pods, "ConfigMap": self.config_maps}.get(manifest["kind"])
-        if shelf is None:
-            return
-        if key in shelf:
-            raise ConflictError(key)
-        born = {**manifest, "metadata": {**metadata, **self._birth()}}
-        if manifest["kind"] == "Pod" and "-base-0-" in key:
-            self.leaders[owner_of(born) or ""] += 1
-        shelf[key] = {**born, "status": {"phase": "Pending"}} if manifest["kind"] == "Pod" else born
-
-    def annotate(self, key: str, uid: str, annotations: Mapping[str, str]) -> None:
-        """Put annotations on a pod."""
-        pod = self._find(self.pods, key, uid)
-        known = pod["metadata"].get("annotations") or {}
-        self.pods[key] = {**pod, "metadata": {**pod["metadata"], "annotations": {**known, **annotations}}}
-
-    def delete_pod(self, key: str, uid: str | None = None, *, force: bool = False) -> None:
-        """Delete a pod: at once where nothing can run any more, else when its kubelet has seen to it."""
-        pod = self._find(self.pods, key, uid)
-        if force or not node_of(pod) or is_over(pod):
-            self._remove(key)
-        elif "deletionTimestamp" not in pod["metadata"]:
-            at = time_of(self.now + GRACE_SECONDS).isoformat()
-            self.pods[key] = {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": at}}
 
     # ---- what happens to nodes and to other people's pods
 
@@ -184,7 +108,7 @@ class Kubernetes:
             process = self.processes.get(uid)
             if process is None:
                 if deleting:
-                    self._remove(key)
+                    self.remove(key)
                 elif pod["status"]["phase"] == "Pending":
                     self._start(key)
                 else:
@@ -192,7 +116,7 @@ class Kubernetes:
             elif process.code is not None:
                 self._end(key, process.code, process.ended_at)
                 if deleting:
-                    self._remove(key)
+                    self.remove(key)
             elif deleting:
                 process.terminate(self.now, GRACE_SECONDS)
         for uid in list(self.processes):
@@ -210,7 +134,7 @@ class Kubernetes:
         for key, pod in list(self.pods.items()):
             owner, node = owner_of(pod), node_of(pod)
             if node is not None and node not in self.nodes:
-                self._remove(key)
+                self.remove(key)
             elif owner is not None and owner not in owners:
                 self.delete_pod(key)
             elif node is not None and self.now - self._unready_since.get(node, self.now) >= EVICTION_SECONDS:
@@ -258,23 +182,15 @@ class Kubernetes:
                 found.append(process)
         return found
 
-    # ---- within
-
-    def _birth(self) -> dict[str, str]:
-        return {"uid": f"u{next(self._uids)}", "creationTimestamp": time_of(self.now).isoformat()}
-
-    @staticmethod
-    def _find(shelf: Mapping[str, Raw], key: str, uid: str | None) -> Raw:
-        found = shelf.get(key)
-        if found is None or uid not in (None, found["metadata"]["uid"]):
-            raise NotFoundError(key)
-        return found
-
-    def _remove(self, key: str) -> None:
-        pod = self.pods.pop(key)
+    def remove(self, key: str) -> None:
+        """Let a pod be gone, and what runs in it where its kubelet hears of that."""
+        pod = self.pods[key]
+        super().remove(key)
         node = node_of(pod)
         if node is None or self.is_ready(node):
             self.processes.pop(pod["metadata"]["uid"], None)
+
+    # ---- within
 
     def _suits(self, pod: Raw, name: str) -> bool:
         node = self.nodes[name]
@@ -310,40 +226,3 @@ class Kubernetes:
 
     def _time(self, at: float | None = None) -> str:
         return time_of(self.now if at is None else at).isoformat()
-
-
-def node_of(pod: Raw) -> str | None:
-    """Return the name of the node that a pod is bound to."""
-    name: str | None = pod["spec"].get("nodeName")
-    return name
-
-
-def owner_of(raw: Raw) -> str | None:
-    """Return the UID of the job that owns an object."""
-    references = raw["metadata"].get("ownerReferences") or ()
-    return next((reference["uid"] for reference in references), None)
-
-
-def is_over(pod: Raw) -> bool:
-    """Return whether a pod holds nothing any more."""
-    return pod["status"]["phase"] in ("Succeeded", "Failed")
-
-
-def gpus_of(pod: Raw) -> int:
-    """Return the GPUs that a pod wants or holds."""
-    containers = pod["spec"]["containers"]
-    return sum(int(entry.get("resources", {}).get("limits", {}).get(GPU, 0)) for entry in containers)
-
-
-def merged(whole: Mapping[str, Any], patch: Mapping[str, Any]) -> Raw:
-    """Return `whole` after a JSON merge patch."""
-    result = dict(whole)
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, Mapping):
-            known = result.get(key)
-            result[key] = merged(known if isinstance(known, Mapping) else {}, value)
-        else:
-            result[key] = value
-    return result

@@ -24,10 +24,11 @@ from espalier_operator.kube.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.policies.priority import PriorityPolicy
 from espalier_operator.testing.invariants import check
+from espalier_operator.testing.kube_api import is_over, node_of, owner_of
 from espalier_operator.testing.kube_objects import EPOCH, GPU, template
 from espalier_operator.testing.kube_operator import KINDS, KilledError, NaiveOperator
 from espalier_operator.testing.kube_promises import PromiseError, Promises
-from espalier_operator.testing.kubernetes import Kubernetes, is_over, node_of, owner_of
+from espalier_operator.testing.kubernetes import Kubernetes
 from espalier_operator.testing.leaders import Temper
 
 SETTINGS = KubeSettings(

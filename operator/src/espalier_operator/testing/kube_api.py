@@ -1,0 +1,145 @@
+"""An API server so simple that it is evidently right: objects in dictionaries.
+
+Objects are never changed in place, so that a view of them (a copy of the dictionary) stays what it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from espalier_api.job import API_VERSION, KIND
+from espalier_operator.kube.record import time_of
+from espalier_operator.testing.kube_objects import EPOCH, GPU, Raw
+
+GRACE_SECONDS = 10.0
+"""Between SIGTERM and SIGKILL."""
+
+
+class NotFoundError(Exception):
+    """There is no such object, or it is another one of the same name."""
+
+
+class ConflictError(Exception):
+    """There is an object of that name already."""
+
+
+class ApiObjects:
+    """All objects, by key; `uid` of each is unique for ever."""
+
+    def __init__(self) -> None:
+        """Begin empty, at `EPOCH`."""
+        self.now = EPOCH
+        self.nodes: dict[str, Raw] = {}
+        self.pods: dict[str, Raw] = {}
+        self.jobs: dict[str, Raw] = {}
+        self.config_maps: dict[str, Raw] = {}
+        self.leaders: dict[str, int] = defaultdict(int)
+        """Pods of leaders that were made, by UID of their job."""
+        self._uids = itertools.count(1)
+
+    def create_job(self, name: str, spec: Mapping[str, Any]) -> None:
+        """Make a job in namespace `ns`."""
+        key = f"ns/{name}"
+        if key in self.jobs:
+            raise ConflictError(key)
+        metadata = {"name": name, "namespace": "ns", **self._birth(), "generation": 1}
+        self.jobs[key] = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(spec)}
+
+    def change_spec(self, key: str, **changes: Any) -> None:
+        """Change fields of a job's specification."""
+        job = self.jobs[key]
+        metadata = {**job["metadata"], "generation": job["metadata"]["generation"] + 1}
+        self.jobs[key] = {**job, "metadata": metadata, "spec": {**job["spec"], **changes}}
+
+    def delete_job(self, key: str, uid: str | None = None) -> None:
+        """Delete a job; what it owns goes when the garbage collector comes round."""
+        self._find(self.jobs, key, uid)
+        del self.jobs[key]
+
+    def patch_status(self, key: str, uid: str, patch: Mapping[str, Any]) -> None:
+        """Merge `patch` into a job's status."""
+        job = self._find(self.jobs, key, uid)
+        self.jobs[key] = {**job, "status": merged(job.get("status") or {}, patch)}
+
+    def create(self, manifest: Mapping[str, Any]) -> None:
+        """Make a pod or a ConfigMap; other kinds are taken and forgotten."""
+        metadata = manifest["metadata"]
+        key = f"{metadata['namespace']}/{metadata['name']}"
+        shelf = {"Pod": self.pods, "ConfigMap": self.config_maps}.get(manifest["kind"])
+        if shelf is None:
+            return
+        if key in shelf:
+            raise ConflictError(key)
+        born = {**manifest, "metadata": {**metadata, **self._birth()}}
+        if manifest["kind"] == "Pod" and "-base-0-" in key:
+            self.leaders[owner_of(born) or ""] += 1
+        shelf[key] = {**born, "status": {"phase": "Pending"}} if manifest["kind"] == "Pod" else born
+
+    def annotate(self, key: str, uid: str, annotations: Mapping[str, str]) -> None:
+        """Put annotations on a pod."""
+        pod = self._find(self.pods, key, uid)
+        known = pod["metadata"].get("annotations") or {}
+        self.pods[key] = {**pod, "metadata": {**pod["metadata"], "annotations": {**known, **annotations}}}
+
+    def delete_pod(self, key: str, uid: str | None = None, *, force: bool = False) -> None:
+        """Delete a pod: at once where nothing can run any more, else when its kubelet has seen to it."""
+        pod = self._find(self.pods, key, uid)
+        if force or not node_of(pod) or is_over(pod):
+            self.remove(key)
+        elif "deletionTimestamp" not in pod["metadata"]:
+            at = time_of(self.now + GRACE_SECONDS).isoformat()
+            self.pods[key] = {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": at}}
+
+    def remove(self, key: str) -> None:
+        """Let a pod be gone."""
+        del self.pods[key]
+
+    def _birth(self) -> dict[str, str]:
+        return {"uid": f"u{next(self._uids)}", "creationTimestamp": time_of(self.now).isoformat()}
+
+    @staticmethod
+    def _find(shelf: Mapping[str, Raw], key: str, uid: str | None) -> Raw:
+        found = shelf.get(key)
+        if found is None or uid not in (None, found["metadata"]["uid"]):
+            raise NotFoundError(key)
+        return found
+
+
+def node_of(pod: Raw) -> str | None:
+    """Return the name of the node that a pod is bound to."""
+    name: str | None = pod["spec"].get("nodeName")
+    return name
+
+
+def owner_of(raw: Raw) -> str | None:
+    """Return the UID of the job that owns an object."""
+    references = raw["metadata"].get("ownerReferences") or ()
+    return next((reference["uid"] for reference in references), None)
+
+
+def is_over(pod: Raw) -> bool:
+    """Return whether a pod holds nothing any more."""
+    return pod["status"]["phase"] in ("Succeeded", "Failed")
+
+
+def gpus_of(pod: Raw) -> int:
+    """Return the GPUs that a pod wants or holds."""
+    containers = pod["spec"]["containers"]
+    return sum(int(entry.get("resources", {}).get("limits", {}).get(GPU, 0)) for entry in containers)
+
+
+def merged(whole: Mapping[str, Any], patch: Mapping[str, Any]) -> Raw:
+    """Return `whole` after a JSON merge patch."""
+    result = dict(whole)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            known = result.get(key)
+            result[key] = merged(known if isinstance(known, Mapping) else {}, value)
+        else:
+            result[key] = value
+    return result

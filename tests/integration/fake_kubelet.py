@@ -333,7 +333,8 @@ class FakeKubelet:
             try:
                 owned = [(path, item) for path in _OWNED for item in (await self._do("GET", path))["items"]]
                 # Listed after what they own: an owner of something seen is seen, or is gone.
-                jobs = (await self._do("GET", f"{JOBS}/adaptivetrainingjobs"))["items"]
+                listed = await self._do("GET", f"{JOBS}/adaptivetrainingjobs")
+                jobs = [] if listed is None else listed["items"]  # their kind itself may be gone
                 there = {job["metadata"]["uid"] for job in jobs}
                 for path, item in owned:
                     owners = [each["uid"] for each in item["metadata"].get("ownerReferences", ()) if _is_job(each)]

@@ -19,7 +19,7 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
     """Asked to end it hands over at once; killed it is missed when its lease runs out; cut off it stops by itself."""
     world.kubelet.add_node("node", 3)
 
-    def started(name: str) -> OperatorProcess:
+    def started(name: str) -> OperatorProcess:  # importing takes seconds where others are at work
         process = OperatorProcess(
             world.server, tmp_path, name, "--lease-seconds=6", "--log-format=json", namespace=world.namespace
         )
@@ -50,8 +50,10 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
         world.jobs.make("job-2")
         world.until_condition("job-2", "Running", "True", "Running")
 
-        third = started("third")
-        world.until("the third waits", lambda: (answer := third.ask("/healthz")) and answer.status_code == 200)
+        third, idle = started("third"), started("idle")
+        for each in (third, idle):
+            world.until("it waits", lambda process=each: (a := process.ask("/healthz")) and a.status_code == 200, 60)
+        assert idle.end(signal.SIGTERM) == 0, "one that waits ends as it is asked to"
         began = time.monotonic()
         assert second.end(signal.SIGKILL) == -signal.SIGKILL
         world.until("the third holds the lease", lambda: third.says(HOLDS), 40)

@@ -144,3 +144,18 @@ def test_cut_watches_are_taken_up_again(world: World, tmp_path: Path, caplog: py
         assert any("Restarting the watch-stream for nodes" in line for line in caplog.messages), "kopf met 410"
         assert operator.client.requests["list", "nodes", 200] == 1, "kopf's watches told it, not a list"
         operator.stop()
+
+
+def test_the_operator_waits_for_a_crd_that_is_missing(world: World) -> None:
+    """Taken away and put back it is served again, without a restart of the operator."""
+    world.kubelet.add_node("node", 1)
+    world.operate(resync_seconds=1.0)
+    world.jobs.make("job")
+    world.until_condition("job", "Running", "True", "Running")
+    definition = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/adaptivetrainingjobs.espalier.dev"
+    world.server.request("DELETE", definition)
+    world.until("it is gone", lambda: world.server.api.get(definition).status_code == 404)
+    world.until("its kind is served no more", lambda: world.server.api.get(world.jobs.path).status_code == 404)
+    world.server.install(Path(__file__).parents[2] / "crds")
+    world.jobs.make("another")
+    world.until_condition("another", "Running", "True", "Running", seconds=60)

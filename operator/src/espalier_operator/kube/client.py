@@ -110,6 +110,17 @@ class Client:
             if not query["continue"]:
                 return Listing(items, int(page["metadata"]["resourceVersion"]))
 
+    async def serves(self, resource: Resource) -> bool:
+        """Return whether the API server says that it has this kind: a CRD is said a moment after it is there."""
+        path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+        try:
+            known = await self._request("discover", "GET", resource, path)
+        except ApiRefusalError as refusal:
+            if refusal.code == 404:
+                return False
+            raise
+        return any(each.get("name") == resource.plural for each in known.get("resources") or ())
+
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw | None:
         """Return an object, None where it is not there."""
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import kopf
@@ -22,6 +22,7 @@ from espalier_operator.kube.client import Client
 from espalier_operator.kube.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.store import PODS_WATCHED, Store
+from espalier_operator.kube.tasks import end, recorded_tasks
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class Watch:
         while True:
             begun = self._clock.now()
             try:
+                await self._require_served(watched)
                 await self._run_kopf(watched, namespaces)
                 trouble = "it ended by itself"
             except asyncio.CancelledError:
@@ -124,24 +126,30 @@ class Watch:
             await asyncio.sleep(backoff.until - now)
             self._relist.set()
 
+    async def _require_served(self, watched: Iterable[resources.Resource]) -> None:
+        """Raise `BackendError` where a kind is not served: kopf would watch the others, and never look again."""
+        missing = [resource.plural for resource in watched if not await self._client.serves(resource)]
+        if missing:
+            raise BackendError(f"the API server does not know {', '.join(missing)}; is the CRD installed?")
+
     async def _run_kopf(self, watched: tuple[resources.Resource, ...], namespaces: Sequence[str]) -> None:
-        """Run kopf until one of its tasks ends, and end the others; `kopf.run` would cancel ours too."""
-        tasks = await kopf.spawn_tasks(
-            registry=handlers.registry_of(self._store, self._configuration, watched),
-            settings=handlers.settings_of(),
-            standalone=True,
-            clusterwide=not namespaces,
-            namespaces=namespaces,
-        )
-        self._kopf_started()
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        """Run kopf until one of its tasks ends, and end all that it has begun; `kopf.operator` would end ours too."""
+        with recorded_tasks() as begun:
+            tasks = await kopf.spawn_tasks(
+                registry=handlers.registry_of(self._store, self._configuration, watched),
+                settings=handlers.settings_of(),
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+            )
+            self._kopf_started()
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                await end(tasks)  # these end their own in order; what is left then was forgotten
+                await end(begun)
 
     # ---- doubtful pods
 

@@ -69,7 +69,8 @@ class Writer:
             except BackendError as error:
                 job.doing.failed(self._clock.now())
                 logger.warning("%s: %s; trying again in %.0f s", job.key, error, job.doing.until - self._clock.now())
-        job.plan_ahead(status, self._clock.now())
+        # As of when it was looked at, not of now: what came due while this was written is to be seen to as well.
+        job.plan_ahead(status, now)
 
     # ---- status and Events
 

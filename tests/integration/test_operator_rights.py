@@ -1,0 +1,105 @@
+"""The operator with the rights that `deploy/` gives it, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from apiserver import ApiServer
+from operators import World
+from ruamel.yaml import YAML
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SYSTEM = "espalier-system"
+PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
+}
+
+
+def deployed() -> Iterator[dict[str, Any]]:
+    """Yield the objects of `deploy/` that say who may what, those that others need first."""
+    objects = [each for file in sorted(DEPLOY.glob("*.yaml")) for each in YAML(typ="safe", pure=True).load_all(file)]
+    for kind in PATHS:
+        yield from (each for each in objects if each["kind"] == kind)
+
+
+@pytest.fixture
+def account(cluster: ApiServer, tmp_path: Path) -> Path:
+    """Give the kubeconfig of the operator's ServiceAccount."""
+    for each in deployed():
+        path = PATHS[each["kind"]].format(namespace=each["metadata"].get("namespace"))
+        answer = cluster.api.post(path, json=each)
+        assert answer.status_code in (201, 409), answer.text
+    config = tmp_path / "operator"
+    config.write_text(cluster.kubeconfig_text(cluster.token(SYSTEM, "espalier-operator")))
+    return config
+
+
+def test_the_rights_that_are_deployed_are_enough_for_a_job_s_whole_life(account: Path, world: World) -> None:
+    """Nothing that the operator does is forbidden to it, from the first list to the deletion of the job."""
+    world.kubelet.add_node("node", 2)
+    operator = world.operate(kubeconfig=account)
+    world.jobs.make("job", maxReplicas=2, ttlSecondsAfterFinished=1, preemption={"cooldownSeconds": 0})
+    world.until("both workers run", lambda: len(world.running("job")) == 2)
+    world.jobs.change("job", suspend=True)
+    world.until_condition("job", "Suspended", "True", "Suspended")
+    world.jobs.change("job", suspend=False)
+    world.until_condition("job", "Running", "True", "Running")
+    world.trainers.ends_when = lambda job, pods: 0
+    world.jobs.server.request("PATCH", f"{world.jobs.path}/job", {"metadata": {"labels": {"look": "now"}}})
+    world.until("it was deleted", lambda: world.server.request("GET", world.jobs.path)["items"] == [])
+    forbidden = {key: count for key, count in operator.client.requests.items() if key[2] in (401, 403)}
+    assert not forbidden
+    done = {(verb, plural) for verb, plural, code in operator.client.requests if code < 300}
+    assert {
+        ("delete", "adaptivetrainingjobs"),
+        ("delete", "pods"),
+        ("patch", "pods"),
+        ("create", "rolebindings"),
+    } <= done
+
+
+def test_a_job_s_account_may_see_its_own_job_and_write_its_own_report_and_nothing_else(world: World) -> None:
+    """Not another job, not another's report, no secrets, no pods; and not its own status."""
+    world.kubelet.add_node("node", 2)
+    world.operate()
+    for name in ("mine", "theirs"):
+        world.jobs.make(name)
+        world.until_condition(name, "Running", "True", "Running")
+    core = f"/api/v1/namespaces/{world.namespace}"
+    data = {"data": {"note": "x"}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    with world.server.client(world.server.token(world.namespace, "mine-trainer")) as me:
+
+        def code(method: str, path: str, **more: Any) -> int:
+            answer: httpx.Response = me.request(method, path, **more)
+            return answer.status_code
+
+        field = {"fieldSelector": "metadata.name=mine"}
+        allowed = [
+            code("GET", f"{world.jobs.path}/mine"),
+            code("GET", world.jobs.path, params=field),
+            code("GET", f"{core}/configmaps/mine-report"),
+            code("PATCH", f"{core}/configmaps/mine-report", json=data, headers=headers),
+        ]
+        refused = [
+            code("GET", f"{world.jobs.path}/theirs"),
+            code("GET", world.jobs.path),
+            code("PATCH", f"{world.jobs.path}/mine/status", json={"status": {"phase": "Complete"}}, headers=headers),
+            code("PATCH", f"{world.jobs.path}/mine", json={"spec": {"suspend": True}}, headers=headers),
+            code("PATCH", f"{core}/configmaps/theirs-report", json=data, headers=headers),
+            code("GET", f"{core}/configmaps/theirs-report"),
+            code("GET", f"{core}/configmaps"),
+            code("GET", f"{core}/secrets"),
+            code("GET", f"{core}/pods"),
+            code("DELETE", f"{core}/configmaps/mine-report"),
+        ]
+    assert (set(allowed), set(refused)) == ({200}, {403})

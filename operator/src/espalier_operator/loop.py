@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS: Final = 0.05
 """Wall time between a wake-up and the tick: a burst of facts is planned once."""
+REST: Final = 2.0
+"""After so many times what it took to see and plan the next tick begins at the earliest: in a long burst of facts a
+large cluster is planned less often, and at least two thirds of the time are left to those who carry plans out."""
 RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
 """Wall time after which a tick that could not be carried out is tried again."""
@@ -62,6 +65,7 @@ class Loop:
         self._wall = wall
         self._event = asyncio.Event()
         self._last_tick: float | None = None
+        self._rests_until = 0.0
 
     def wake(self) -> None:
         """Say that facts have changed."""
@@ -81,11 +85,12 @@ class Loop:
                     await self._event.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(self._debounce)
+            await asyncio.sleep(max(self._debounce, self._rests_until - self._monotonic()))
 
     async def tick(self) -> float:
         """Plan and apply once; return the wall seconds after which the next tick is due without a wake-up."""
         self._event.clear()
+        began = self._monotonic()
         try:
             snapshot = await self._backend.observe()
         except BackendError as error:
@@ -93,6 +98,7 @@ class Loop:
             return RETRY_SECONDS
         now = self._clock.now()
         planned = plan(snapshot, self._policy, now)
+        thought = self._monotonic() - began
         wait, failed = self._resync, False
         for action in planned.actions:
             try:
@@ -102,6 +108,7 @@ class Loop:
                 wait, failed = min(wait, RETRY_SECONDS), True
         self._backend.planned(snapshot, planned)
         self._last_tick = self._monotonic()
+        self._rests_until = self._last_tick + REST * thought
         if planned.actions and not failed:
             self._event.set()
         if planned.wake_at is not None:

@@ -56,8 +56,9 @@ class Room:
         self._offers: dict[str, _Buckets] = defaultdict(dict)
         self._hopes: dict[str, _Buckets] = defaultdict(dict)
         self._journal: list[tuple[str, int, int]] = []
-        for name in self._type:
-            self._enter(name)
+        for name, later in self._later.items():
+            if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
+                self._enter(name)
 
     @property
     def gpu_types(self) -> list[str]:

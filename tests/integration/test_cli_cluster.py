@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -274,6 +275,28 @@ def test_a_job_that_is_not_there_and_the_nearest_that_is(cluster: ApiServer) -> 
         )
         none = espalier(cluster.kubeconfig, command, "zebra", "-n", here.namespace)
         assert none.stderr.splitlines()[1] == "hint: there are: digits"
+
+
+@pytest.mark.parametrize("words", [("list",), ("top",), ("snapshot",), ("explain", "plain")])
+def test_a_job_nested_thousands_deep_keeps_nothing_from_being_read(cluster: ApiServer, words: tuple[str, ...]) -> None:
+    namespace = cluster.namespace()
+    jobs = Jobs(cluster, namespace)
+    jobs.make("plain")
+    model = {"entrypoint": "my.models:build", "options": {"a": "HERE"}}
+    head = {"apiVersion": "espalier.dev/v1alpha1", "kind": "AdaptiveTrainingJob", "metadata": {"name": "deep"}}
+    document = {**head, "spec": {**jobs.get("plain")["spec"], "training": {"model": model}}}
+    text = json.dumps(document).replace('"HERE"', '{"a": ' * 5000 + "1" + "}" * 5000)
+    made = cluster.api.post(jobs.path, content=text, headers={"Content-Type": "application/json"})
+    assert made.status_code == 201, made.text
+    place = () if words == ("top",) else ("-n", namespace)
+    # A process of its own: how deep Python may nest is a setting of the process.
+    command = [sys.executable, "-c", "from espalier_cli.main import main; main()", *words, *place]
+    command += ["--kubeconfig", str(cluster.kubeconfig)]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    finally:
+        cluster.api.delete(f"{jobs.path}/deep")
+    assert ended.returncode == 0, ended.stderr[-2000:]
 
 
 def test_a_server_that_is_away(cluster: ApiServer) -> None:

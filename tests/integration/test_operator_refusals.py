@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from operators import World
 
 
@@ -125,3 +126,16 @@ def test_labels_make_nobody_a_worker_and_reports_of_strangers_are_not_read(world
         },
     )
     world.until_condition("job", "Running", "False", "Starting")
+
+
+def test_a_namespace_that_goes_is_no_trouble(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing can be made in it any more, which nobody is warned of."""
+    world.kubelet.add_node("node", 1)
+    operator = world.operate()
+    world.jobs.make("job")
+    world.until_condition("job", "Running", "True", "Running")
+    world.server.request("DELETE", f"/api/v1/namespaces/{world.namespace}")
+    world.server.request("DELETE", f"/api/v1/namespaces/{world.namespace}/pods/job-base-0-0", gracePeriodSeconds="0")
+    world.until("the next leader is refused", lambda: operator.client.requests["create", "pods", 403] > 0)
+    operator.stop()
+    assert not [record for record in caplog.records if "being terminated" in record.getMessage() and record.levelno > 20]

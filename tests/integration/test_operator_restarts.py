@@ -111,7 +111,6 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.unstable  # a life is not over within its minute in one run of three on two busy cores; not understood yet
 def test_an_operator_killed_at_any_call_is_followed_by_one_that_ends_the_same(
     cluster: ApiServer, kubelet: FakeKubelet, trainers: Trainers
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ ATTEMPTS = 3
 PAUSE_SECONDS = 0.3
 """Before the second attempt; doubles."""
 PAGE = 500
+DEEPEST = 40_000
+"""The API server stores what is nested ten thousand deep; a list with one such job in it is read all the same."""
 _SKEW_SECONDS = 2.0
 """Clocks closer than this are taken for equal: the API server tells its time in whole seconds."""
 
@@ -180,6 +183,7 @@ def connect(kubeconfig: Path | None, context: str | None) -> Cluster:
     import yaml
     from kubernetes import client, config
 
+    sys.setrecursionlimit(max(DEEPEST, sys.getrecursionlimit()))
     files = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     if not any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
         raise BadInput(

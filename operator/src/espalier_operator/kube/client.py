@@ -39,6 +39,11 @@ class ApiRefusalError(BackendError):
         super().__init__(f"{what}: {code} {reason}: {message}")
         self.code, self.reason, self.message = code, reason, message[:_MAX_MESSAGE]
 
+    @property
+    def namespace_goes(self) -> bool:
+        """Whether it was refused because the namespace is being deleted, and everything in it with it."""
+        return self.code == 403 and "because it is being terminated" in self.message
+
 
 class NotOwnedError(BackendError):
     """An object of the name that is needed is there already, and is somebody else's."""

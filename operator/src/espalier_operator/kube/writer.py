@@ -68,7 +68,8 @@ class Writer:
                     job.doing.succeeded()
             except BackendError as error:
                 job.doing.failed(self._clock.now())
-                logger.warning("%s: %s; trying again in %.0f s", job.key, error, job.doing.until - self._clock.now())
+                wait = job.doing.until - self._clock.now()
+                logger.log(_level(error), "%s: %s; trying again in %.0f s", job.key, error, wait)
         # As of when it was looked at, not of now: what came due while this was written is to be seen to as well.
         job.plan_ahead(status, now)
 
@@ -101,7 +102,8 @@ class Writer:
             try:
                 await self._client.create(event_of(job, note, self._clock.now()), owner=None)
             except BackendError as error:
-                logger.warning("%s: an Event was not posted: %s: %s: %s", job.key, note.reason, note.message, error)
+                text = "%s: an Event was not posted: %s: %s: %s"
+                logger.log(_level(error), text, job.key, note.reason, note.message, error)
 
     async def _complain(self, job: Tracked) -> None:
         """Say once what is wrong with a new specification of a job that goes on with its old one."""
@@ -229,6 +231,11 @@ def _explicit(whole: dict[str, Any], lean: dict[str, Any]) -> dict[str, Any]:
 def _place(job: Tracked) -> tuple[str, str, str]:
     namespace, _, name = job.key.partition("/")
     return namespace, name, job.seen.uid
+
+
+def _level(error: BackendError) -> int:
+    """Return how loudly `error` is logged: that nothing is made in a namespace that goes is as it should be."""
+    return logging.DEBUG if isinstance(error, ApiRefusalError) and error.namespace_goes else logging.WARNING
 
 
 def _trouble(error: BackendError) -> Trouble:

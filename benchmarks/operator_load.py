@@ -7,7 +7,7 @@ without machines and containers:
 - no kube-scheduler: `load/binder.py`, a process of its own, binds pods to nodes with free GPUs, one request a pod as
   kube-scheduler does; its choices take it microseconds, so what the operator waits for here is not a busy scheduler;
 - other people's pods hold all GPUs that the jobs' base workers do not need: the cluster is full, as real ones are;
-- leaders: each job has its own watch and reports every two seconds, as the trainer does (`load/leaders.py`).
+- leaders: each job has its own watch and reports every ten seconds, as the trainer does (`load/leaders.py`).
 
 Each case is a cluster of its own, made and measured so:
 
@@ -107,7 +107,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--events", type=int, default=200, help="GPUs that are freed; 0: none")
     parser.add_argument("--spacing", type=float, default=0.5, help="mean seconds from one to the next")
-    parser.add_argument("--report-seconds", type=float, default=2.0, help="between reports of a leader; 0: only news")
+    parser.add_argument("--report-seconds", type=float, default=10.0, help="between reports of a leader; 0: only news")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="100 nodes, 50 jobs, 20 events: less than a minute")
     parser.add_argument("--json", type=Path, help="write all figures there, those that the table leaves out, too")

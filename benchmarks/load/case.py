@@ -20,7 +20,7 @@ class Case:
     """GPUs that are freed one after the other; none are where jobs have to wait for GPUs."""
     spacing: float = 0.5
     """Mean seconds from one to the next; each is drawn from half to one and a half of it."""
-    report_seconds: float = 2.0
+    report_seconds: float = 10.0
     """How often a leader reports while nothing happens; 0: never."""
     seed: int = 0
 

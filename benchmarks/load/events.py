@@ -13,7 +13,7 @@ from load.api import Api
 from load.case import Case
 from load.figures import percentile
 from load.leaders import Leader, Leaders
-from load.world import World
+from load.world import StuckError, World
 
 _LOST_SECONDS: Final = 60.0
 """A freed GPU of which nobody has heard for so long is lost: the benchmark fails."""
@@ -54,6 +54,8 @@ async def free_gpus(
             await api.request("DELETE", path, {"gracePeriodSeconds": 0})
             freed.append(Freed(time.monotonic(), False))
     await world.wait_for("each freed GPU is lent", lambda: len(raises) >= len(freed), _LOST_SECONDS)
+    if len(raises) > len(freed):
+        raise StuckError(f"{len(raises)} workers were lent, {len(freed)} GPUs came free")
     seconds = [max(0.0, seen - each.at) for seen, each in zip(raises, freed, strict=True)]
     after_end = [took for took, each in zip(seconds, freed, strict=True) if each.by_end]
     after_deletion = [took for took, each in zip(seconds, freed, strict=True) if not each.by_end]

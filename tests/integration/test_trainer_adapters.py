@@ -382,7 +382,7 @@ def reporter_of() -> Iterator[Callable[..., kube.ConfigMapReporter]]:
         each.close()
 
 
-def test_reports_are_patched_in_at_once_when_urgent_and_every_two_seconds_otherwise(
+def test_reports_are_patched_in_at_once_when_urgent_and_after_a_while_otherwise(
     place, connect, reporter_of
 ) -> None:
     here = place()

@@ -228,9 +228,9 @@ class Rules:
     at 95 % of the budget (digits, rate restarted and linear to the deadline, +.05 accuracy in 5 of 5 seeds) and
     there is no measurement beyond it; what is lent later is warm-up that the job never uses."""
     stop_grace_seconds: float = 30.0
+    """From the demand to checkpoint and end (suspension, end of the GPU budget) to force."""
     evaluation_grace: float = 10.0
     """A leader that has announced its last evaluation may overrun its budget by so many times the grace."""
-    """From the demand to checkpoint and end (suspension, end of the GPU budget) to force."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ class Room:
 
     def overdrawn(self) -> list[tuple[str, int]]:
         """Return (node, GPUs) where more is held for good than the node will have."""
-        return [(name, -free) for name, free in sorted(self._later.items()) if free < 0]
+        return sorted((name, -free) for name, free in self._later.items() if free < 0)
 
     def could_ever_hold(self, gpu_type: str, gpus: int, workers: int) -> bool:
         """Return whether `workers` of `gpus` each would fit if everybody else were gone."""

@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 
 PARALLEL: Final = 16
 """Jobs that are flushed at once."""
+PATIENT: Final = 8
+"""Of them at most so many that have time: what is urgent finds a place, and an API server that is not busy."""
 
 
 def together(since: float, seconds: float) -> float:
@@ -33,6 +35,8 @@ class Flusher:
         self._rest: dict[str, None] = {}
         self._again: dict[str, bool] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._patient: set[str] = set()
+        """Those that are flushed now and had time."""
 
     def add(self, key: str, *, urgent: bool) -> None:
         """Let `key` be flushed; where that is going on, once more afterwards."""
@@ -68,9 +72,17 @@ class Flusher:
         await asyncio.gather(*left_over, return_exceptions=True)
 
     def _start(self) -> None:
-        while len(self._tasks) < self._parallel and (waiting := self._urgent or self._rest):
+        while len(self._tasks) < self._parallel:
+            if self._urgent:
+                waiting = self._urgent
+            elif self._rest and len(self._patient) < min(PATIENT, self._parallel):
+                waiting = self._rest
+            else:
+                return
             key = next(iter(waiting))
             del waiting[key]
+            if waiting is self._rest:
+                self._patient.add(key)
             task = asyncio.create_task(self._run(key), name=f"flush {key}")
             self._tasks[key] = task
 
@@ -81,6 +93,7 @@ class Flusher:
             logger.exception("flushing %s came to an error that should not happen; other jobs go on", key)
         finally:
             del self._tasks[key]
+            self._patient.discard(key)
             if (urgent := self._again.pop(key, None)) is not None:
                 self.add(key, urgent=urgent)
             else:

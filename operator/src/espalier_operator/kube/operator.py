@@ -47,8 +47,12 @@ class Operator:
         policy: Policy | None = None,
         rules: Rules | None = None,
         kopf_started: Callable[[], None] = lambda: None,
+        all_known: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is asked or done before `run`. `configuration` is what `client` talks by; kopf is given the same."""
+        """Nothing is asked or done before `run`. `configuration` is what `client` talks by; kopf is given the same.
+
+        `all_known` is called once, when everything was listed for the first time.
+        """
         clock = WallClock()
         self.store = Store(settings)
         writer = Writer(client, self.store, settings, clock)
@@ -56,6 +60,7 @@ class Operator:
         self.loop = Loop(self.backend, policy or PriorityPolicy(), clock)
         self.store.on_change = self.backend.wake = self.loop.wake
         self._watch = Watch(client, configuration, self.store, settings, clock, self._listed, kopf_started=kopf_started)
+        self._all_known = all_known
         self._stop, self._known = asyncio.Event(), asyncio.Event()
 
     @property
@@ -92,5 +97,7 @@ class Operator:
 
     def _listed(self, now: float) -> None:
         self.backend.listed_at = now
-        self._known.set()
+        if not self._known.is_set():
+            self._known.set()
+            self._all_known()
         self.loop.wake()

@@ -20,8 +20,8 @@ from espalier_operator.kube.settings import KubeSettings
 
 GAP_SECONDS: Final = 30.0
 """The longest time between two looks of an operator that is there."""
-QUIET_SECONDS: Final = 10.0
-"""A leader that trains speaks more often, unless one step takes it longer."""
+QUIET_SECONDS: Final = 25.0
+"""A leader that trains speaks every ten seconds at least, unless one step takes it longer."""
 
 __all__ = ["Crew", "crew_of", "is_silent", "last_word", "leader_of", "look", "turning_points"]
 

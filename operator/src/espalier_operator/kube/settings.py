@@ -43,5 +43,6 @@ class KubeSettings:
     """Before any restart of a leader that failed, however often it did."""
     persist_seconds: float = 8.0
     """How often the figures of a running job are written to its status while nothing else changes."""
-    resync_seconds: float = 60.0
-    """How often everything is listed anew, in case an event was lost."""
+    resync_seconds: float = 300.0
+    """How often everything is listed anew, in case an event was lost. With 5,000 nodes the API server takes seconds to
+    answer, in which everybody else waits for it."""

@@ -1,4 +1,4 @@
-"""Keeps the store true: lists of everything at the start and every minute, kopf's watches, and looks at doubtful pods.
+"""Keeps the store true: lists of everything, at the start and now and then, kopf's watches, and looks at doubtful pods.
 
 What kopf's watches may miss (a lost event, a stream that hangs) the next list puts right. kopf is started again when it
 ends; while it is away the lists go on.

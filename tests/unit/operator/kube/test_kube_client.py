@@ -14,7 +14,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_operator.kube import resources
-from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError, Patience
+from espalier_operator.kube.client import PAGE, ApiRefusalError, Client, NotOwnedError, Patience
 from espalier_operator.loop import BackendError
 
 QUICK = Patience(deadline=0.5, tries=4, first_wait=0.01, longest_wait=0.2)
@@ -137,8 +137,8 @@ def test_a_list_is_read_page_by_page() -> None:
     found, _ = play(script, lambda client: client.list(resources.PODS, None, labels="x=y", fields="f!=g"))
     assert ([item["metadata"]["name"] for item in found.items], found.version) == (["a", "b"], 7)
     assert [query for _, _, query, _ in script.asked] == [
-        {"limit": "500", "labelSelector": "x=y", "fieldSelector": "f!=g"},
-        {"limit": "500", "labelSelector": "x=y", "fieldSelector": "f!=g", "continue": "next"},
+        {"limit": str(PAGE), "labelSelector": "x=y", "fieldSelector": "f!=g"},
+        {"limit": str(PAGE), "labelSelector": "x=y", "fieldSelector": "f!=g", "continue": "next"},
     ]
 
 

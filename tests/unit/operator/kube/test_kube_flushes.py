@@ -11,7 +11,7 @@ import pytest
 from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus, SchedulingStatus, StandingReclaim, TimeBudgetStatus
 from espalier_operator.kube.backoff import Backoff
-from espalier_operator.kube.flusher import Flusher
+from espalier_operator.kube.flusher import PARALLEL, PATIENT, Flusher
 from espalier_operator.kube.writer import status_body
 
 
@@ -75,6 +75,27 @@ def test_the_urgent_go_first_and_no_more_than_so_many_at_once() -> None:
             await desk.let(key)
         assert desk.begun == ["a", "b", "e", "d", "c"]
         assert flusher.is_idle()
+
+    asyncio.run(run())
+
+
+def test_those_that_have_time_leave_places_to_the_urgent() -> None:
+    async def run() -> None:
+        desk = Desk()
+        flusher = Flusher(desk.flush)
+        patient = [f"figures-{number:02}" for number in range(2 * PATIENT)]
+        for key in patient:
+            flusher.add(key, urgent=False)
+        await settle()
+        assert desk.begun == patient[:PATIENT]
+        urgent = [f"news-{number:02}" for number in range(PARALLEL)]
+        for key in urgent:
+            flusher.add(key, urgent=True)
+        await settle()
+        assert desk.begun[PATIENT:] == urgent[: PARALLEL - PATIENT]
+        await desk.let(patient[0])
+        assert desk.begun[PARALLEL:] == urgent[PARALLEL - PATIENT :][:1], "what is urgent goes first"
+        await flusher.close(0)
 
     asyncio.run(run())
 

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 MAX_REPORT_BYTES: Final = 256 * 1024
 """A ConfigMap takes 1 MiB. A report of a hundred adaptations of ordinary size is about 70 KiB."""
 MAX_MESSAGE_CHARACTERS: Final = 4096
+LONGEST_INTERVAL_WALL_SECONDS: Final = 10.0
+"""Between two reports of a job that only goes on. The operator writes mere figures no more often, and a thousand jobs
+that report every two seconds keep a core of the API server busy."""
 ATTEMPTS: Final = 6
 """How often one report is tried; in training a newer one replaces it long before."""
 FIRST_DELAY, LONGEST_DELAY = 0.25, 10.0
@@ -60,7 +63,7 @@ class ConfigMapReporter:
         self._path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
         self._events = events
         self._clock = clock
-        self._due = 0.0
+        self._due, self._interval = 0.0, INTERVAL_WALL_SECONDS
         self._changed = threading.Condition()
         self._pending: _Pending | None = None
         self._urgent = False
@@ -91,11 +94,12 @@ class ConfigMapReporter:
         return report.used_seconds
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
-        """Hand over the report that `make` builds, if it is urgent or due."""
+        """Hand over the report that `make` builds, if it is urgent or due: less and less often after news."""
         now = self._clock()
         if not (urgent or now >= self._due):
             return
-        self._due = now + INTERVAL_WALL_SECONDS
+        interval = INTERVAL_WALL_SECONDS if urgent else self._interval
+        self._due, self._interval = now + interval, min(2 * interval, LONGEST_INTERVAL_WALL_SECONDS)
         report = make()
         with self._changed:
             self._pending = _Pending(report)

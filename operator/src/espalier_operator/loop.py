@@ -46,6 +46,16 @@ class Backend(Protocol):
         """Take notice of a plan whose actions were all tried: for conditions, metrics and displays."""
 
 
+class Observer(Protocol):
+    """Who is told how ticks go: for metrics."""
+
+    def ticked(self, plan: Plan, thought: float, took: float) -> None:
+        """Take note of a tick that was carried out; wall seconds to see and plan, and in all."""
+
+    def failed(self, what: str) -> None:
+        """Take note of what failed and is tried again: `observe` or `apply`."""
+
+
 class Loop:
     """Runs one backend under one policy."""
 
@@ -58,8 +68,10 @@ class Loop:
         debounce_seconds: float = DEBOUNCE_SECONDS,
         resync_seconds: float = RESYNC_SECONDS,
         wall: Callable[[], float] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Prepare; nothing runs before `run`. `wall` is a monotonic clock in wall seconds (for tests)."""
+        self._observer = observer
         self._backend, self._policy, self._clock = backend, policy, clock
         self._debounce, self._resync = debounce_seconds, resync_seconds
         self._wall = wall
@@ -95,6 +107,7 @@ class Loop:
             snapshot = await self._backend.observe()
         except BackendError as error:
             logger.warning("the world cannot be seen, trying again in %g s: %s", RETRY_SECONDS, error)
+            self._failed("observe")
             return RETRY_SECONDS
         now = self._clock.now()
         planned = plan(snapshot, self._policy, now)
@@ -105,15 +118,22 @@ class Loop:
                 await self._backend.apply(action)
             except BackendError as error:
                 logger.warning("%s: %s, trying again in %g s", action, error, RETRY_SECONDS)
+                self._failed("apply")
                 wait, failed = min(wait, RETRY_SECONDS), True
         self._backend.planned(snapshot, planned)
         self._last_tick = self._monotonic()
         self._rests_until = self._last_tick + REST * thought
+        if self._observer is not None:
+            self._observer.ticked(planned, thought, self._last_tick - began)
         if planned.actions and not failed:
             self._event.set()
         if planned.wake_at is not None:
             wait = min(wait, max(0.0, self._clock.wall_seconds(planned.wake_at - self._clock.now())))
         return wait
+
+    def _failed(self, what: str) -> None:
+        if self._observer is not None:
+            self._observer.failed(what)
 
     def _monotonic(self) -> float:
         return asyncio.get_running_loop().time() if self._wall is None else self._wall()

@@ -11,11 +11,13 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from espalier_operator.actions import Action, Plan
+from espalier_operator.actions import Action, GrantExtra, Plan
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.flusher import Flusher
+from espalier_operator.kube.series import LiveJob
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.store import Store
 from espalier_operator.kube.tracked import Tracked
@@ -31,8 +33,11 @@ LISTS_KEPT: Final = 2.5
 class KubeBackend:
     """Implements `espalier_operator.loop.Backend` over a `Store`."""
 
-    def __init__(self, store: Store, writer: Writer, settings: KubeSettings, clock: Clock, rules: Rules) -> None:
-        """Join the parts."""
+    def __init__(
+        self, store: Store, writer: Writer, settings: KubeSettings, clock: Clock, rules: Rules, signals: Signals
+    ) -> None:
+        """Join the parts; `signals` times what jobs are told."""
+        self._signals = signals
         self._store, self._writer, self._settings, self._clock, self._rules = store, writer, settings, clock, rules
         self.jobs: dict[str, Tracked] = {}
         """By UID, those that are there and are not being deleted."""
@@ -62,6 +67,13 @@ class KubeBackend:
         self._notice_overwriting()
         for tracked in self.jobs.values():
             tracked.look(now)
+        self._signals.looked()
+        for uid in self._signals.waiting():
+            facts = self.jobs[uid].facts if uid in self.jobs else None
+            if facts is None or facts.finished:
+                self._signals.forget(uid)
+            else:
+                self._signals.acknowledged(uid, facts.acknowledged_generation, now)
         return assemble(self.jobs.values(), self._store, now, self._rules)
 
     def _require_known(self, now: float) -> None:
@@ -106,13 +118,20 @@ class KubeBackend:
                 logger.warning("%s: its status was changed by somebody else, it is written anew", tracked.key)
                 tracked.forced = tracked.stirred = True
 
+    def live(self) -> list[LiveJob]:
+        """Return the jobs that are there, for metrics."""
+        return [tracked.live() for tracked in self.jobs.values()]
+
     # ---- deciding
 
     async def apply(self, action: Action) -> None:
         """Remember the decision; all else follows from that."""
         tracked = self.jobs.get(self._uids.get(action.job, ""))
         if tracked is not None:
-            tracked.act(action, self._clock.now())
+            now = self._clock.now()
+            tracked.act(action, now)
+            if isinstance(action, GrantExtra):
+                self._signals.granted(tracked.seen.uid, tracked.record.allocation.generation, now)
             logger.info("%s", action)
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:

@@ -11,7 +11,7 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -89,9 +89,17 @@ class Listing:
 class Client:
     """Requests as the operator needs them. `BackendError` where a request came to nothing in spite of all tries."""
 
-    def __init__(self, api: ApiClient, patience: Patience | None = None) -> None:
-        """Take over an ApiClient, which stays the caller's to close."""
-        self._api, self._patience = api, patience or Patience()
+    def __init__(
+        self,
+        api: ApiClient,
+        patience: Patience | None = None,
+        requested: Callable[[str, str, int, float], None] = lambda verb, resource, code, seconds: None,
+    ) -> None:
+        """Take over an ApiClient, which stays the caller's to close.
+
+        `requested` is told of each try: verb, resource, HTTP code (0: no answer) and the seconds that it took.
+        """
+        self._api, self._patience, self._requested = api, patience or Patience(), requested
         self.requests: Counter[tuple[str, str, int]] = Counter()
         """Tries by verb, resource and HTTP code; 0 where no answer came."""
 
@@ -203,6 +211,7 @@ class Client:
         what = f"{verb} {path}"
         for tried in range(1, self._patience.tries + 1):
             retry_after = None
+            begun = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(self._patience.deadline):
                     answer = await self._send(method, path, query or {}, body, media)
@@ -213,12 +222,12 @@ class Client:
             else:
                 code = answer.code
                 if 200 <= code < 300:
-                    self.requests[verb, resource.plural, code] += 1
+                    self._count(verb, resource, code, begun)
                     return json.loads(answer.body)
                 refusal = _refusal(what, answer)
                 trouble = str(refusal)
                 retry_after = _seconds(answer.headers.get("Retry-After"))
-            self.requests[verb, resource.plural, code] += 1
+            self._count(verb, resource, code, begun)
             if code and not _passes(refusal):
                 raise refusal
             if tried < self._patience.tries:
@@ -226,6 +235,10 @@ class Client:
                 logger.debug("%s; trying again in %.2f s", trouble, wait)
                 await asyncio.sleep(wait)
         raise BackendError(f"{what}: tried {self._patience.tries} times: {trouble}")
+
+    def _count(self, verb: str, resource: Resource, code: int, begun: float) -> None:
+        self.requests[verb, resource.plural, code] += 1
+        self._requested(verb, resource.plural, code, asyncio.get_running_loop().time() - begun)
 
     async def _send(self, method: str, path: str, query: Mapping[str, str], body: Raw | None, media: str) -> Answer:
         """Send one request and read the whole answer."""

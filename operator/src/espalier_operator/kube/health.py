@@ -1,4 +1,4 @@
-"""What the operator tells over HTTP: whether it lives, to everybody; what the scheduler saw, on the loopback only.
+"""What the operator tells over HTTP: whether it lives and its metrics; what the scheduler saw, on the loopback only.
 
 The snapshot names other people's jobs. So it is served on 127.0.0.1, where it is reached by `kubectl port-forward`,
 which the API server lets only those do who may.
@@ -6,6 +6,7 @@ which the API server lets only those do who may.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +17,7 @@ from typing import Final
 from aiohttp import web
 
 from espalier_operator.facts import Snapshot
+from espalier_operator.kube.exporter import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 
@@ -56,17 +58,23 @@ class Pulse:
     waits_for: Callable[[], str | None] = lambda: None
     """Who acts instead of this one, None where this one acts."""
     snapshot: Callable[[], Snapshot | None] = lambda: None
+    metrics: Callable[[], Awaitable[bytes]] | None = None
 
 
 @asynccontextmanager
 async def serve_health(pulse: Pulse, public: Address | None, private: Address | None) -> AsyncIterator[None]:
-    """Serve `/healthz` on `public` and `/snapshot` on `private`. `OSError` where an address cannot be had."""
+    """Serve `/healthz` and `/metrics` on `public`, `/snapshot` on `private`.
+
+    `OSError` where an address cannot be had.
+    """
     runners: list[web.AppRunner] = []
+    everybody = {"/healthz": _handler(pulse, _healthz), "/metrics": _metrics_handler(pulse)}
     try:
-        for address, path, answer in ((public, "/healthz", _healthz), (private, "/snapshot", _snapshot)):
+        for address, routes in ((public, everybody), (private, {"/snapshot": _handler(pulse, _snapshot)})):
             if address is not None:
                 app = web.Application()
-                app.router.add_get(path, _handler(pulse, answer))
+                for path, handler in routes.items():
+                    app.router.add_get(path, handler)
                 runner = web.AppRunner(app, access_log=None)
                 runners.append(runner)
                 await runner.setup()
@@ -82,6 +90,19 @@ def _handler(
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(_: web.Request) -> web.StreamResponse:
         return answer(pulse)
+
+    return handle
+
+
+def _metrics_handler(pulse: Pulse) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    one_at_a_time = asyncio.Lock()
+
+    async def handle(_: web.Request) -> web.StreamResponse:
+        if pulse.metrics is None:
+            return web.Response(status=404, text="this operator has no metrics\n")
+        async with one_at_a_time:
+            body = await pulse.metrics()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     return handle
 

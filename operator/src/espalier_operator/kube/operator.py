@@ -11,6 +11,7 @@ from kubernetes.aio.client.configuration import Configuration
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import Client
+from espalier_operator.kube.exporter import Metrics
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.store import Store
 from espalier_operator.kube.watch import Watch
@@ -48,17 +49,25 @@ class Operator:
         rules: Rules | None = None,
         kopf_started: Callable[[], None] = lambda: None,
         all_known: Callable[[], None] = lambda: None,
+        metrics: Metrics | None = None,
     ) -> None:
         """Nothing is asked or done before `run`. `configuration` is what `client` talks by; kopf is given the same.
 
         `all_known` is called once, when everything was listed for the first time.
         """
         clock = WallClock()
-        self.store = Store(settings)
-        writer = Writer(client, self.store, settings, clock)
-        self.backend = KubeBackend(self.store, writer, settings, clock, rules or Rules())
-        self.loop = Loop(self.backend, policy or PriorityPolicy(), clock)
-        self.store.on_change = self.backend.wake = self.loop.wake
+        metrics = metrics or Metrics(clock.now)
+        self.store = Store(settings, clock.now)
+        writer = Writer(client, self.store, settings, clock, metrics)
+        self.backend = KubeBackend(self.store, writer, settings, clock, rules or Rules(), metrics.signals)
+        self.loop = Loop(self.backend, policy or PriorityPolicy(), clock, observer=metrics)
+        self.backend.wake = self.loop.wake
+
+        def hear() -> None:
+            metrics.signals.noticed(clock.now())
+            self.loop.wake()
+
+        self.store.on_change = hear
         self._watch = Watch(client, configuration, self.store, settings, clock, self._listed, kopf_started=kopf_started)
         self._all_known = all_known
         self._stop, self._known = asyncio.Event(), asyncio.Event()

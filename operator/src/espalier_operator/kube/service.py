@@ -20,6 +20,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.access import AccessError, api_access
 from espalier_operator.kube.client import Client
+from espalier_operator.kube.exporter import Metrics
 from espalier_operator.kube.health import Address, Pulse, serve_health
 from espalier_operator.kube.lease import Lease, LeaseLostError
 from espalier_operator.kube.operator import Operator
@@ -86,6 +87,7 @@ class _Service:
         self._stop = asyncio.Event()
         self._since = time.monotonic()
         """When it began to wait, or to act."""
+        self._metrics = Metrics()
         self._lease: Lease | None = None
         self._operator: Operator | None = None
 
@@ -99,7 +101,7 @@ class _Service:
         given = self._invocation
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(api_access(given.kubeconfig))
-            pulse = Pulse(age=self._age, waits_for=self._waits_for, snapshot=self._snapshot)
+            pulse = Pulse(age=self._age, waits_for=self._waits_for, snapshot=self._snapshot, metrics=self._scrape)
             try:
                 await stack.enter_async_context(serve_health(pulse, given.http, given.snapshot_http))
             except OSError as error:
@@ -124,11 +126,12 @@ class _Service:
         """Schedule until asked to end, or until the Lease is lost."""
         self._since = time.monotonic()
         self._operator = Operator(
-            Client(api),
+            Client(api, requested=self._metrics.requested),
             api.configuration,
             self._settings,
             kopf_started=self.catch_signals,
             all_known=_spare_garbage_search,
+            metrics=self._metrics,
         )
         acting = asyncio.create_task(self._operator.run(), name="operator")
         lost: list[asyncio.Task[None]] = [] if holding is None else [holding]
@@ -144,7 +147,14 @@ class _Service:
             acting.cancel()
             await asyncio.gather(acting, return_exceptions=True)
 
-    # ---- for /healthz and /snapshot
+    # ---- for /healthz, /metrics and /snapshot
+
+    async def _scrape(self) -> bytes:
+        operator = self._operator
+        if operator is not None:
+            self._metrics.look(operator.backend.live(), operator.snapshot, operator.store.heard_at)
+        # The text of a thousand jobs takes longer than a tick.
+        return await asyncio.to_thread(self._metrics.text, leads=operator is not None)
 
     def _age(self) -> float | None:
         if self._operator is not None:

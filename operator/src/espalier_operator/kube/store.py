@@ -15,6 +15,7 @@ from espalier_operator.kube import resources
 from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.nodes import parse_node
 from espalier_operator.kube.pods import Pod, parse_pod
+from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.reports import ReportObject, parse_report_object
 from espalier_operator.kube.resources import Raw, Resource, key_of, version_of
 from espalier_operator.kube.settings import KubeSettings
@@ -38,13 +39,20 @@ class JobObject:
     """Without its status."""
     status: Mapping[str, Any] | None
 
+    @property
+    def created_at(self) -> float:
+        """When it was made, epoch seconds."""
+        return time_of(self.raw, "metadata", "creationTimestamp") or 0.0
+
 
 class Store:
     """One shelf a kind, and what follows from them: which jobs have news, whose pod is whose, who is an alien."""
 
-    def __init__(self, settings: KubeSettings) -> None:
-        """Nothing is known yet."""
-        self._settings = settings
+    def __init__(self, settings: KubeSettings, time: Callable[[], float] = lambda: 0.0) -> None:
+        """Nothing is known yet. `time` is the clock of `heard_at`, epoch seconds."""
+        self._settings, self._time = settings, time
+        self.heard_at: dict[str, float] = {}
+        """By kind (plural): when a list or a watch last brought something."""
         self.nodes: Shelf[Node] = Shelf(self._parse_node, self._node_changed)
         self.pods: Shelf[Pod] = Shelf(self._parse_pod, self._pod_changed)
         self.jobs: Shelf[JobObject] = Shelf(self._parse_job, self._job_changed)
@@ -78,6 +86,7 @@ class Store:
 
     def take(self, resource: Resource, event: str | None, raw: Raw) -> None:
         """Take in a watch event."""
+        self.heard_at[resource.plural] = self._time()
         shelf = self._shelves[resource]
         if event != "DELETED":
             shelf.put(raw)
@@ -97,6 +106,7 @@ class Store:
 
     def replace(self, resource: Resource, items: Iterable[Raw], version: int) -> None:
         """Take in a list of all objects of a kind."""
+        self.heard_at[resource.plural] = self._time()
         self._shelves[resource].replace(items, version)
 
     def settle(self, pod: Pod, version: int, found: Raw | None) -> None:

@@ -26,8 +26,10 @@ from espalier_operator.kube.flusher import together
 from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_status
 from espalier_operator.kube.progress import Crew, crew_of, last_word, look, turning_points
 from espalier_operator.kube.record import Record, record_of, scheduling_of
+from espalier_operator.kube.series import LiveJob
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.store import JobObject, Store
+from espalier_operator.kube.tallies import Owner
 from espalier_operator.kube.transitions import after
 from espalier_operator.kube.view import Trouble, facts_of, promise_of, workers_of
 
@@ -113,6 +115,26 @@ class Tracked:
     def due(self) -> float | None:
         """When it is to be looked at or flushed though nothing happens."""
         return min((time for time in (self._stirs_at, self._lapses_at) if time is not None), default=None)
+
+    def live(self) -> LiveJob:
+        """Return it as metrics show it: what its status says, or last said."""
+        status = self.written or JobStatus()
+        return LiveJob(owner=self.owner, name=self.seen.key.partition("/")[2], status=status, facts=self.facts)
+
+    @property
+    def owner(self) -> Owner:
+        """Whose it is, for metrics."""
+        namespace, job = self.seen.key.partition("/")[0], self.job
+        if job is None:
+            return Owner(namespace=namespace, queue="", base_gpus=0, gpus_per_worker=0, created_at=self.seen.created_at)
+        terms = job.terms
+        return Owner(
+            namespace=namespace,
+            queue=terms.queue,
+            base_gpus=terms.min_replicas * terms.gpus_per_worker,
+            gpus_per_worker=terms.gpus_per_worker,
+            created_at=job.created_at,
+        )
 
     # ---- looking
 

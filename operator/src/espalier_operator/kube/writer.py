@@ -21,11 +21,13 @@ from espalier_operator.facts import Role
 from espalier_operator.kube import names, resources
 from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError
 from espalier_operator.kube.converge import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
+from espalier_operator.kube.exporter import Metrics
 from espalier_operator.kube.notes import LONGEST_MESSAGE, Note, notes
 from espalier_operator.kube.objects import owned_objects
 from espalier_operator.kube.resources import Raw
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.store import Store
+from espalier_operator.kube.tallies import tallies
 from espalier_operator.kube.tracked import Tracked
 from espalier_operator.kube.view import Trouble
 from espalier_operator.loop import BackendError
@@ -41,8 +43,9 @@ _TOO_MUCH: Final = (400, 413, 422)
 class Writer:
     """Everything that is written about jobs goes through here."""
 
-    def __init__(self, client: Client, store: Store, settings: KubeSettings, clock: Clock) -> None:
+    def __init__(self, client: Client, store: Store, settings: KubeSettings, clock: Clock, metrics: Metrics) -> None:
         """Join the parts."""
+        self._metrics = metrics
         self._client, self._store, self._settings, self._clock = client, store, settings, clock
 
     async def flush(self, job: Tracked) -> None:
@@ -68,6 +71,7 @@ class Writer:
                     job.doing.succeeded()
             except BackendError as error:
                 job.doing.failed(self._clock.now())
+                self._metrics.failed("objects")
                 wait = job.doing.until - self._clock.now()
                 logger.log(_level(error), "%s: %s; trying again in %.0f s", job.key, error, wait)
         # As of when it was looked at, not of now: what came due while this was written is to be seen to as well.
@@ -82,11 +86,14 @@ class Writer:
         answer = await self._client.patch(resources.JOBS, namespace, name, uid, body, "status")
         if answer is None:
             return False
+        self._metrics.add(tallies(job.written, status, job.owner))
+        self._metrics.signals.written(uid, status.allocation.generation, self._clock.now())
         job.wrote(status, answer.get("status"), now)
         self._store.jobs.put(answer)
         return True
 
     def _failed(self, job: Tracked, error: BackendError, what: str) -> None:
+        self._metrics.failed("status")
         now = self._clock.now()
         if isinstance(error, ApiRefusalError) and error.code in _TOO_MUCH and job.mute():
             logger.error("%s: %s with its leader's last report, which is left out: %s", job.key, what, error)
@@ -102,6 +109,7 @@ class Writer:
             try:
                 await self._client.create(event_of(job, note, self._clock.now()), owner=None)
             except BackendError as error:
+                self._metrics.failed("event")
                 text = "%s: an Event was not posted: %s: %s: %s"
                 logger.log(_level(error), text, job.key, note.reason, note.message, error)
 

@@ -1,0 +1,147 @@
+"""The figures of what is there now, as `/metrics` gives them. Pure: a snapshot and statuses in, series out.
+
+They are made anew for each scrape, so a job's series go with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from espalier_api.reasons import Reason
+from espalier_api.status import ConditionStatus, ConditionType, JobPhase, JobStatus
+from espalier_operator.facts import JobFacts, Role, Snapshot
+from espalier_operator.kube.tallies import Owner, gpu_seconds
+
+SCRAPED: Final = (
+    "espalier_jobs",
+    "espalier_jobs_waiting",
+    "espalier_job_info",
+    "espalier_job_time_budget_seconds",
+    "espalier_job_time_used_seconds_total",
+    "espalier_job_gpus",
+    "espalier_job_gpu_seconds_total",
+    "espalier_job_waiting_seconds",
+    "espalier_job_restarts_total",
+    "espalier_job_preemptions_total",
+    "espalier_job_epochs_total",
+    "espalier_job_steps_total",
+    "espalier_job_metric",
+    "espalier_job_depth",
+    "espalier_job_parameters",
+    "espalier_job_adaptations_total",
+    "espalier_gpus",
+    "espalier_gpus_waited_for",
+    "espalier_watch_age_seconds",
+)
+"""Metrics that are made for each scrape; all others of the operator are counted as things happen."""
+
+Series = dict[str, dict[tuple[str, ...], float]]
+"""By metric: values by the values of its labels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveJob:
+    """One job that is there."""
+
+    owner: Owner
+    name: str
+    status: JobStatus
+    facts: JobFacts | None
+    """None where its specification cannot be run."""
+
+
+def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float) -> Series:
+    """Return all series at `now` (epoch seconds); without a snapshot nothing was planned yet, and there are none."""
+    made: defaultdict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+    if snapshot is None:
+        return made
+    phases: Counter[tuple[str, ...]] = Counter()
+    waiting: Counter[tuple[str, ...]] = Counter()
+    waited_for: Counter[tuple[str, ...]] = Counter()
+    for job in jobs:
+        phases[job.owner.namespace, job.owner.queue, job.status.phase] += 1
+        waiting_for = _waits_for(job)
+        if waiting_for is not None:
+            waiting[job.owner.namespace, job.owner.queue, waiting_for] += 1
+            made["espalier_job_waiting_seconds"][job.owner.namespace, job.name, waiting_for] = max(
+                0.0, now - job.owner.created_at
+            )
+            if job.facts is not None and not job.facts.terms.suspend:
+                terms = job.facts.terms
+                waited_for[job.owner.queue,] += terms.min_replicas * terms.gpus_per_worker
+        for metric, values in _of_job(job).items():
+            made[metric].update(values)
+    made["espalier_jobs"] = dict(phases)
+    made["espalier_jobs_waiting"] = dict(waiting)
+    made["espalier_gpus_waited_for"] = dict(waited_for)
+    made["espalier_gpus"] = gpus_of(snapshot)
+    return made
+
+
+def gpus_of(snapshot: Snapshot) -> dict[tuple[str, ...], float]:
+    """Return the GPUs of all nodes by type and state; each is in one state.
+
+    What is held on a node beyond what it has counts as held; on a node that takes no pods what is not held is
+    unavailable.
+    """
+    held: dict[str, Counter[str]] = defaultdict(Counter)
+    states = {Role.BASE: "base", Role.EXTRA: "extra", Role.ALIEN: "others"}
+    for worker in snapshot.workers:
+        if worker.node is not None:
+            held[worker.node][states[worker.role]] += worker.gpus
+    made: Counter[tuple[str, ...]] = Counter()
+    for node in snapshot.nodes:
+        if not node.allocatable and node.name not in held:
+            continue
+        for state, gpus in held[node.name].items():
+            made[node.gpu_type, state] += gpus
+        rest = max(0, node.allocatable - held[node.name].total())
+        usable = node.ready and node.schedulable
+        made[node.gpu_type, "free"] += rest if usable else 0
+        made[node.gpu_type, "unavailable"] += 0 if usable else rest
+    return {labels: float(value) for labels, value in made.items()}
+
+
+def _waits_for(job: LiveJob) -> Reason | None:
+    """Return why it has no GPUs; None where it has, or is over."""
+    if job.status.completion_time is not None or job.status.scheduling.admitted_at is not None:
+        return None
+    for condition in job.status.conditions:
+        if condition.type is ConditionType.ADMITTED and condition.status is not ConditionStatus.TRUE:
+            return condition.reason
+    return None
+
+
+def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
+    status, facts = job.status, job.facts
+    place = (job.owner.namespace, job.name)
+    budget = status.time_budget
+    info = (*place, job.owner.queue, status.scheduling.gpu_type or "", status.phase)
+    made: dict[str, dict[tuple[str, ...], float]] = {
+        "espalier_job_info": {info: 1.0},
+        "espalier_job_time_used_seconds_total": {place: budget.used_seconds},
+        "espalier_job_restarts_total": {place: float(status.restarts)},
+        "espalier_job_preemptions_total": {place: float(status.preemptions)},
+        "espalier_job_adaptations_total": {place: float(status.adaptation_count)},
+        "espalier_job_epochs_total": {place: float(status.training.epoch)},
+        "espalier_job_steps_total": {place: float(status.training.step)},
+    }
+    if status.training.depth:
+        made["espalier_job_depth"] = {place: float(status.training.depth)}
+        made["espalier_job_parameters"] = {place: float(status.training.parameters)}
+    made["espalier_job_metric"] = {(*place, figure.name): figure.value for figure in status.training.metrics}
+    if facts is not None:
+        terms = facts.terms
+        base = terms.min_replicas * terms.gpus_per_worker
+        held = facts.gpus_held if status.phase not in (JobPhase.COMPLETE, JobPhase.FAILED) else 0
+        made["espalier_job_time_budget_seconds"] = {place: terms.time_budget_seconds}
+        made["espalier_job_gpus"] = {
+            (*place, "base"): float(min(base, held)),
+            (*place, "extra"): float(max(0, held - base)),
+        }
+        seconds = gpu_seconds(status, base)
+        made["espalier_job_gpu_seconds_total"] = {(*place, role): value for role, value in seconds.items()}
+    return made

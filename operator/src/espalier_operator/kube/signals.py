@@ -1,0 +1,63 @@
+"""How long a job takes to learn that it was lent GPUs: from the news of a free one to the leader's acknowledgement.
+
+Times are epoch seconds. What an operator before this one granted is not timed: when the news came is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Signal:
+    generation: int
+    noticed_at: float
+    written_at: float | None = None
+
+
+class Signals:
+    """Grants that were not acknowledged yet."""
+
+    def __init__(self, observe: Callable[[str, float], None]) -> None:
+        """`observe` is told of a stage (`written`, `acknowledged`) and the seconds it took."""
+        self._observe = observe
+        self._noticed_at: float | None = None
+        self._planned_from: float | None = None
+        self._waiting: dict[str, _Signal] = {}
+
+    def noticed(self, now: float) -> None:
+        """Take note that there is news; of a burst the first counts."""
+        if self._noticed_at is None:
+            self._noticed_at = now
+
+    def looked(self) -> None:
+        """Take note that all news up to now goes into the plan that is made next."""
+        self._planned_from, self._noticed_at = self._noticed_at, None
+
+    def granted(self, uid: str, generation: int, now: float) -> None:
+        """Take note that the plan gave the job of `uid` more, as this generation of its allocation."""
+        noticed_at = now if self._planned_from is None else self._planned_from
+        self._waiting[uid] = _Signal(generation, noticed_at)
+
+    def written(self, uid: str, generation: int, now: float) -> None:
+        """Take note that this generation is in the job's status."""
+        signal = self._waiting.get(uid)
+        if signal is not None and signal.written_at is None and generation >= signal.generation:
+            signal.written_at = now
+            self._observe("written", max(0.0, now - signal.noticed_at))
+
+    def acknowledged(self, uid: str, generation: int, now: float) -> None:
+        """Take note that the job's leader knows of this generation."""
+        signal = self._waiting.get(uid)
+        if signal is not None and signal.written_at is not None and generation >= signal.generation:
+            self._observe("acknowledged", max(0.0, now - signal.written_at))
+            del self._waiting[uid]
+
+    def forget(self, uid: str) -> None:
+        """Take note that the job is gone, or over."""
+        self._waiting.pop(uid, None)
+
+    def waiting(self) -> Iterator[str]:
+        """Yield the UIDs of jobs that have not acknowledged."""
+        return iter(list(self._waiting))

@@ -1,0 +1,141 @@
+"""The figures of what is there: they add up, and go with what they are about."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_api.metrics import FAMILIES, LABELS, Exporter, family
+from espalier_api.reasons import Reason
+from espalier_api.report import Metric
+from espalier_api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    JobPhase,
+    JobStatus,
+    SchedulingStatus,
+    TimeBudgetStatus,
+    TrainingStatus,
+)
+from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.kube.series import SCRAPED, LiveJob, gpus_of, series_of
+from espalier_operator.kube.tallies import Owner
+
+NOW = 1_000.0
+TIME = datetime.fromtimestamp(NOW - 10, UTC)
+
+
+def facts(name: str, **more: object) -> JobFacts:
+    terms = Terms(min_replicas=2, max_replicas=4, gpus_per_worker=2, time_budget_seconds=100)
+    return JobFacts(key=f"team/{name}", terms=terms, submitted_at=0.0, **more)  # type: ignore[arg-type]
+
+
+def live(name: str, status: JobStatus, known: JobFacts | None) -> LiveJob:
+    owner = Owner(namespace="team", queue="default", base_gpus=4, gpus_per_worker=2, created_at=NOW - 60)
+    return LiveJob(owner=owner, name=name, status=status, facts=known)
+
+
+def test_a_job_that_trains() -> None:
+    status = JobStatus(
+        phase=JobPhase.RUNNING,
+        time_budget=TimeBudgetStatus(used_seconds=10, remaining_seconds=90, gpu_seconds_used=50),
+        training=TrainingStatus(epoch=3, step=300, depth=5, parameters=99, metrics=(Metric(name="loss", value=0.5),)),
+        restarts=1,
+        adaptation_count=2,
+        scheduling=SchedulingStatus(admitted_at=TIME, gpu_type="a", extra=1),
+    )
+    made = series_of([live("one", status, facts("one", admitted_at=NOW - 10, extra=1))], Snapshot(taken_at=NOW), NOW)
+    place = ("team", "one")
+    assert made["espalier_jobs"] == {("team", "default", "Running"): 1}
+    assert made["espalier_jobs_waiting"] == {}
+    assert made["espalier_job_info"] == {(*place, "default", "a", "Running"): 1}
+    assert made["espalier_job_gpus"] == {(*place, "base"): 4, (*place, "extra"): 2}
+    assert made["espalier_job_gpu_seconds_total"] == {(*place, "base"): 40, (*place, "extra"): 10}
+    assert made["espalier_job_metric"] == {(*place, "loss"): 0.5}
+    figures = {"time_used_seconds_total": 10, "time_budget_seconds": 100, "steps_total": 300, "depth": 5}
+    for name, value in figures.items():
+        assert made[f"espalier_job_{name}"] == {place: value}
+
+
+def test_a_job_that_waits_says_for_what_and_for_how_long() -> None:
+    refused = Condition(
+        type=ConditionType.ADMITTED,
+        status=ConditionStatus.FALSE,
+        reason=Reason.NO_FREE_GPU,
+        last_transition_time=TIME,
+    )
+    made = series_of([live("one", JobStatus(conditions=(refused,)), facts("one"))], Snapshot(taken_at=NOW), NOW)
+    assert made["espalier_jobs_waiting"] == {("team", "default", "NoFreeGPU"): 1}
+    assert made["espalier_job_waiting_seconds"] == {("team", "one", "NoFreeGPU"): 60}
+    assert made["espalier_gpus_waited_for"] == {("default",): 4}
+    assert "espalier_job_depth" not in made, "nothing is known of its model"
+
+
+def test_a_job_that_is_over_holds_nothing() -> None:
+    status = JobStatus(phase=JobPhase.COMPLETE, completion_time=TIME, scheduling=SchedulingStatus(admitted_at=TIME))
+    known = facts("one", admitted_at=NOW - 10, finished=True)
+    made = series_of([live("one", status, known)], Snapshot(taken_at=NOW), NOW)
+    assert set(made["espalier_job_gpus"].values()) == {0}
+    assert made["espalier_jobs_waiting"] == {}
+
+
+def test_before_the_first_plan_there_is_nothing_to_tell() -> None:
+    assert series_of([live("one", JobStatus(), None)], None, NOW) == {}
+
+
+def test_all_labels_fit_and_nothing_else_is_scraped() -> None:
+    status = JobStatus(training=TrainingStatus(depth=1, metrics=(Metric(name="loss", value=0.5),)))
+    worker = Worker(name="w", job=None, role=Role.ALIEN, node="n", gpus=1, state=WorkerState.RUNNING)
+    snapshot = Snapshot(taken_at=NOW, nodes=(Node(name="n", gpu_type="a", allocatable=2),), workers=(worker,))
+    for metric, values in series_of([live("one", status, facts("one"))], snapshot, NOW).items():
+        assert metric in SCRAPED
+        assert all(len(labels) == len(family(metric).labels) for labels in values)
+    operators = {each.name for each in FAMILIES if each.exporter is Exporter.OPERATOR}
+    assert set(SCRAPED) <= operators
+
+
+nodes = st.builds(
+    Node,
+    name=st.sampled_from(["a", "b", "c"]),
+    gpu_type=st.sampled_from(["", "x"]),
+    allocatable=st.integers(0, 8),
+    ready=st.booleans(),
+    schedulable=st.booleans(),
+)
+workers = st.builds(
+    Worker,
+    name=st.text(min_size=1, max_size=3),
+    job=st.none(),
+    role=st.sampled_from(Role),
+    node=st.sampled_from([None, "a", "b", "c", "gone"]),
+    gpus=st.integers(1, 4),
+    state=st.sampled_from(WorkerState),
+)
+
+
+@given(st.lists(nodes, max_size=3, unique_by=lambda node: node.name), st.lists(workers, max_size=6))
+def test_every_gpu_is_in_one_state(some: list[Node], held: list[Worker]) -> None:
+    made = gpus_of(Snapshot(taken_at=NOW, nodes=tuple(some), workers=tuple(held)))
+    for gpu_type in {node.gpu_type for node in some}:
+        mine = [node for node in some if node.gpu_type == gpu_type]
+        want = sum(
+            max(node.allocatable, sum(worker.gpus for worker in held if worker.node == node.name)) for node in mine
+        )
+        assert sum(value for labels, value in made.items() if labels[0] == gpu_type) == want
+    assert all(value >= 0 for value in made.values())
+
+
+def test_the_catalogue_names_follow_the_conventions() -> None:
+    names = [each.name for each in FAMILIES]
+    assert len(names) == len(set(names))
+    for each in FAMILIES:
+        assert each.name.startswith("espalier_")
+        assert each.name.endswith("_total") == (each.type == "counter"), each.name
+        assert bool(each.buckets) == (each.type == "histogram"), each.name
+        assert list(each.buckets) == sorted(each.buckets)
+        assert each.help.endswith("."), each.name
+        assert not set(each.labels) & {"job", "instance", "pod", "le", "quantile"}, each.name
+        assert all(label in LABELS for label in each.labels), each.name

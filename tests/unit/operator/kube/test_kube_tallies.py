@@ -1,0 +1,201 @@
+"""What is counted when a job's status changes: once, whoever writes it, and never downwards."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_api.allocation import Allocation
+from espalier_api.metrics import MetricType, family
+from espalier_api.reasons import Reason
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    JobStatus,
+    SchedulingStatus,
+    StandingReclaim,
+    TimeBudgetStatus,
+)
+from espalier_operator.kube.tallies import Owner, gpu_seconds, tallies
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+OWNER = Owner(namespace="team", queue="research", base_gpus=2, gpus_per_worker=2, created_at=START.timestamp())
+PLACE = ("team", "research")
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def told(before: JobStatus | None, after: JobStatus) -> dict[tuple[str, ...], float]:
+    """Return what is counted, by metric and labels."""
+    return {(tally.metric, *tally.labels): tally.amount for tally in tallies(before, after, OWNER)}
+
+
+def adaptation(decision: str = "a", **more: object) -> Adaptation:
+    facts = {
+        "time": START,
+        "used_seconds": 1.0,
+        "trigger": "ExtraGPUsGranted",
+        "generation": 2,
+        "action": "Deepen(block0)",
+        "source": AdaptationSource.AGENT,
+        "result": AdaptationResult.GROWN,
+        "depth_before": 3,
+        "depth_after": 4,
+        "parameters_before": 10,
+        "parameters_after": 20,
+        "accuracy_before": 0.5,
+        "seconds": 0.2,
+        **more,
+    }
+    return Adaptation.model_validate({"decision_id": decision, **facts})
+
+
+def test_a_job_is_created_once() -> None:
+    assert told(None, JobStatus()) == {("espalier_jobs_created_total", *PLACE): 1}
+    assert told(JobStatus(), JobStatus()) == {}
+
+
+@pytest.mark.parametrize("kind", [ConditionType.COMPLETE, ConditionType.FAILED])
+def test_an_end_is_told_with_its_reason(kind: ConditionType) -> None:
+    condition = Condition(
+        type=kind, status=ConditionStatus.TRUE, reason=Reason.BUDGET_EXHAUSTED, last_transition_time=at(9)
+    )
+    over = JobStatus(completion_time=at(9), conditions=(condition,))
+    assert told(JobStatus(), over) == {("espalier_jobs_finished_total", *PLACE, kind, "BudgetExhausted"): 1}
+    assert told(over, over) == {}
+
+
+def test_waits_are_those_for_the_first_gpus_and_for_the_first_training() -> None:
+    admitted = JobStatus(scheduling=SchedulingStatus(admitted_at=at(5)))
+    assert told(JobStatus(), admitted) == {("espalier_queue_seconds", "research"): 5}
+    placed = SchedulingStatus(admitted_at=at(5), attempts=(0,))
+    training = JobStatus(scheduling=placed, start_time=at(8))
+    assert told(JobStatus(scheduling=placed), training) == {("espalier_start_seconds", "research"): 3}
+    waits_again = JobStatus(start_time=at(8), scheduling=SchedulingStatus(attempts=(1,)))
+    assert told(training, waits_again) == {}
+    again = JobStatus(start_time=at(8), scheduling=SchedulingStatus(admitted_at=at(60), attempts=(1,)))
+    assert told(waits_again, again) == {}, "an admission after a loss is no wait in the queue for the first GPUs"
+
+
+def test_lent_gpus_are_counted_as_gpus() -> None:
+    lent = JobStatus(scheduling=SchedulingStatus(admitted_at=at(1), attempts=(0,), extra=3, granted_at=at(6)))
+    before = JobStatus(scheduling=SchedulingStatus(admitted_at=at(1), attempts=(0,), extra=1))
+    assert told(before, lent) == {("espalier_gpus_lent_total", *PLACE): 4}
+
+
+@pytest.mark.parametrize(
+    ("reason", "preemptions", "outcome"),
+    [
+        (Reason.RECLAIM_ACKNOWLEDGED, 0, "acknowledged"),
+        (Reason.RECLAIM_FORCED, 1, "forced"),
+        (Reason.GPU_LOST, 1, "lost"),
+    ],
+)
+def test_a_reclaim_is_timed_from_its_notice(reason: Reason, preemptions: int, outcome: str) -> None:
+    notice = StandingReclaim(extra=0, deadline=at(40), reason=Reason.NEEDED_BY_OTHER_JOB)
+    pending = Condition(
+        type=ConditionType.RECLAIM_PENDING,
+        status=ConditionStatus.TRUE,
+        reason=Reason.NEEDED_BY_OTHER_JOB,
+        last_transition_time=at(10),
+    )
+    before = JobStatus(
+        conditions=(pending,),
+        scheduling=SchedulingStatus(admitted_at=at(1), attempts=(0,), extra=1, reclaim=notice),
+    )
+    after = JobStatus(
+        allocation=Allocation(generation=4, reason=reason),
+        preemptions=preemptions,
+        scheduling=SchedulingStatus(admitted_at=at(1), attempts=(0,), changed_at=at(14)),
+    )
+    found = told(before, after)
+    assert found.pop(("espalier_preemptions_total", *PLACE), 0) == preemptions
+    assert found == {
+        ("espalier_reclaims_total", *PLACE, "NeededByOtherJob", outcome): 1,
+        ("espalier_reclaim_seconds", outcome): 4,
+    }
+
+
+def test_an_adaptation_is_told_when_it_is_made_and_its_gain_when_it_is_known() -> None:
+    made = JobStatus(adaptations=(adaptation(),))
+    assert told(JobStatus(), made) == {
+        ("espalier_adaptations_total", *PLACE, "Deepen", "agent", "Grown"): 1,
+        ("espalier_adaptation_seconds", "Grown"): 0.2,
+    }
+    known = JobStatus(adaptations=(adaptation(accuracy_after=0.75),))
+    assert told(made, known) == {("espalier_adaptation_accuracy_change_ratio",): 0.25}
+    assert told(known, known) == {}
+
+
+def test_a_fallback_is_told_with_what_kept_the_agent_from_deciding() -> None:
+    fell_back = adaptation(
+        source=AdaptationSource.FALLBACK,
+        reason=Reason.AGENT_UNAVAILABLE,
+        action="Nothing",
+        result=AdaptationResult.DECLINED,
+    )
+    found = told(JobStatus(), JobStatus(adaptations=(fell_back,)))
+    assert found["espalier_advice_problems_total", *PLACE, "AgentUnavailable"] == 1
+
+
+def test_actions_that_nobody_knows_are_one_series() -> None:
+    many = tuple(adaptation(str(number), action=f"Strange{number}(x)") for number in range(20))
+    found = Counter(tally.labels for tally in tallies(JobStatus(), JobStatus(adaptations=many), OWNER))
+    assert found[(*PLACE, "other", "agent", "Grown")] == 20
+
+
+budgets = st.builds(
+    lambda used, gpus: TimeBudgetStatus(used_seconds=used, gpu_seconds_used=used * gpus),
+    st.floats(0, 1e6),
+    st.floats(0, 8),
+)
+
+
+@given(budgets)
+def test_gpu_seconds_are_those_of_base_and_extra_together(budget: TimeBudgetStatus) -> None:
+    parts = gpu_seconds(JobStatus(time_budget=budget), OWNER.base_gpus)
+    assert all(value >= 0 for value in parts.values())
+    assert sum(parts.values()) == pytest.approx(budget.gpu_seconds_used)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 3), st.integers(0, 3)), max_size=8))
+def test_counted_step_by_step_it_comes_to_the_same_as_at_once(
+    steps: list[tuple[float, int, int]],
+) -> None:
+    used = gpus = 0.0
+    restarts = preemptions = 0
+    statuses = [JobStatus()]
+    for seconds, more_restarts, extra in steps:
+        used, gpus = used + seconds, gpus + seconds * (OWNER.base_gpus + extra)
+        restarts, preemptions = restarts + more_restarts, preemptions + extra
+        budget = TimeBudgetStatus(used_seconds=used, gpu_seconds_used=gpus)
+        statuses.append(JobStatus(time_budget=budget, restarts=restarts, preemptions=preemptions))
+    counted: Counter[tuple[str, ...]] = Counter()
+    for before, after in itertools.pairwise(statuses):
+        for tally in tallies(before, after, OWNER):
+            assert tally.amount > 0
+            counted[tally.metric, *tally.labels] += tally.amount
+    assert dict(counted) == pytest.approx(told(statuses[0], statuses[-1]))
+
+
+@given(st.data())
+def test_every_tally_fits_its_metric(data: st.DataObject) -> None:
+    statuses = [
+        JobStatus(),
+        JobStatus(adaptations=(adaptation(),), restarts=1, preemptions=1),
+        JobStatus(scheduling=SchedulingStatus(admitted_at=at(3), extra=1, granted_at=at(4)), start_time=at(5)),
+    ]
+    before, after = data.draw(st.sampled_from([None, *statuses])), data.draw(st.sampled_from(statuses))
+    for tally in tallies(before, after, OWNER):
+        about = family(tally.metric)
+        assert len(tally.labels) == len(about.labels)
+        assert about.type in (MetricType.COUNTER, MetricType.HISTOGRAM)

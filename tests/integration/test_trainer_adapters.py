@@ -382,9 +382,7 @@ def reporter_of() -> Iterator[Callable[..., kube.ConfigMapReporter]]:
         each.close()
 
 
-def test_reports_are_patched_in_at_once_when_urgent_and_after_a_while_otherwise(
-    place, connect, reporter_of
-) -> None:
+def test_reports_are_patched_in_at_once_when_urgent_and_after_a_while_otherwise(place, connect, reporter_of) -> None:
     here = place()
     reporter = reporter_of(connect(here.kubeconfig("digits-trainer")), here)
     assert reporter.previous_used_seconds(here.job.job) == 0.0

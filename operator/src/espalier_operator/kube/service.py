@@ -173,9 +173,14 @@ class _Service:
 
 
 def _spare_garbage_search() -> None:
-    """Let Python look for garbage no more in what there is now: the cluster as it was listed mostly stays."""
+    """Let Python look through everything for garbage a hundred times less often.
+
+    With 5,000 nodes and 1,000 jobs that took a third of a second every three seconds, and found a hundred objects.
+    """
     gc.collect()
     gc.freeze()
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, 100 * old)
 
 
 def identity() -> str:

@@ -5,81 +5,57 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
-from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from espalier_api.metrics import FAMILIES, Exporter, MetricType, family
+from espalier_api import exporting
+from espalier_api.metrics import Exporter, MetricType, family
 from espalier_operator.actions import Plan
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.series import SCRAPED, LiveJob, Series, series_of
 from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.tallies import Tally
 
-CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
-
 
 class Metrics:
-    """What is counted. Everything is safe to call at any time; nothing here may fail or wait."""
+    """What is counted. Everything is safe to call at any time; nothing here fails or waits."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Start from zero; `clock` gives epoch seconds."""
         self._clock = clock
-        self._registry = CollectorRegistry()
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._histograms: dict[str, Histogram] = {}
-        for each in FAMILIES:
-            if each.exporter is not Exporter.OPERATOR or each.name in SCRAPED:
-                continue
-            if each.type is MetricType.COUNTER:
-                self._counters[each.name] = Counter(each.name, each.help, each.labels, registry=self._registry)
-            elif each.type is MetricType.GAUGE:
-                self._gauges[each.name] = Gauge(each.name, each.help, each.labels, registry=self._registry)
-            else:
-                self._histograms[each.name] = Histogram(
-                    each.name, each.help, each.labels, buckets=each.buckets, registry=self._registry
-                )
+        self._counted = exporting.Metrics(Exporter.OPERATOR, without=SCRAPED)
         self._scraped = _Scraped()
-        self._registry.register(self._scraped)
-        self._gauges["espalier_build_info"].labels(version("espalier-operator")).set(1)
-        self.signals = Signals(lambda stage, seconds: self.observe("espalier_signal_seconds", seconds, stage))
+        self._counted.registry.register(self._scraped)
+        self._counted.set("espalier_build_info", 1, version("espalier-operator"))
+        self.signals = Signals(lambda stage, seconds: self._counted.observe("espalier_signal_seconds", seconds, stage))
 
     # ---- what happens
 
     def add(self, happened: Iterable[Tally]) -> None:
         """Count what happened to a job."""
         for tally in happened:
-            counter = self._counters.get(tally.metric)
-            if counter is not None:
-                counter.labels(*tally.labels).inc(tally.amount)
+            if self._counted.is_counter(tally.metric):
+                self._counted.count(tally.metric, *tally.labels, amount=tally.amount)
             else:
-                self.observe(tally.metric, tally.amount, *tally.labels)
-
-    def observe(self, metric: str, amount: float, *labels: str) -> None:
-        """Let a histogram take in `amount`."""
-        histogram = self._histograms[metric]
-        (histogram.labels(*labels) if labels else histogram).observe(amount)
+                self._counted.observe(tally.metric, tally.amount, *tally.labels)
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Count a request to the API server."""
-        self._counters["espalier_api_requests_total"].labels(verb, resource, str(code)).inc()
-        self.observe("espalier_api_request_seconds", seconds, verb)
+        self._counted.count("espalier_api_requests_total", verb, resource, str(code))
+        self._counted.observe("espalier_api_request_seconds", seconds, verb)
 
     def failed(self, what: str) -> None:
         """Count a failure that is tried again; `what` is one of a fixed few."""
-        self._counters["espalier_operator_errors_total"].labels(what).inc()
+        self._counted.count("espalier_operator_errors_total", what)
 
     def ticked(self, plan: Plan, thought: float, took: float) -> None:
         """Count a tick of the scheduler; seconds it took to plan, and in all."""
-        self.observe("espalier_scheduler_tick_seconds", thought, "plan")
-        self.observe("espalier_scheduler_tick_seconds", took, "all")
-        self._gauges["espalier_scheduler_last_tick_timestamp_seconds"].set(self._clock())
+        self._counted.observe("espalier_scheduler_tick_seconds", thought, "plan")
+        self._counted.observe("espalier_scheduler_tick_seconds", took, "all")
+        self._counted.set("espalier_scheduler_last_tick_timestamp_seconds", self._clock())
         for action in plan.actions:
-            self._counters["espalier_scheduler_actions_total"].labels(type(action).__name__, action.reason).inc()
+            self._counted.count("espalier_scheduler_actions_total", type(action).__name__, action.reason)
 
     # ---- scraping
 
@@ -95,8 +71,8 @@ class Metrics:
 
     def text(self, *, leads: bool) -> bytes:
         """Return all metrics in Prometheus' text format; slow with thousands of jobs, and safe in another thread."""
-        self._gauges["espalier_operator_leader"].set(leads)
-        return generate_latest(self._registry)
+        self._counted.set("espalier_operator_leader", leads)
+        return self._counted.text()
 
 
 class _Scraped(Collector):

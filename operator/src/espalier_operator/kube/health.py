@@ -16,8 +16,8 @@ from typing import Final
 
 from aiohttp import web
 
+from espalier_api.exporting import CONTENT_TYPE
 from espalier_operator.facts import Snapshot
-from espalier_operator.kube.exporter import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 

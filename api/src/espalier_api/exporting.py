@@ -1,0 +1,63 @@
+"""The metrics of one part as Prometheus scrapes them, made of the catalogue in `espalier_api.metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from espalier_api.metrics import FAMILIES, Exporter, MetricType
+
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+"""Of what `Metrics.text` returns."""
+
+
+class Metrics:
+    """What one part counts, by the catalogue's names. Safe from several threads; a wrong name is a `KeyError`.
+
+    Labels are given by value, in the catalogue's order.
+    """
+
+    def __init__(self, exporter: Exporter, without: Container[str] = ()) -> None:
+        """Start from zero with all metrics of `exporter` but those named in `without`."""
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for family in FAMILIES:
+            if family.exporter is not exporter or family.name in without:
+                continue
+            name, about, labels = family.name, family.help, family.labels
+            match family.type:
+                case MetricType.COUNTER:
+                    self._counters[name] = Counter(name, about, labels, registry=self.registry)
+                case MetricType.GAUGE:
+                    self._gauges[name] = Gauge(name, about, labels, registry=self.registry)
+                case MetricType.HISTOGRAM:
+                    made = Histogram(name, about, labels, buckets=family.buckets, registry=self.registry)
+                    self._histograms[name] = made
+
+    def count(self, name: str, *labels: str, amount: float = 1.0) -> None:
+        """Let a counter rise by `amount`."""
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(amount)
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge."""
+        gauge = self._gauges[name]
+        (gauge.labels(*labels) if labels else gauge).set(value)
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """Let a histogram take in `value`."""
+        histogram = self._histograms[name]
+        (histogram.labels(*labels) if labels else histogram).observe(value)
+
+    def is_counter(self, name: str) -> bool:
+        """Return whether a metric that is counted here is a counter."""
+        return name in self._counters
+
+    def text(self) -> bytes:
+        """Return all of them in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -46,7 +46,11 @@ def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = Non
 
 def advise(policy: Policy, request: AdviceRequest, decision_id: str) -> AdviceResponse:
     """Return the greedy decision as the answer to a consultation."""
-    decision = decide(policy, request)
+    return answer_of(policy, decide(policy, request), decision_id)
+
+
+def answer_of(policy: Policy, decision: Decision, decision_id: str) -> AdviceResponse:
+    """Return a decision as the answer to a consultation."""
     return AdviceResponse(
         decision_id=decision_id,
         action=decision.action,

@@ -7,6 +7,7 @@ millisecond of small tensors, which gains nothing from threads.
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,17 +15,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from espalier_agent.advice import advise
+from espalier_agent.advice import answer_of, decide
 from espalier_agent.outcome_log import OutcomeLog
 from espalier_agent.policy import Lineage, Policy
 from espalier_agent.policy_files import default_policy, load_policy
 from espalier_agent.service_errors import ErrorBody, ServiceError, install_error_handlers
 from espalier_agent.service_limits import BodyLimit
+from espalier_agent.service_metrics import CountedRequests
 from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReceipt, OutcomeReport, PolicyVersion
 from espalier_api.base import Record
+from espalier_api.exporting import CONTENT_TYPE, Metrics
+from espalier_api.metrics import Exporter
 
 logger = logging.getLogger(__name__)
 
@@ -102,17 +106,24 @@ def create_app(settings: Settings | None = None, policy: Policy | None = None) -
         redoc_url=None,
         responses={422: {"model": ErrorBody, "description": "The request cannot be understood."}},
     )
+    metrics = Metrics(Exporter.AGENT)
     app.add_middleware(BodyLimit, max_bytes=chosen.max_body_bytes)
+    app.add_middleware(CountedRequests, metrics=metrics)
     install_error_handlers(app)
-    _add_routes(app)
+    _add_routes(app, metrics)
     return app
 
 
-def _add_routes(app: FastAPI) -> None:
+def _add_routes(app: FastAPI, metrics: Metrics) -> None:
     @app.post("/v1/advice", response_model_exclude_none=True, operation_id="advise")
     async def post_advice(request: AdviceRequest, policy: CurrentPolicy) -> AdviceResponse:
         """Advise on one consultation. Any model is answered; what cannot be grown is left as it is."""
-        answer = advise(policy, request, decision_id=str(uuid.uuid4()))
+        begun = time.perf_counter()
+        decision = decide(policy, request)
+        answer = answer_of(policy, decision, decision_id=str(uuid.uuid4()))
+        metrics.observe("espalier_agent_advice_seconds", time.perf_counter() - begun)
+        metrics.count("espalier_agent_advice_total", answer.action.kind)
+        metrics.count("espalier_agent_unknown_layers_total", amount=decision.unknown_layers)
         logger.info(
             "decision %s job=%s time_left=%.1fs action=%s",
             answer.decision_id,
@@ -129,6 +140,7 @@ def _add_routes(app: FastAPI) -> None:
     )
     async def post_outcomes(report: OutcomeReport, log: CurrentOutcomeLog) -> OutcomeReceipt:
         """Take in how a job ended. The receipt counts the decisions that were stored: 0 where no log is configured."""
+        metrics.count("espalier_agent_outcomes_total", amount=len(report.decision_ids))
         if log is None:
             return OutcomeReceipt(accepted=0)
         try:
@@ -147,6 +159,14 @@ def _add_routes(app: FastAPI) -> None:
             vocabulary_size=len(policy.vocabulary),
             lineage=policy.lineage,
         )
+
+    @app.get("/metrics", operation_id="metrics", response_class=Response)
+    async def get_metrics(request: Request) -> Response:
+        """Give the service's metrics as Prometheus scrapes them."""
+        policy = getattr(request.app.state, "policy", None)
+        if isinstance(policy, Policy):
+            metrics.set("espalier_agent_policy_info", 1, policy.identity.name, str(policy.identity.version))
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     @app.get("/healthz", operation_id="healthz")
     async def get_healthz() -> Health:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
 
 from espalier_agent.advice import decide
 from espalier_agent.data import named_architecture
@@ -58,6 +59,32 @@ def test_advice(ask: Ask, policy: Policy) -> None:
     assert [str(entry.action) for entry in answer.probabilities][-1] == "Nothing"
     assert sum(entry.probability for entry in answer.probabilities) == pytest.approx(1)
     assert "target" not in response.json()["probabilities"][-1]["action"]
+
+
+def test_metrics_count_what_was_asked_and_answered(call: Send, policy: Policy) -> None:
+    strange = Architecture(
+        layers=(Layer(name="input", operator="Input"), Layer(name="a", operator="Quantum")), outputs=("a",)
+    )
+    unknown = json.loads(strange.model_dump_json(by_alias=True))
+    questions = [question(), question(architecture=unknown)]
+    asked: list[tuple[str, str, dict[str, Any]]] = [("POST", "/v1/advice", {"json": body}) for body in questions]
+    wrong: list[tuple[str, str, dict[str, Any]]] = [("POST", "/v1/advice", {"json": {}}), ("GET", "/else", {})]
+    told: list[tuple[str, str, dict[str, Any]]] = [("POST", "/v1/outcomes", {"json": OUTCOME}), ("GET", "/metrics", {})]
+    *_, scrape = call(create_app(None, policy), [*asked, *wrong, *told])
+    assert scrape.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in text_string_to_metric_families(scrape.text)
+        for sample in metric.samples
+    }
+    assert samples["espalier_agent_requests_total", "200", "/v1/advice"] == 2
+    assert samples["espalier_agent_requests_total", "422", "/v1/advice"] == 1
+    assert samples["espalier_agent_requests_total", "404", "other"] == 1
+    assert samples["espalier_agent_advice_seconds_count",] == 2
+    assert sum(value for (name, *_), value in samples.items() if name == "espalier_agent_advice_total") == 2
+    assert samples["espalier_agent_unknown_layers_total",] >= 1
+    assert samples["espalier_agent_outcomes_total",] == 2
+    assert samples["espalier_agent_policy_info", policy.identity.name, policy.identity.version] == 1
 
 
 def test_every_decision_has_its_own_id(call: Send, policy: Policy) -> None:
@@ -199,7 +226,7 @@ def test_a_fault_of_our_own_answers_500_without_its_details(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("inner secret")
 
-    monkeypatch.setattr("espalier_agent.service.advise", broken)
+    monkeypatch.setattr("espalier_agent.service.decide", broken)
     response = ask("POST", "/v1/advice", json=question())
     assert response.status_code == 500
     assert response.json() == {"code": "InternalError", "message": "the agent failed; its log says why"}

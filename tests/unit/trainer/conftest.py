@@ -29,7 +29,7 @@ from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
-from espalier_trainer.report import MemoryReporter
+from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
 STEP_SECONDS = 0.002
@@ -107,6 +107,7 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         arrivals: tuple[Arrival, ...] = (),
         store: Path | None = None,
         data: Data | None = None,
+        wrap: Callable[[Reporter], Reporter] = lambda reporter: reporter,
         **options: Any,
     ) -> VirtualRun:
         job = job or job_of()
@@ -123,7 +124,7 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
             data,
             scheduler,
             advisor=advisor,
-            reporter=reporter,
+            reporter=wrap(reporter),
             checkpoints=None if store is None else CheckpointStore(store),
             **options,
         )

@@ -43,7 +43,8 @@ class Trainer:
     `advisor` None means that nobody is asked (as with mode Off). `checkpoints` None means that nothing is kept.
     `stop` is asked at every step boundary; when it says True, a checkpoint is written and the run ends as `Stopped`.
     `restart_only` is a control for studies: where the advice is to grow, only the schedule begins again.
-    `incarnation` is what the process calls itself in reports; made up when empty.
+    `incarnation` is what the process calls itself in reports; made up when empty. `step_took` is told of the wall
+    seconds between the ends of two optimizer steps.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Trainer:
         restart_only: bool = False,
         incarnation: str = "",
         clock: Callable[[], float] = time.monotonic,
+        step_took: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._job = job
         self._training = job.spec.training
@@ -99,7 +101,7 @@ class Trainer:
         self._network = self._start
         self._allocation = Allocation()
         self._ungrown: Network | None = None
-        self._gaps = StepGaps(clock)
+        self._gaps = StepGaps(clock, step_took)
         self._evaluation_cost = 0.0
 
     @property

@@ -49,6 +49,8 @@ class StepGaps:
     """Wall seconds between the ends of two optimizer steps: what evaluating, saving and growing cost training."""
 
     clock: Callable[[], float]
+    observe: Callable[[float], None] = lambda seconds: None
+    """Is told of each."""
     _last: float | None = None
     _longest: float = 0.0
 
@@ -57,6 +59,7 @@ class StepGaps:
         now = self.clock()
         if self._last is not None:
             gap = now - self._last
+            self.observe(gap)
             self._longest = max(self._longest, gap)
             progress.max_step_gap_seconds = max(progress.max_step_gap_seconds, gap)
         self._last = now

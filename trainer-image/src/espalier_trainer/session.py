@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from espalier_trainer.entrypoint import load_entrypoint
 from espalier_trainer.errors import CheckpointFolderError, DatasetError, ExitCode, ModelError
 from espalier_trainer.fallback import build_fallback
 from espalier_trainer.loop import Trainer
+from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.models import build_model
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
@@ -48,7 +50,11 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seed_everything(seed)
     checkpoints = open_checkpoints(job, settings.checkpoint_folder)
-    with connected(settings, job) as contracts:
+    with ExitStack() as stack:
+        contracts = stack.enter_context(connected(settings, job))
+        reporter = MeteredReporter(contracts.reporter, job.spec.time_budget_seconds)
+        if settings.metrics_port is not None:
+            stack.enter_context(served(reporter.metrics, settings.metrics_port))
         data = load_data(training.dataset)
         model = build_model(training.model, data.classes, data.example_input())
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -60,13 +66,14 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
             data,
             DocumentScheduler(contracts.sources, job, settings.time_scale),
             advisor=build_advisor(job, settings.agent_url, seed, stop),
-            reporter=contracts.reporter,
+            reporter=reporter,
             checkpoints=checkpoints,
             device=device,
             seed=seed,
             used_seconds=contracts.used_seconds,
             stop=stop,
             incarnation=settings.incarnation,
+            step_took=reporter.step_took,
         )
         stop.training = True
         return exit_code(trainer.run(), stop)

@@ -72,6 +72,8 @@ class Settings:
     """What the leader calls itself in reports; empty: it makes up a name."""
     role: Role
     index: int
+    metrics_port: int | None = None
+    """Where the leader's metrics can be scraped; None: nowhere."""
 
     @property
     def leads(self) -> bool:
@@ -102,6 +104,7 @@ class Settings:
             incarnation=variables.get(environment.INCARNATION, ""),
             role=_role(variables.get(environment.WORKER_ROLE) or Role.BASE),
             index=_index(variables.get(environment.WORKER_INDEX) or "0"),
+            metrics_port=_port(variables.get(environment.METRICS_PORT)),
         )
 
 
@@ -123,6 +126,14 @@ def _time_scale(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise SettingsError(f"{environment.TIME_SCALE} is {text!r}; it must be a number above 0")
     return value
+
+
+def _port(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
+        raise SettingsError(f"{environment.METRICS_PORT} is {text!r}; it must be a port, from 1 to 65535")
+    return int(text)
 
 
 def _seed(text: str | None) -> int | None:

@@ -29,6 +29,10 @@ CONTRACT_FOLDER: Final = "/etc/espalier"
 JOB_FILE: Final = f"{CONTRACT_FOLDER}/job.json"
 ALLOCATION_FILE: Final = f"{CONTRACT_FOLDER}/allocation.json"
 TRAINER_UID: Final = 65532
+METRICS: Final = "metrics"
+"""Name of the port on which the leader is scraped."""
+METRICS_PORT: Final = 9464
+"""Its number, unless the template has one for something else: that which OpenTelemetry's exporter took first."""
 _CONTRACT_VOLUME: Final = "espalier-contract"
 _CHECKPOINT_VOLUME: Final = "espalier-checkpoints"
 _SCRATCH_VOLUME: Final = "espalier-tmp"
@@ -135,6 +139,8 @@ def worker_pod(
     tolerations += [toleration for toleration in ours if toleration not in tolerations]
     folder = absolute(job.job.spec.checkpoint.path)
     _set_environment(container, job, worker, index, settings, folder)
+    if worker is Role.BASE and index == 0:
+        _name_metrics_port(spec, container)
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
     mount(spec, container, _CHECKPOINT_VOLUME, folder, {"emptyDir": {}})
     template = job.job.spec.template
@@ -242,6 +248,18 @@ def _set_environment(
         contract[environment.CHECKPOINT_DIR] = folder
     defaults = {} if settings.agent_url is None else {environment.AGENT_URL: settings.agent_url}
     set_variables(container, contract, defaults)
+
+
+def _name_metrics_port(spec: Manifest, container: Manifest) -> None:
+    """Name the port of the leader's metrics, unless the template has that name or number, or the host's ports."""
+    ports = container.get("ports", [])
+    if spec.get("hostNetwork") or not isinstance(ports, list):
+        return
+    if any(not isinstance(port, dict) or METRICS in port.values() or METRICS_PORT in port.values() for port in ports):
+        return
+    container["ports"] = [*ports, {"name": METRICS, "containerPort": METRICS_PORT}]
+    if all(given.get("name") != environment.METRICS_PORT for given in container["env"]):
+        container["env"].append({"name": environment.METRICS_PORT, "value": str(METRICS_PORT)})
 
 
 def _contract_volume() -> Manifest:

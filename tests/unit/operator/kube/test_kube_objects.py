@@ -49,6 +49,8 @@ CONTRACT = [
     {"name": "ESPALIER_WORKER_INDEX", "value": "0"},
     {"name": "ESPALIER_INCARNATION", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
 ]
+METRICS = {"name": "ESPALIER_METRICS_PORT", "value": "9464"}
+PORT = {"name": "metrics", "containerPort": 9464}
 CONTRACT_MOUNT = {"name": "espalier-contract", "mountPath": "/etc/espalier", "readOnly": True}
 CONTRACT_VOLUME = {
     "name": "espalier-contract",
@@ -69,10 +71,11 @@ def a_container(**changes):
         "name": "trainer",
         "image": "mine",
         "resources": LIMITS,
-        "env": CONTRACT,
+        "env": [*CONTRACT, METRICS],
+        "ports": [PORT],
         "volumeMounts": [CONTRACT_MOUNT, CHECKPOINT_MOUNT],
     }
-    return {**plain, **changes}
+    return {key: value for key, value in (plain | changes).items() if value is not None}
 
 
 def a_spec(container=None, **changes):
@@ -210,7 +213,7 @@ def test_an_extra_worker_yields_to_everybody():
     ]
     job = kube_job("one", {"template": template(priority=7, preemptionPolicy="Never"), "priorityClassName": "high"})
     assert spec_of(job, Role.EXTRA, 2) == a_spec(
-        a_container(env=env), hostname="one-extra-2", priorityClassName="espalier-extra"
+        a_container(env=env, ports=None), hostname="one-extra-2", priorityClassName="espalier-extra"
     )
     assert spec_of(job) == a_spec(priorityClassName="high", preemptionPolicy="Never"), "base workers take the job's"
     plain = KubeSettings(extra_priority_class=None)
@@ -227,7 +230,7 @@ def test_the_ready_trainer_runs_under_restricted_pod_security():
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        env=[*CONTRACT, {"name": "ESPALIER_AGENT_URL", "value": "http://agent:8080"}],
+        env=[*CONTRACT, {"name": "ESPALIER_AGENT_URL", "value": "http://agent:8080"}, METRICS],
         volumeMounts=[{"name": "espalier-tmp", "mountPath": "/tmp"}, CONTRACT_MOUNT, CHECKPOINT_MOUNT],
     )
     expected = a_spec(
@@ -322,7 +325,7 @@ def test_a_relative_checkpoint_path_is_made_absolute_and_the_trainer_told():
     job = kube_job("one", {"template": template(), "checkpoint": {"path": "runs/a"}})
     spec = spec_of(job)
     assert spec["containers"][0]["volumeMounts"][-1] == {"name": "espalier-checkpoints", "mountPath": "/runs/a"}
-    assert spec["containers"][0]["env"][-1] == {"name": "ESPALIER_CHECKPOINT_DIR", "value": "/runs/a"}
+    assert {"name": "ESPALIER_CHECKPOINT_DIR", "value": "/runs/a"} in spec["containers"][0]["env"]
 
 
 def test_the_contract_s_variables_win_and_the_template_s_may_refer_to_them():
@@ -334,8 +337,30 @@ def test_the_contract_s_variables_win_and_the_template_s_may_refer_to_them():
     ]
     job = templated({"env": own})
     assert spec_of(job, settings=KubeSettings(agent_url="http://agent")) == a_spec(
-        a_container(env=[*CONTRACT, own[2], own[3]])
+        a_container(env=[*CONTRACT, own[2], own[3], METRICS])
     )
+
+
+@pytest.mark.parametrize(
+    ("container", "spec"),
+    [
+        ({"ports": [{"name": "metrics", "containerPort": 8000}]}, {}),
+        ({"ports": [{"name": "mine", "containerPort": 9464}]}, {}),
+        ({}, {"hostNetwork": True}),
+    ],
+    ids=["name", "number", "host"],
+)
+def test_a_leader_is_not_scraped_where_its_port_is_taken(container, spec):
+    built = spec_of(templated(container, **spec))["containers"][0]
+    assert built.get("ports") == container.get("ports")
+    assert METRICS not in built["env"]
+
+
+def test_a_port_of_the_template_s_stays_beside_that_for_metrics():
+    mine = {"name": "mine", "containerPort": 8000}
+    assert spec_of(templated({"ports": [mine]}))["containers"][0]["ports"] == [mine, PORT]
+    own = {"name": "ESPALIER_METRICS_PORT", "value": "9464"}
+    assert spec_of(templated({"env": [own]}))["containers"][0]["env"].count(own) == 1
 
 
 def test_other_containers_stay_as_they_are():

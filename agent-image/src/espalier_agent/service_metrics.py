@@ -1,0 +1,34 @@
+"""Counts the requests that are answered, by path and HTTP code."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from espalier_api.exporting import Metrics
+
+ROUTES: Final = ("/v1/advice", "/v1/outcomes", "/v1/policy", "/healthz", "/readyz", "/metrics")
+"""Counted by name; whatever else is asked for is `other`, so that nobody makes series by asking."""
+
+
+class CountedRequests:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand the request on, and count its answer when that begins."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        route = scope["path"] if scope["path"] in ROUTES else "other"
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.metrics.count("espalier_agent_requests_total", route, str(message["status"]))
+            await send(message)
+
+        await self.app(scope, receive, counted)

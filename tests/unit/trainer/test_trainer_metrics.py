@@ -1,0 +1,75 @@
+"""What a trainer lets be scraped while it trains."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from espalier_api import environment
+from espalier_api.advice import Action
+from espalier_api.exporting import Metrics
+from espalier_api.metrics import Exporter
+from espalier_trainer.advisor import NoAgent, Scripted, WithFallback
+from espalier_trainer.fallback import Heuristic
+from espalier_trainer.metrics import MeteredReporter, served
+from espalier_trainer.settings import Settings, SettingsError
+
+
+def samples_of(text: str) -> dict[tuple[str, ...], float]:
+    """Return the samples by name and label values."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in text_string_to_metric_families(text)
+        for sample in metric.samples
+    }
+
+
+@pytest.mark.parametrize("agent", [True, False])
+def test_a_run_is_in_its_metrics(run, make_job, agent: bool) -> None:
+    """With an agent that advises to grow, and with none, where the fallback decides."""
+    metrics = Metrics(Exporter.TRAINER)
+    took: list[float] = []
+    advisor = Scripted((Action.deepen("block0"),)) if agent else WithFallback(NoAgent(), Heuristic())
+    done = run(
+        make_job(),
+        advisor=advisor,
+        up_at=0.1,
+        wrap=lambda reporter: MeteredReporter(reporter, 0.4, metrics),
+        step_took=took.append,
+    )
+    samples = samples_of(metrics.text().decode())
+    result = done.result
+    assert samples["espalier_trainer_depth",] == result.depth_after
+    assert samples["espalier_trainer_parameters",] == result.parameters_after
+    assert len(took) == result.steps - 1
+    assert samples["espalier_trainer_accuracy_ratio", "validation"] == result.validation_accuracy
+    assert samples["espalier_trainer_budget_left_seconds",] == 0
+    counted = [value for (name, *_), value in samples.items() if name == "espalier_trainer_adaptation_seconds_count"]
+    assert sum(counted) == len(result.adaptations)
+    problems = samples.get(("espalier_trainer_advice_problems_total", "AgentUnavailable"), 0)
+    assert problems == (0 if agent else len(result.adaptations))
+
+
+def test_they_are_served_until_training_ends(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics(Exporter.TRAINER)
+    metrics.set("espalier_trainer_depth", 3)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with served(metrics, port):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            assert samples_of(answer.read().decode())["espalier_trainer_depth",] == 3
+        with served(metrics, port):
+            assert f"no metrics: port {port} cannot be had" in caplog.text
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("0.0.0.0", port))
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "-1", "http", "٣"])
+def test_a_port_that_is_none_is_refused_by_name(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"ESPALIER_METRICS_PORT is '.*'; it must be a port, from 1 to 65535"):
+        Settings.from_environment({environment.JOB_FILE: "job.yaml", environment.METRICS_PORT: text})

@@ -1,0 +1,75 @@
+"""The trainer's metrics: what its events say, how long its steps take, and a port on which they are scraped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from prometheus_client import start_http_server
+
+from espalier_api.events import AdaptationFinished, AnyEvent, EpochFinished, TrainerFinished, TrainerStarted
+from espalier_api.exporting import Metrics
+from espalier_api.metrics import Exporter
+from espalier_api.report import Report
+from espalier_trainer.report import Reporter
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class MeteredReporter:
+    """A `Reporter` that counts what it passes on."""
+
+    reporter: Reporter
+    budget_seconds: float
+    metrics: Metrics = field(default_factory=lambda: Metrics(Exporter.TRAINER))
+
+    def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
+        """Pass the report on."""
+        self.reporter.publish(make, urgent=urgent)
+
+    def record(self, event: AnyEvent) -> None:
+        """Pass the event on, and count it."""
+        self.reporter.record(event)
+        self.metrics.set("espalier_trainer_budget_left_seconds", max(0.0, self.budget_seconds - event.used_seconds))
+        match event:
+            case TrainerStarted() | TrainerFinished():
+                self._size(event.depth, event.parameters)
+            case EpochFinished():
+                self._size(event.depth, event.parameters)
+                self.metrics.set("espalier_trainer_loss", event.train_loss, "train")
+                self.metrics.set("espalier_trainer_loss", event.validation_loss, "validation")
+                self.metrics.set("espalier_trainer_accuracy_ratio", event.validation_accuracy, "validation")
+            case AdaptationFinished(adaptation=adaptation):
+                self._size(adaptation.depth_after, adaptation.parameters_after)
+                result, reason = adaptation.result, adaptation.reason
+                self.metrics.observe("espalier_trainer_adaptation_seconds", adaptation.seconds, result)
+                if reason is not None:
+                    self.metrics.count("espalier_trainer_advice_problems_total", reason)
+
+    def step_took(self, seconds: float) -> None:
+        """Take in the wall time between the ends of two optimizer steps."""
+        self.metrics.observe("espalier_trainer_step_seconds", seconds)
+
+    def _size(self, depth: int, parameters: int) -> None:
+        self.metrics.set("espalier_trainer_depth", depth)
+        self.metrics.set("espalier_trainer_parameters", parameters)
+
+
+@contextmanager
+def served(metrics: Metrics, port: int) -> Iterator[None]:
+    """Let `metrics` be scraped on `port` of all addresses; where the port cannot be had training goes on without."""
+    try:
+        server, thread = start_http_server(port, registry=metrics.registry)
+    except OSError as error:
+        logger.warning("no metrics: port %d cannot be had (%s)", port, error.strerror)
+        yield
+        return
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -69,8 +69,9 @@ def test_metrics_count_what_was_asked_and_answered(call: Send, policy: Policy) -
     questions = [question(), question(architecture=unknown)]
     asked: list[tuple[str, str, dict[str, Any]]] = [("POST", "/v1/advice", {"json": body}) for body in questions]
     wrong: list[tuple[str, str, dict[str, Any]]] = [("POST", "/v1/advice", {"json": {}}), ("GET", "/else", {})]
-    told: list[tuple[str, str, dict[str, Any]]] = [("POST", "/v1/outcomes", {"json": OUTCOME}), ("GET", "/metrics", {})]
-    *_, scrape = call(create_app(None, policy), [*asked, *wrong, *told])
+    app = create_app(None, policy)
+    call(app, [*asked, *wrong, ("POST", "/v1/outcomes", {"json": OUTCOME})])
+    (scrape,) = call(app, [("GET", "/metrics", {})])
     assert scrape.headers["content-type"].startswith("text/plain; version=0.0.4")
     samples = {
         (sample.name, *sample.labels.values()): sample.value

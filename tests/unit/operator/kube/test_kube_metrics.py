@@ -1,0 +1,114 @@
+"""What the operator lets be scraped: counted once, gone with its job; and how long signals take."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from espalier_api.metrics import FAMILIES, Exporter
+from espalier_api.reasons import Reason
+from espalier_api.status import JobStatus, TimeBudgetStatus
+from espalier_operator.actions import Admit, GrantExtra, Plan
+from espalier_operator.facts import Snapshot
+from espalier_operator.kube.exporter import Metrics
+from espalier_operator.kube.series import LiveJob
+from espalier_operator.kube.signals import Signals
+from espalier_operator.kube.tallies import Owner, tallies
+
+NOW = 1_000.0
+OWNER = Owner(namespace="team", queue="research", base_gpus=1, gpus_per_worker=1, created_at=NOW)
+
+
+def scraped(metrics: Metrics, *, leads: bool = True) -> dict[tuple[str, frozenset[str]], float]:
+    """Return the samples by name and set of label values."""
+    return {
+        (sample.name, frozenset(sample.labels.values())): sample.value
+        for metric in text_string_to_metric_families(metrics.text(leads=leads).decode())
+        for sample in metric.samples
+    }
+
+
+def live(name: str, used: float = 0.0) -> LiveJob:
+    return LiveJob(
+        owner=OWNER, name=name, status=JobStatus(time_budget=TimeBudgetStatus(used_seconds=used)), facts=None
+    )
+
+
+def test_what_happened_is_counted_under_its_labels() -> None:
+    metrics = Metrics(lambda: NOW)
+    before, after = JobStatus(), JobStatus(restarts=2, preemptions=1)
+    metrics.add(tallies(before, after, OWNER))
+    metrics.add(tallies(before, after, OWNER))
+    found = scraped(metrics)
+    place = frozenset({"team", "research"})
+    assert found["espalier_restarts_total", place] == 4
+    assert found["espalier_preemptions_total", place] == 2
+
+
+def test_a_tick_tells_its_time_and_its_decisions() -> None:
+    metrics = Metrics(lambda: NOW)
+    grant = GrantExtra(job="team/one", extra=1)
+    metrics.ticked(Plan(actions=(grant, grant, Admit(job="a", gpu_type="x")), refusals={}, wake_at=None), 0.02, 0.03)
+    found = scraped(metrics)
+    assert found["espalier_scheduler_last_tick_timestamp_seconds", frozenset()] == NOW
+    assert found["espalier_scheduler_tick_seconds_sum", frozenset({"plan"})] == pytest.approx(0.02)
+    assert found["espalier_scheduler_actions_total", frozenset({"GrantExtra", Reason.EXTRA_GPUS_GRANTED})] == 2
+
+
+def test_series_of_a_job_go_with_it() -> None:
+    metrics = Metrics(lambda: NOW)
+    metrics.look([live("one", 5.0), live("two", 6.0)], Snapshot(taken_at=NOW), {"pods": NOW - 7})
+    used = "espalier_job_time_used_seconds_total"
+    found = scraped(metrics)
+    assert found[used, frozenset({"team", "one"})] == 5
+    assert found["espalier_watch_age_seconds", frozenset({"pods"})] == 7
+    metrics.look([live("two", 7.0)], Snapshot(taken_at=NOW), {})
+    found = scraped(metrics)
+    assert (used, frozenset({"team", "one"})) not in found
+    assert found[used, frozenset({"team", "two"})] == 7
+
+
+def test_a_replica_that_waits_says_so_and_which_version_it_is() -> None:
+    found = scraped(Metrics(), leads=False)
+    assert found["espalier_operator_leader", frozenset()] == 0
+    assert found["espalier_build_info", frozenset({version("espalier-operator")})] == 1
+
+
+def test_all_of_the_operator_s_catalogue_is_declared() -> None:
+    text = Metrics().text(leads=True).decode()
+    for family in FAMILIES:
+        assert (f"# TYPE {family.name} " in text) == (family.exporter is Exporter.OPERATOR), family.name
+
+
+def test_a_signal_is_timed_from_the_first_news_to_the_write_and_on_to_the_acknowledgement() -> None:
+    told: list[tuple[str, float]] = []
+    signals = Signals(lambda stage, seconds: told.append((stage, seconds)))
+    signals.noticed(10.0)
+    signals.noticed(10.4)
+    signals.looked()
+    signals.granted("uid", 3, 10.5)
+    signals.written("uid", 2, 10.6)  # an older status on its way
+    signals.acknowledged("uid", 3, 10.7)  # cannot be: it was not told yet
+    assert told == []
+    signals.written("uid", 3, 11.0)
+    signals.written("uid", 3, 15.0)
+    signals.acknowledged("uid", 2, 11.1)
+    signals.acknowledged("uid", 4, 11.25)
+    signals.acknowledged("uid", 4, 12.0)
+    assert told == [("written", 1.0), ("acknowledged", 0.25)]
+    assert list(signals.waiting()) == []
+
+
+def test_a_grant_without_news_is_timed_from_its_plan_and_one_of_a_job_that_goes_is_forgotten() -> None:
+    told: list[tuple[str, float]] = []
+    signals = Signals(lambda stage, seconds: told.append((stage, seconds)))
+    signals.looked()
+    signals.granted("a", 1, 5.0)
+    signals.granted("b", 1, 5.0)
+    signals.forget("b")
+    signals.written("a", 1, 5.5)
+    signals.written("b", 1, 5.5)
+    assert told == [("written", 0.5)]
+    assert list(signals.waiting()) == ["a"]

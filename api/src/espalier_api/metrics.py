@@ -46,10 +46,14 @@ class MetricFamily:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names under which samples are found."""
+        """The names under which samples are found.
+
+        A histogram of what may be negative has no sum: it could fall, and Prometheus would take that for a restart.
+        """
         if self.type is not MetricType.HISTOGRAM:
             return (self.name,)
-        return tuple(f"{self.name}{suffix}" for suffix in ("_bucket", "_count", "_sum"))
+        suffixes = ("_bucket", "_count") if self.buckets[0] < 0 else ("_bucket", "_count", "_sum")
+        return tuple(f"{self.name}{suffix}" for suffix in suffixes)
 
 
 LABELS: Final = {

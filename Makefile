@@ -49,6 +49,10 @@ test-integration: .venv/.ready  ## the tests that need a real API server; gets o
 crd: .venv/.ready  ## write the CRD anew from the models
 	.venv/bin/python -m espalier_api.crd crds
 
+.PHONY: dashboards
+dashboards: .venv/.ready  ## write the dashboards, the alert rules and docs/metrics.md anew
+	PYTHONPATH=monitoring .venv/bin/python -m espalier_monitoring .
+
 .PHONY: lint
 lint: .venv/.ready  ## ruff, strict mypy, import-linter
 	.venv/bin/ruff check .

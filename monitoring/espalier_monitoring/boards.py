@@ -1,0 +1,164 @@
+"""What all dashboards have in common: a data source to choose, panels in rows that do not overlap, text as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    BigValueGraphMode,
+    BigValueTextMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    StackingMode,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    Dashboard,
+    DashboardCursorSync,
+    DataSourceRef,
+    GridPos,
+    VariableRefresh,
+    VariableSort,
+)
+
+SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
+"""The data source that is chosen at the top."""
+
+_COLUMNS: Final = 24
+_FEW: Final = 5.0
+"""Percent of filling under a line; what is stacked is filled."""
+_STACKED: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel."""
+
+    title: str
+    about: str
+    """What it shows and what to make of it."""
+    unit: str
+    """Grafana's name of it: `s`, `short`, `percentunit`, `ops`, `reqps`."""
+    queries: tuple[tuple[str, str], ...]
+    """PromQL and legend; the legend names labels as `{{label}}`."""
+    stacked: bool = False
+    single: bool = False
+    """Whether the latest value is shown in figures, not as a line."""
+    names: bool = False
+    """Of a single one: whether its legend is what is shown, not its value."""
+    least: float | None = 0.0
+    """Where the axis begins; None where values may be negative."""
+    decimals: int | None = None
+    width: int = 12
+    height: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A heading with panels below it, from left to right."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """One dashboard."""
+
+    uid: str
+    title: str
+    about: str
+    rows: Sequence[Row]
+    variables: Sequence[tuple[str, str, str]] = ()
+    """Name, label and query of each."""
+    annotations: Sequence[dashboard.AnnotationQuery] = field(default_factory=tuple)
+
+
+def build(board: Board) -> Dashboard:
+    """Return the dashboard; panels get numbers and places in their order."""
+    source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+    made = (
+        dashboard.Dashboard(board.title)
+        .uid(board.uid)
+        .description(board.about)
+        .tags(["espalier"])
+        .time("now-3h", "now")
+        .refresh("30s")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .readonly()
+        .with_variable(source)
+    )
+    for name, label, query in board.variables:
+        made.with_variable(
+            dashboard.QueryVariable(name)
+            .label(label)
+            .datasource(SOURCE)
+            .query(query)
+            .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .sort(VariableSort.ALPHABETICAL_ASC)
+        )
+    for annotation in board.annotations:
+        made.annotation(annotation)
+    number, top = 0, 0
+    for row in board.rows:
+        number += 1
+        made.with_row(dashboard.Row(row.title).id(number).grid_pos(GridPos(x=0, y=top, w=_COLUMNS, h=1)))
+        top += 1
+        left, tallest = 0, 0
+        for panel in row.panels:
+            if left + panel.width > _COLUMNS:
+                left, top, tallest = 0, top + tallest, 0
+            number += 1
+            place = GridPos(x=left, y=top, w=panel.width, h=panel.height)
+            made.with_panel(_panel(panel).id(number).grid_pos(place))
+            left, tallest = left + panel.width, max(tallest, panel.height)
+        top += tallest
+    return made.build()
+
+
+def board_text(board: Dashboard) -> str:
+    """Return a dashboard as the JSON that Grafana reads."""
+    return json.dumps(board, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def expressions(board: Dashboard) -> Iterable[tuple[str, str]]:
+    """Yield (where, PromQL) of all panels and annotations of a dashboard."""
+    whole = json.loads(board_text(board))
+    for panel in whole["panels"]:
+        for target in panel.get("targets", ()):
+            yield f"{whole['title']}: {panel['title']}", target["expr"]
+    for annotation in whole["annotations"].get("list", ()):
+        yield f"{whole['title']}: {annotation['name']}", annotation["expr"]
+
+
+def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
+    made = _single(panel) if panel.single else _lines(panel)
+    made.title(panel.title).description(panel.about).unit(panel.unit).datasource(SOURCE)
+    if panel.least is not None:
+        made.min(panel.least)
+    if panel.decimals is not None:
+        made.decimals(panel.decimals)
+    for number, (expression, legend) in enumerate(panel.queries):
+        query = prometheus.Dataquery().expr(expression).legend_format(legend).datasource(SOURCE)
+        made.with_target((query.instant() if panel.single else query.range()).ref_id(chr(ord("A") + number)))
+    return made
+
+
+def _single(panel: Panel) -> stat.Panel:
+    mode = BigValueTextMode.NAME if panel.names else BigValueTextMode.AUTO
+    return stat.Panel().graph_mode(BigValueGraphMode.NONE).text_mode(mode).no_value("–")
+
+
+def _lines(panel: Panel) -> timeseries.Panel:
+    legend = (
+        common.VizLegendOptions()
+        .display_mode(LegendDisplayMode.LIST)
+        .placement(LegendPlacement.BOTTOM)
+        .show_legend(True)
+    )
+    made = timeseries.Panel().legend(legend).fill_opacity(_STACKED if panel.stacked else _FEW)
+    return made.stacking(common.StackingConfig().mode(StackingMode.NORMAL)) if panel.stacked else made

@@ -1,0 +1,176 @@
+"""The dashboard of one job: its budget, what it learns, how it grows and on which GPUs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.models.dashboard import AnnotationQuery, Dashboard
+
+from espalier_monitoring.boards import SOURCE, Board, Panel, Row, build
+
+_THIS: Final = '{namespace="$namespace", job_name="$job_name"}'
+
+
+def _of(metric: str) -> str:
+    """Return a query for a figure of the job; whichever operator tells it."""
+    return f"max (espalier_job_{metric}{_THIS})"
+
+
+def _metric(pattern: str) -> str:
+    where = f'{{namespace="$namespace", job_name="$job_name", metric=~"{pattern}"}}'
+    return f"max by (metric) (espalier_job_metric{where})"
+
+
+class _GrowthMark(AnnotationQuery):
+    """An annotation with its title, which the SDK knows nothing of."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return what Grafana reads."""
+        return {**super().to_json(), "titleFormat": "The model grew"}
+
+
+class _GrowthMarks(builders.AnnotationQuery):
+    """A mark wherever the model grew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._internal = _GrowthMark()
+        grew = f"changes(espalier_job_adaptations_total{_THIS}[$__rate_interval]) > 0"
+        self.name("Growth").datasource(SOURCE).enable(True).icon_color("purple").expr(grew)
+
+
+_BUDGET: Final = Row(
+    title="Budget",
+    panels=(
+        Panel(
+            title="Phase",
+            about="`status.phase` of the job; when the panel is empty, the job is gone or has no status yet.",
+            unit="short",
+            queries=((f"max by (phase) (espalier_job_info{_THIS})", "{{phase}}"),),
+            single=True,
+            names=True,
+            width=4,
+        ),
+        Panel(
+            title="Budget used",
+            about="Share of the time budget; only time in training counts.",
+            unit="percentunit",
+            queries=((f"{_of('time_used_seconds_total')} / {_of('time_budget_seconds')}", "used"),),
+            single=True,
+            width=4,
+        ),
+        Panel(
+            title="Waiting",
+            about="How long the job has waited for its first GPUs, and why; empty once it has them.",
+            unit="s",
+            queries=((f"max by (reason) (espalier_job_waiting_seconds{_THIS})", "{{reason}}"),),
+            single=True,
+            width=4,
+        ),
+        Panel(
+            title="Time used of the budget",
+            about="A level stretch is a pause, a restart or a wait: it costs nothing.",
+            unit="s",
+            queries=((_of("time_used_seconds_total"), "used"), (_of("time_budget_seconds"), "budget")),
+        ),
+    ),
+)
+
+_LEARNING: Final = Row(
+    title="Learning",
+    panels=(
+        Panel(
+            title="Accuracy",
+            about="What the trainer reports under names with `accuracy`; marks show when the model grew.",
+            unit="percentunit",
+            queries=((_metric(".*accuracy.*"), "{{metric}}"),),
+        ),
+        Panel(
+            title="Loss",
+            about="What the trainer reports under names with `loss`. A short rise after a mark is the new layer.",
+            unit="short",
+            queries=((_metric(".*loss.*"), "{{metric}}"),),
+            least=None,
+        ),
+        Panel(
+            title="Other figures",
+            about="All else that the trainer reports.",
+            unit="short",
+            queries=(
+                (
+                    f'max by (metric) (espalier_job_metric{{{_THIS.strip("{}")}, metric!~".*(accuracy|loss).*"}})',
+                    "{{metric}}",
+                ),
+            ),
+            least=None,
+        ),
+        Panel(
+            title="Steps and epochs a minute",
+            about="Optimizer steps fall when the model grows and rise with more workers.",
+            unit="cpm",
+            queries=(
+                (f"60 * max (rate(espalier_job_steps_total{_THIS}[$__rate_interval]))", "steps"),
+                (f"60 * max (rate(espalier_job_epochs_total{_THIS}[$__rate_interval]))", "epochs"),
+            ),
+        ),
+    ),
+)
+
+_MODEL: Final = Row(
+    title="Model and workers",
+    panels=(
+        Panel(
+            title="Depth",
+            about="Layers with parameters of the model.",
+            unit="short",
+            queries=((_of("depth"), "depth"), (_of("adaptations_total"), "times grown")),
+            decimals=0,
+        ),
+        Panel(
+            title="Parameters",
+            about="Trainable parameters of the model.",
+            unit="short",
+            queries=((_of("parameters"), "parameters"),),
+        ),
+        Panel(
+            title="GPUs",
+            about="Base: those that the job asked for. Extra: those that it was lent.",
+            unit="short",
+            queries=((f"max by (role) (espalier_job_gpus{_THIS})", "{{role}}"),),
+            stacked=True,
+            decimals=0,
+        ),
+        Panel(
+            title="GPU-seconds",
+            about="Held while it trained, base and extra.",
+            unit="s",
+            queries=((f"max by (role) (espalier_job_gpu_seconds_total{_THIS})", "{{role}}"),),
+            stacked=True,
+        ),
+        Panel(
+            title="Restarts and preemptions",
+            about="Starts of the leader after the first, and workers that were ended from outside.",
+            unit="short",
+            queries=((_of("restarts_total"), "restarts"), (_of("preemptions_total"), "preemptions")),
+            decimals=0,
+        ),
+    ),
+)
+
+
+def dashboard() -> Dashboard:
+    """Return it."""
+    return build(
+        Board(
+            uid="espalier-job",
+            title="Espalier: job",
+            about="One job: its budget, what it learns, when its model grew, and on which GPUs it trains.",
+            rows=(_BUDGET, _LEARNING, _MODEL),
+            variables=(
+                ("namespace", "Namespace", "label_values(espalier_job_info, namespace)"),
+                ("job_name", "Job", 'label_values(espalier_job_info{namespace="$namespace"}, job_name)'),
+            ),
+            annotations=(_GrowthMarks(),),
+        )
+    )

@@ -1,0 +1,152 @@
+{{/* Start of all names: release "espalier" gives espalier, release "gpu" gives gpu-espalier. */}}
+{{- define "espalier.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 46 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" (.Release.Name | trunc 37 | trimSuffix "-") .Chart.Name -}}
+{{- end -}}
+{{- end }}
+
+{{- define "espalier.operator" -}}{{ include "espalier.fullname" . }}-operator{{- end }}
+{{- define "espalier.agent" -}}{{ include "espalier.fullname" . }}-agent{{- end }}
+
+{{/* Labels of an object. Takes (list context part) or (list context part more); part is operator, agent or empty. */}}
+{{- define "espalier.labels" -}}
+{{- $root := index . 0 -}}
+{{- $own := dict
+  "app.kubernetes.io/name" (list "espalier" (index . 1) | compact | join "-")
+  "app.kubernetes.io/instance" $root.Release.Name
+  "app.kubernetes.io/version" $root.Chart.AppVersion
+  "app.kubernetes.io/part-of" "espalier"
+  "app.kubernetes.io/managed-by" $root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_")
+-}}
+{{- $more := dict -}}
+{{- if gt (len .) 2 }}{{ $more = index . 2 }}{{ end -}}
+{{- toYaml (merge $own $more $root.Values.commonLabels) -}}
+{{- end }}
+
+{{/* Labels that select a part's pods. Takes (list context part). */}}
+{{- define "espalier.selector" -}}
+app.kubernetes.io/name: espalier-{{ index . 1 }}
+app.kubernetes.io/instance: {{ (index . 0).Release.Name | quote }}
+{{- end }}
+
+{{/* Labels of a part's pods. Takes (list context part). Without versions: a pod is not replaced for a label. */}}
+{{- define "espalier.podLabels" -}}
+{{- $root := index . 0 -}}
+{{- $own := include "espalier.selector" . | fromYaml -}}
+{{- $_ := set $own "app.kubernetes.io/part-of" "espalier" -}}
+{{- $given := merge (dict) (index $root.Values (index . 1)).podLabels $root.Values.commonLabels -}}
+{{- toYaml (merge $own $given) -}}
+{{- end }}
+
+{{/* Name of an image. Takes (list context part); part is operator, agent or trainer. */}}
+{{- define "espalier.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := (index $root.Values (index . 1)).image -}}
+{{- with $root.Values.image.registry }}{{ . }}/{{ end }}{{ $image.repository -}}
+{{- if $image.digest }}@{{ $image.digest }}
+{{- else }}:{{ $image.tag | default $root.Values.image.tag | default $root.Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* Name of a part's ServiceAccount. Takes (list context part). */}}
+{{- define "espalier.account" -}}
+{{- $root := index . 0 -}}
+{{- $account := (index $root.Values (index . 1)).serviceAccount -}}
+{{- $account.name | default (include (printf "espalier.%s" (index . 1)) $root) -}}
+{{- end }}
+
+{{/* URL of the agent that jobs have that name none; empty where there is none. */}}
+{{- define "espalier.agentUrl" -}}
+{{- if .Values.agent.url -}}
+{{- .Values.agent.url -}}
+{{- else if .Values.agent.enabled -}}
+http://{{ include "espalier.agent" . }}.{{ .Release.Namespace }}.svc:8080
+{{- end -}}
+{{- end }}
+
+{{/* What restricted pod security asks of a pod. */}}
+{{- define "espalier.podSecurity" -}}
+runAsNonRoot: true
+{{- with .Values.securityContext.runAsUser }}
+runAsUser: {{ int64 . }}
+runAsGroup: {{ int64 . }}
+fsGroup: {{ int64 . }}
+{{- end }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{/* What it asks of a container, and a root file system that nobody writes to. */}}
+{{- define "espalier.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* Where a part's pods may be, and what holds them up. Takes (list context part). */}}
+{{- define "espalier.placement" -}}
+{{- $root := index . 0 -}}
+{{- $values := index $root.Values (index . 1) -}}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* How many agents there are at least. */}}
+{{- define "espalier.agents" -}}
+{{- if .Values.agent.autoscaling.enabled }}{{ .Values.agent.autoscaling.minReplicas }}{{ else }}{{ .Values.agent.replicas }}{{ end -}}
+{{- end }}
+
+{{/* What types cannot say of the values. */}}
+{{- define "espalier.check" -}}
+{{- $policy := .Values.agent.policy -}}
+{{- $needed := dict "ConfigMap" "configMap" "PersistentVolumeClaim" "claim" "Image" "image" -}}
+{{- range $source, $key := $needed -}}
+{{- if and (eq $policy.source $source) (not (index $policy $key)) -}}
+{{- fail (printf "agent.policy.%s is empty, and agent.policy.source is %s: name it" $key $source) -}}
+{{- end -}}
+{{- if and (ne $policy.source $source) (index $policy $key) -}}
+{{- fail (printf "agent.policy.%s is %q, and agent.policy.source is %s: set the source to %s, or leave the other out" $key (index $policy $key) $policy.source $source) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $policy.subPath (ne $policy.source "PersistentVolumeClaim") -}}
+{{- fail (printf "agent.policy.subPath is %q, and agent.policy.source is %s: only a PersistentVolumeClaim has one" $policy.subPath $policy.source) -}}
+{{- end -}}
+{{- $scaling := .Values.agent.autoscaling -}}
+{{- if and $scaling.enabled (gt (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- fail (printf "agent.autoscaling.minReplicas is %d, more than agent.autoscaling.maxReplicas, which is %d" (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- end -}}
+{{- range $part := list "operator" "agent" -}}
+{{- $account := (index $.Values $part).serviceAccount -}}
+{{- if not (or $account.create $account.name) -}}
+{{- fail (printf "%s.serviceAccount.name is empty, and %s.serviceAccount.create is false: name the one that is there" $part $part) -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (float64 .Values.operator.seconds.restart) (float64 .Values.operator.seconds.maxRestart) -}}
+{{- fail (printf "operator.seconds.restart is %v, more than operator.seconds.maxRestart, which is %v" .Values.operator.seconds.restart .Values.operator.seconds.maxRestart) -}}
+{{- end -}}
+{{- end }}

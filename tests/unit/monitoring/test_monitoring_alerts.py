@@ -1,0 +1,282 @@
+"""Each alert fires when it should and says what it should; and stays silent when it should. By promtool."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from espalier_monitoring.alerts import ALERTS
+from espalier_monitoring.rules import rules_text, says
+
+BY_NAME = {alert.name: alert for alert in ALERTS}
+OPERATOR = 'instance="op:8080", pod="op"'
+JOB = 'namespace="team", job_name="one"'
+QUEUE = 'namespace="team", queue="default"'
+RECLAIMS = f'espalier_reclaims_total{{{QUEUE}, reason="NeededByOtherJob"'
+DECISIONS = f'espalier_adaptations_total{{{QUEUE}, action="Deepen", result="Grown"'
+ADVICE = "espalier_agent_advice_seconds_bucket"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Series of one sample a minute, and when to look."""
+
+    alert: str
+    about: str
+    series: dict[str, str]
+    at: str
+    labels: dict[str, str] | None = None
+    """Of the alert that fires; None where none does."""
+    words: dict[str, str] = field(default_factory=dict)
+    """What is in its summary and description in place of each `{{ }}`."""
+
+
+CASES = (
+    Case(
+        alert="EspalierOperatorSilent",
+        about="all replicas wait",
+        series={f"espalier_operator_leader{{{OPERATOR}}}": "0x20"},
+        at="6m",
+        labels={},
+    ),
+    Case(alert="EspalierOperatorSilent", about="there is none", series={"up": "0x20"}, at="6m", labels={}),
+    Case(
+        alert="EspalierOperatorSilent",
+        about="another took over within minutes",
+        series={
+            'espalier_operator_leader{pod="a"}': "1x6 stale",
+            'espalier_operator_leader{pod="b"}': "0x9 1x10",
+        },
+        at="12m",
+    ),
+    Case(
+        alert="EspalierTickOld",
+        about="the leader is stuck",
+        series={
+            f"espalier_scheduler_last_tick_timestamp_seconds{{{OPERATOR}}}": "0x20",
+            f"espalier_operator_leader{{{OPERATOR}}}": "1x20",
+        },
+        at="5m",
+        labels={"instance": "op:8080", "pod": "op"},
+        words={"$labels.instance": "op:8080", "$value | humanizeDuration": "5m 0s"},
+    ),
+    Case(
+        alert="EspalierTickOld",
+        about="one ticks, another waits and has never ticked",
+        series={
+            'espalier_scheduler_last_tick_timestamp_seconds{pod="a"}': "0+60x20",
+            'espalier_operator_leader{pod="a"}': "1x20",
+            'espalier_scheduler_last_tick_timestamp_seconds{pod="b"}': "0x20",
+            'espalier_operator_leader{pod="b"}': "0x20",
+        },
+        at="15m",
+    ),
+    Case(
+        alert="EspalierApiErrors",
+        about="a fifth fails",
+        series={
+            'espalier_api_requests_total{verb="patch", resource="pods", code="200"}': "0+80x40",
+            'espalier_api_requests_total{verb="patch", resource="pods", code="503"}': "0+15x40",
+            'espalier_api_requests_total{verb="patch", resource="pods", code="0"}': "0+5x40",
+        },
+        at="20m",
+        labels={"verb": "patch", "resource": "pods"},
+        words={"$labels.verb": "patch", "$labels.resource": "pods", "$value | humanizePercentage": "20%"},
+    ),
+    Case(
+        alert="EspalierApiErrors",
+        about="conflicts and what is gone are ordinary",
+        series={
+            'espalier_api_requests_total{verb="patch", resource="pods", code="200"}': "0+50x40",
+            'espalier_api_requests_total{verb="patch", resource="pods", code="404"}': "0+30x40",
+            'espalier_api_requests_total{verb="patch", resource="pods", code="409"}': "0+30x40",
+            'espalier_api_requests_total{verb="patch", resource="pods", code="500"}': "0+1x40",
+        },
+        at="20m",
+    ),
+    Case(
+        alert="EspalierApiErrors",
+        about="the API server is started again",
+        series={
+            'espalier_api_requests_total{verb="list", resource="pods", code="200"}': "0+10x40",
+            'espalier_api_requests_total{verb="list", resource="pods", code="0"}': "0x10 0+40x3 120x20",
+        },
+        at="15m",
+    ),
+    Case(
+        alert="EspalierWritesFail",
+        about="statuses cannot be written",
+        series={'espalier_operator_errors_total{error="status"}': "_x5 1+1x40"},
+        at="20m",
+        labels={"error": "status"},
+        words={"$labels.error": "status"},
+    ),
+    Case(
+        alert="EspalierWritesFail",
+        about="a few times, and Events all the time",
+        series={
+            'espalier_operator_errors_total{error="status"}': "0x5 0+1x3 4x40",
+            'espalier_operator_errors_total{error="event"}': "0+1x40",
+        },
+        at="12m",
+    ),
+    Case(
+        alert="EspalierWatchStale",
+        about="nothing of nodes for twenty minutes",
+        series={
+            'espalier_watch_age_seconds{resource="nodes"}': "0+60x40",
+            'espalier_watch_age_seconds{resource="pods"}': "3x40",
+        },
+        at="20m",
+        labels={"resource": "nodes"},
+        words={"$labels.resource": "nodes", "$value | humanizeDuration": "20m 0s"},
+    ),
+    Case(
+        alert="EspalierWatchStale",
+        about="a quiet cluster is heard of by lists",
+        series={'espalier_watch_age_seconds{resource="nodes"}': "0+60x5 0+60x5 0+60x5 0+60x5"},
+        at="23m",
+    ),
+    Case(
+        alert="EspalierJobWaits",
+        about="seventy minutes",
+        series={f'espalier_job_waiting_seconds{{{JOB}, reason="NoFreeGPU"}}': "3000+60x30"},
+        at="20m",
+        labels={"namespace": "team", "job_name": "one", "reason": "NoFreeGPU"},
+        words={
+            "$labels.namespace": "team",
+            "$labels.job_name": "one",
+            "$labels.reason": "NoFreeGPU",
+            "$value | humanizeDuration": "1h 10m 0s",
+        },
+    ),
+    Case(
+        alert="EspalierJobWaits",
+        about="not for long, or because somebody wants it, or no more",
+        series={
+            f'espalier_job_waiting_seconds{{{JOB}, reason="NoFreeGPU"}}': "0+60x30",
+            'espalier_job_waiting_seconds{namespace="team", job_name="two", reason="Suspended"}': "9000+60x30",
+            'espalier_job_waiting_seconds{namespace="team", job_name="three", reason="NoFreeGPU"}': "9000+60x4 stale",
+        },
+        at="20m",
+    ),
+    Case(
+        alert="EspalierReclaimsForced",
+        about="the first of its series",
+        series={f'{RECLAIMS}, outcome="forced"}}': "_x5 1x90"},
+        at="10m",
+        labels={"namespace": "team", "queue": "default", "reason": "NeededByOtherJob"},
+        words={"$labels.namespace": "team", "$labels.queue": "default", "$value | humanize": "1"},
+    ),
+    Case(
+        alert="EspalierReclaimsForced",
+        about="acknowledged ones, and forced ones of the day before",
+        series={f'{RECLAIMS}, outcome="acknowledged"}}': "0+1x90", f'{RECLAIMS}, outcome="forced"}}': "1x90"},
+        at="80m",
+    ),
+    Case(
+        alert="EspalierAdviceFallsBack",
+        about="one of four, all for the first time",
+        series={f'{DECISIONS}, source="agent"}}': "_x9 3x90", f'{DECISIONS}, source="fallback"}}': "_x9 1x90"},
+        at="20m",
+        labels={"namespace": "team", "queue": "default"},
+        words={"$labels.namespace": "team", "$value | humanizePercentage": "25%"},
+    ),
+    Case(
+        alert="EspalierAdviceFallsBack",
+        about="one of ten",
+        series={f'{DECISIONS}, source="agent"}}': "_x9 9x90", f'{DECISIONS}, source="fallback"}}': "_x9 1x90"},
+        at="20m",
+    ),
+    Case(
+        alert="EspalierAdviceFallsBack",
+        about="nothing was asked for an hour, after nothing but fallbacks",
+        series={f'{DECISIONS}, source="agent"}}': "0x90", f'{DECISIONS}, source="fallback"}}': "7x90"},
+        at="80m",
+    ),
+    Case(
+        alert="EspalierAgentSlow",
+        about="two in a hundred take longest of all",
+        series={
+            f'{ADVICE}{{le="0.005"}}': "0+98x40",
+            f'{ADVICE}{{le="2.5"}}': "0+98x40",
+            f'{ADVICE}{{le="+Inf"}}': "0+100x40",
+        },
+        at="25m",
+        labels={},
+        words={"$value | humanizeDuration": "2.5s"},
+    ),
+    Case(
+        alert="EspalierAgentSlow",
+        about="one in a thousand",
+        series={f'{ADVICE}{{le="0.005"}}': "0+999x40", f'{ADVICE}{{le="+Inf"}}': "0+1000x40"},
+        at="25m",
+    ),
+    Case(
+        alert="EspalierBudgetBurnt",
+        about="no step",
+        series={
+            f"espalier_job_time_used_seconds_total{{{JOB}}}": "0+60x60",
+            f"espalier_job_steps_total{{{JOB}}}": "100x60",
+        },
+        at="25m",
+        labels={"namespace": "team", "job_name": "one"},
+        words={"$labels.namespace": "team", "$labels.job_name": "one", "$value | humanizeDuration": "15m 0s"},
+    ),
+    Case(
+        alert="EspalierBudgetBurnt",
+        about="slow steps, and a pause that costs nothing",
+        series={
+            f"espalier_job_time_used_seconds_total{{{JOB}}}": "0+60x60",
+            f"espalier_job_steps_total{{{JOB}}}": "0x9 1x9 2x9 3x9 4x9",
+            'espalier_job_time_used_seconds_total{namespace="team", job_name="two"}': "500x60",
+            'espalier_job_steps_total{namespace="team", job_name="two"}': "100x60",
+        },
+        at="40m",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the rule file."""
+    path = tmp_path_factory.mktemp("rules") / "espalier.yaml"
+    path.write_text(rules_text())
+    return path
+
+
+def test_the_rules_are_rules(promtool: Path, rules: Path) -> None:
+    result = subprocess.run([promtool, "check", "rules", rules], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{len(ALERTS)} rules found" in result.stdout
+
+
+def test_each_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
+    for fires in (True, False):
+        assert {case.alert for case in CASES if (case.labels is not None) is fires} == set(BY_NAME)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.about}")
+def test_it_fires_when_it_should(case: Case, promtool: Path, rules: Path, tmp_path: Path) -> None:
+    alert = BY_NAME[case.alert]
+    expected = []
+    if case.labels is not None:
+        said = says(alert)
+        for word, value in case.words.items():
+            said = {name: text.replace(f"{{{{ {word} }}}}", value) for name, text in said.items()}
+        labels = {**case.labels, "severity": alert.severity.value}
+        expected = [{"exp_labels": labels, "exp_annotations": said}]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": values} for series, values in case.series.items()],
+        "alert_rule_test": [{"alertname": case.alert, "eval_time": case.at, "exp_alerts": expected}],
+    }
+    path = tmp_path / "test.json"
+    # JSON is YAML.
+    path.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
+    result = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr

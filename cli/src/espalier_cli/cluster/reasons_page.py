@@ -1,0 +1,53 @@
+"""The page of all reasons, made of their sentences and remedies.
+
+`python -m espalier_cli.cluster.reasons_page` prints it, with a path it writes it there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from espalier_api.documents import write_text_atomically
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_cli.cluster.remedies import remedy_for
+
+_HEAD: Final = """\
+# Reasons, and what to do
+
+<!-- Written by `make docs` from api/src/espalier_api/reasons.py and cli/src/espalier_cli/cluster/remedies.py; change it
+there. -->
+
+Why a job is as it is, is one of these words: in the job's conditions and Events, in the label `reason` of metrics, in
+the column REASON of `espalier list`, and in `espalier explain JOB`, which puts the job's own figures and names to it.
+Here NAME stands for the job, NAMESPACE for its namespace, LEADER for its leader's pod and QUEUE for its queue.
+"""
+
+
+def page() -> str:
+    """Return the page: each reason with its sentence, what would change it, and what to type."""
+    return "\n".join([_HEAD, *(line for reason in Reason for line in _section(reason))])
+
+
+def _section(reason: Reason) -> Iterator[str]:
+    remedy = remedy_for(reason, name="NAME", namespace="NAMESPACE", leader="LEADER", queue="QUEUE")
+    sentence = SENTENCES[reason]
+    yield f"## {reason}\n"
+    yield f"{sentence[0].upper()}{sentence[1:]}.\n"
+    yield f"**What would change it** {remedy.text}\n"
+    if remedy.commands:
+        yield "\n".join(["```console", *(f"$ {command}" for command in remedy.commands), "```\n"])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the page, or write it to the path that is given."""
+    if arguments:
+        write_text_atomically(Path(arguments[0]), page())
+    else:
+        print(page(), end="")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

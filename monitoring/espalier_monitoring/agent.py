@@ -7,7 +7,7 @@ from typing import Final
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from espalier_monitoring.boards import Board, Panel, Row, build
-from espalier_monitoring.fleet import quantiles
+from espalier_monitoring.promql import quantiles, rises
 
 _CHANGE: Final = "espalier_adaptation_accuracy_change_ratio"
 
@@ -65,7 +65,7 @@ _ADVICE: Final = Row(
             unit="short",
             queries=(
                 (
-                    "sum by (source, action, result) (increase(espalier_adaptations_total[$__rate_interval]))",
+                    rises("espalier_adaptations_total", "source, action, result"),
                     "{{source}} {{action}} {{result}}",
                 ),
             ),
@@ -75,7 +75,7 @@ _ADVICE: Final = Row(
             about="Consultations that a fallback decided: the agent was not there in time, or its advice "
             "was not legal.",
             unit="short",
-            queries=(("sum by (reason) (increase(espalier_advice_problems_total[$__rate_interval]))", "{{reason}}"),),
+            queries=((rises("espalier_advice_problems_total", "reason"), "{{reason}}"),),
         ),
         Panel(
             title="Consultation and growth together",

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from espalier_monitoring.promql import risen
+
 
 class Severity(StrEnum):
     """How soon a person is needed."""
@@ -30,16 +32,6 @@ class Alert:
     severity: Severity
     summary: str
     description: str
-
-
-def risen(metric: str, selector: str, window: str) -> str:
-    """Return PromQL for how much a counter rose in `window`, for each of its series.
-
-    `increase` alone misses the first event of a series, which comes into being at 1, and rare events are all first.
-    """
-    series = f"{metric}{selector}"
-    new = f"({series} unless max_over_time({series}[{window}] offset {window}))"
-    return f"({new} or increase({series}[{window}]))"
 
 
 _JOB: Final = "by (namespace, job_name)"

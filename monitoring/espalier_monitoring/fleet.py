@@ -7,17 +7,7 @@ from typing import Final
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from espalier_monitoring.boards import Board, Panel, Row, build
-
-
-def quantiles(metric: str, by: str = "", where: str = "") -> tuple[tuple[str, str], ...]:
-    """Return queries for the median and the 99th percentile of a histogram, apart by the label `by`."""
-    labels = f"le, {by}" if by else "le"
-    legend = f" {{{{{by}}}}}" if by else ""
-    return tuple(
-        (f"histogram_quantile({share}, sum by ({labels}) (rate({metric}_bucket{where}[$__rate_interval])))", name)
-        for share, name in ((0.5, f"p50{legend}"), (0.99, f"p99{legend}"))
-    )
-
+from espalier_monitoring.promql import quantiles, rises
 
 _GPUS: Final = Row(
     title="GPUs",
@@ -76,9 +66,9 @@ _QUEUE: Final = Row(
             about="In each interval, the ended ones by result and reason.",
             unit="short",
             queries=(
-                ("sum (increase(espalier_jobs_created_total[$__rate_interval]))", "made"),
+                (rises("espalier_jobs_created_total"), "made"),
                 (
-                    "sum by (result, reason) (increase(espalier_jobs_finished_total[$__rate_interval]))",
+                    rises("espalier_jobs_finished_total", "result, reason"),
                     "{{result}} {{reason}}",
                 ),
             ),
@@ -100,8 +90,8 @@ _QUEUE: Final = Row(
             about="Leaders that were started again, and workers that were ended from outside, in each interval.",
             unit="short",
             queries=(
-                ("sum (increase(espalier_restarts_total[$__rate_interval]))", "restarts"),
-                ("sum (increase(espalier_preemptions_total[$__rate_interval]))", "preemptions"),
+                (rises("espalier_restarts_total"), "restarts"),
+                (rises("espalier_preemptions_total"), "preemptions"),
             ),
         ),
     ),
@@ -114,7 +104,7 @@ _LENDING: Final = Row(
             title="GPUs lent",
             about="In each interval, by queue.",
             unit="short",
-            queries=(("sum by (queue) (increase(espalier_gpus_lent_total[$__rate_interval]))", "{{queue}}"),),
+            queries=((rises("espalier_gpus_lent_total", "queue"), "{{queue}}"),),
         ),
         Panel(
             title="Reclaims by outcome",
@@ -123,7 +113,7 @@ _LENDING: Final = Row(
             unit="short",
             queries=(
                 (
-                    "sum by (outcome, reason) (increase(espalier_reclaims_total[$__rate_interval]))",
+                    rises("espalier_reclaims_total", "outcome, reason"),
                     "{{outcome}} {{reason}}",
                 ),
             ),

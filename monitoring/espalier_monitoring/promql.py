@@ -1,4 +1,7 @@
-"""Which metrics and labels an expression of PromQL names: enough of its grammar for that, and no more."""
+"""PromQL: expressions that are needed in several places, and which metrics and labels one names.
+
+Enough of its grammar for that, and no more.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,32 @@ _WORDS: Final = {
     *("and", "or", "unless", "bool", "offset", "inf", "nan", "Inf", "NaN"),
     *("sum", "max", "min", "avg", "count", "group", "topk", "bottomk", "quantile", "stddev", "count_values"),
 }
+
+
+def risen(metric: str, selector: str, window: str) -> str:
+    """Return PromQL for how much a counter rose in `window`, for each of its series.
+
+    `increase` alone misses the first event of a series, which comes into being at 1, and rare events are all first.
+    A series is new that was not there in the hour before: a shorter gap in the scrapes does not make it so.
+    """
+    series = f"{metric}{selector}"
+    new = f"({series} unless max_over_time({series}[1h] offset {window}))"
+    return f"({new} or increase({series}[{window}]))"
+
+
+def rises(metric: str, by: str = "") -> str:
+    """Return a panel's query for how much a counter of rare events rose, apart by the labels `by`."""
+    return f"sum {f'by ({by}) ' if by else ''}({risen(metric, '', '$__rate_interval')})"
+
+
+def quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
+    """Return queries and legends for the median and 99th percentile of a histogram, apart by the label `by`."""
+    labels = f"le, {by}" if by else "le"
+    legend = f" {{{{{by}}}}}" if by else ""
+    return tuple(
+        (f"histogram_quantile({share}, sum by ({labels}) (rate({metric}_bucket[$__rate_interval])))", name)
+        for share, name in ((0.5, f"p50{legend}"), (0.99, f"p99{legend}"))
+    )
 
 
 @dataclass(frozen=True, slots=True)

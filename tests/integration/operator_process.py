@@ -47,6 +47,11 @@ class OperatorProcess:
             self.process.kill()
         self.process.wait(20)
 
+    @property
+    def address(self) -> str:
+        """Where it serves `/healthz` and `/metrics`."""
+        return f"127.0.0.1:{self._http}"
+
     def says(self, text: str) -> bool:
         """Return whether its log has `text`; `AssertionError` where it has ended without it."""
         found = text in self.log.read_text()

@@ -179,6 +179,12 @@ CASES = (
         at="80m",
     ),
     Case(
+        alert="EspalierReclaimsForced",
+        about="old ones, after nothing was scraped for forty minutes",
+        series={f'{RECLAIMS}, outcome="forced"}}': "4x20 _x40 4x90"},
+        at="65m",
+    ),
+    Case(
         alert="EspalierAdviceFallsBack",
         about="one of four, all for the first time",
         series={f'{DECISIONS}, source="agent"}}': "_x9 3x90", f'{DECISIONS}, source="fallback"}}': "_x9 1x90"},

@@ -1,0 +1,327 @@
+"""A real Prometheus scrapes a real operator: all that dashboards and alerts ask for is there, and goes with jobs."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from apiserver import ApiServer
+from fake_kubelet import FakeKubelet
+from operator_process import OperatorProcess
+from operators import World
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_process import PrometheusProcess, prometheus_binaries
+from trainers import Raw, Trainers
+
+from espalier_api.documents import dumps
+from espalier_api.metrics import FAMILIES, Exporter, MetricFamily
+from espalier_api.reasons import Reason
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
+from espalier_monitoring.alerts import ALERTS, Alert
+from espalier_monitoring.boards import expressions
+from espalier_monitoring.outputs import RULES, dashboards
+from espalier_monitoring.promql import names
+from espalier_operator.actions import Action
+from espalier_operator.kube import resources
+from espalier_operator.kube.resources import Resource
+
+PROJECT = Path(__file__).parents[2]
+SERIES = {series: family for family in FAMILIES for series in family.series}
+NOT_IN_THIS_RUN = {
+    "espalier_operator_errors_total": "nothing that the operator does fails here",
+}
+"""Metrics of the operator that have no series after such a run, and why."""
+EMPTY_HERE = {
+    "Espalier: fleet: Errors": "nothing that the operator does fails here",
+}
+"""Panels without data after such a run, and why."""
+MANY = 200
+BOUNDED = {
+    "espalier_api_requests_total": {
+        "verb": {"discover", "get", "list", "create", "patch", "delete"},
+        "resource": {resource.plural for resource in vars(resources).values() if isinstance(resource, Resource)},
+        "code": {"0", "200", "201", "404", "409", "410", "429"},
+    },
+    "espalier_scheduler_actions_total": {
+        "action": {action.__name__ for action in get_args(Action)},
+        "reason": set(Reason),
+    },
+}
+"""What more jobs may bring to light, as pods end and answers come in another order: of a few values, not of jobs."""
+PATIENCE = 90.0
+"""Seconds; the machine may be slow."""
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What has happened, and who saw it."""
+
+    world: World
+    operator: OperatorProcess
+    prometheus: PrometheusProcess
+    since: float
+    binaries: Path
+
+    def scrape(self) -> str:
+        """Return what the operator exports now."""
+        answer = self.operator.ask("/metrics")
+        assert answer is not None
+        assert answer.status_code == 200
+        return answer.text
+
+    def samples(self) -> set[Sample]:
+        """Return the series of a scrape."""
+        found = text_string_to_metric_families(self.scrape())
+        return {(sample.name, frozenset(sample.labels.items())) for family in found for sample in family.samples}
+
+    def answer(self, expression: str) -> list[Raw]:
+        """Return the series of a panel's or rule's expression in this run, of any job."""
+        made = expression.replace("$__rate_interval", "10s").replace("$__range", "10m")
+        made = made.replace('namespace="$namespace"', f'namespace="{self.world.namespace}"')
+        return self.prometheus.query_range(made.replace('job_name="$job_name"', 'job_name=~".+"'), self.since)
+
+
+@pytest.fixture(scope="module")
+def run(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Play a job that trains, is lent a GPU, grows, gives it back and completes; one that fails and is preempted, and
+    goes on; and one that waits.
+    """
+    binaries = prometheus_binaries()
+    directory = tmp_path_factory.mktemp("monitoring")
+    api_server.start()
+    api_server.clear()
+    with ExitStack() as stack:
+        kubelet = stack.enter_context(FakeKubelet(api_server))
+        trainers = stack.enter_context(Trainers(api_server))
+        world = stack.enter_context(World(api_server, kubelet, trainers))
+        options = ("--trainer-image=trainer:dev", "--persist-seconds=0.2", "--restart-seconds=0.1")
+        process = OperatorProcess(api_server, directory, "operator", *options, namespace=world.namespace)
+        operator = stack.enter_context(process)
+        world.until("it leads", lambda: operator.says("holding the lease"), PATIENCE)
+        targets = {"operator": operator.address}
+        prometheus = stack.enter_context(PrometheusProcess(binaries, directory, targets, PROJECT / RULES))
+        made = Run(world=world, operator=operator, prometheus=prometheus, since=time.time(), binaries=binaries)
+        _play(made)
+        yield made
+    api_server.clear()
+
+
+def _play(run: Run) -> None:
+    world = run.world
+    world.kubelet.add_node("node", 2, gpu_type="H200")
+    world.trainers.silent.add("grows")
+    world.jobs.make("grows", maxReplicas=2, preemption={"cooldownSeconds": 0, "minRuntimeSeconds": 0})
+    world.until("its leader runs", lambda: "grows-base-0-0" in world.running("grows"), PATIENCE)
+    leader = world.pods("grows")["grows-base-0-0"]["metadata"]["uid"]
+    accuracy = Metric(name="validation_accuracy", value=0.5)
+    figures = (accuracy, Metric(name="validation_loss", value=1.5), Metric(name="examples_per_second", value=99))
+    report = Report(
+        job=f"{world.namespace}/grows",
+        incarnation=leader,
+        acknowledged_generation=1,
+        phase=TrainerPhase.TRAINING,
+        epoch=1,
+        step=10,
+        used_seconds=0.5,
+        metrics=figures,
+        depth=3,
+        parameters=100,
+        updated_time=datetime.now(UTC),
+    )
+    _say(run, report)
+    allocation = _until_allocation(run, 2)
+    report = report.model_copy(update={"acknowledged_generation": allocation["generation"], "epoch": 2, "step": 20})
+    _say(run, report)
+    world.until("the extra worker runs", lambda: len(world.running("grows")) == 2, PATIENCE)
+    # Before it grows the scrape has seen that it has not: else there is no change to see.
+    place = f'{{namespace="{world.namespace}", job_name="grows"}}'
+    _until_scraped(run, f"espalier_job_steps_total{place} == 20 and espalier_job_adaptations_total{place} == 0")
+    grown = _adaptation("d-1", AdaptationSource.AGENT, None).model_copy(
+        update={"accuracy_before": 0.5, "accuracy_after": 0.75}
+    )
+    again = _adaptation("d-2", AdaptationSource.FALLBACK, Reason.AGENT_UNAVAILABLE)
+    report = report.model_copy(update={"step": 30, "depth": 5, "parameters": 200, "adaptations": (grown, again)})
+    _say(run, report)
+    _until_scraped(run, f"espalier_job_adaptations_total{place} == 2")
+
+    # Somebody needs the lent GPU: it is given back on notice.
+    world.jobs.make("other")
+    allocation = _until_allocation(run, 1)
+    report = report.model_copy(update={"acknowledged_generation": allocation["generation"], "step": 40})
+    _say(run, report)
+    world.until_condition("other", "Running", "True", "Running", PATIENCE)
+    world.delete_pod("other-base-0-0")
+    world.until("it was preempted", lambda: world.jobs.status("other")["preemptions"] == 1, PATIENCE)
+    world.until("it runs again", lambda: world.running("other") == ["other-base-0-1"], PATIENCE)
+    world.until_condition("other", "Running", "True", "Running", PATIENCE)
+    world.kubelet.end(world.namespace, "other-base-0-1", 1, "CUDA error")
+    world.until("it was started again", lambda: world.running("other") == ["other-base-0-2"], PATIENCE)
+    world.until_condition("other", "Running", "True", "Running", PATIENCE)
+
+    world.jobs.make("waits", gpus=2)
+    world.until_condition("waits", "Admitted", "False", "NoFreeGPU", PATIENCE)
+    _say(run, report.model_copy(update={"phase": TrainerPhase.COMPLETED, "reason": Reason.BUDGET_EXHAUSTED}))
+    world.kubelet.end(world.namespace, "grows-base-0-0", 0)
+    world.until_condition("grows", "Complete", "True", "BudgetExhausted", PATIENCE)
+    _until_scraped(run, 'espalier_jobs{phase="Complete"} == 1')
+    _until_scraped(run, f'espalier_jobs_finished_total{{namespace="{world.namespace}", result="Complete"}} == 1')
+
+
+def _adaptation(decision: str, source: AdaptationSource, reason: Reason | None) -> Adaptation:
+    return Adaptation(
+        decision_id=decision,
+        time=datetime.now(UTC),
+        used_seconds=1,
+        trigger="ExtraGPUsGranted",
+        generation=2,
+        action="Deepen(features.0)",
+        source=source,
+        reason=reason,
+        policy="table@1",
+        result=AdaptationResult.GROWN,
+        depth_before=3,
+        depth_after=4,
+        parameters_before=100,
+        parameters_after=150,
+        seconds=0.5,
+    )
+
+
+def _say(run: Run, report: Report) -> None:
+    path = f"/api/v1/namespaces/{run.world.namespace}/configmaps/grows-report"
+    now = report.model_copy(update={"updated_time": datetime.now(UTC)})
+    run.world.server.request("PATCH", path, {"data": {"report.json": dumps(now)}})
+
+
+def _until_allocation(run: Run, replicas: int) -> Raw:
+    def allocation() -> Raw | None:
+        told: Raw = run.world.jobs.status("grows").get("allocation", {})
+        return told if told.get("replicas") == replicas and told["generation"] > 1 else None
+
+    found: Raw = run.world.until(f"it is told of {replicas} workers", allocation, PATIENCE)
+    return found
+
+
+def _until_scraped(run: Run, expression: str) -> None:
+    run.world.until(f"Prometheus knows {expression}", lambda: run.prometheus.query(expression), PATIENCE)
+
+
+def _of_operator(expression: str) -> bool:
+    return all(SERIES[metric].exporter is Exporter.OPERATOR for metric in names(expression).selected)
+
+
+PANELS = [each for board in dashboards().values() for each in expressions(board) if _of_operator(each[1])]
+RULED = [alert for alert in ALERTS if _of_operator(alert.expression)]
+
+
+@pytest.mark.parametrize(("where", "expression"), PANELS)
+def test_every_panel_of_the_operator_has_data(run: Run, where: str, expression: str) -> None:
+    found = run.answer(expression)
+    if where in EMPTY_HERE:
+        assert not found, f"{where} has data: take it out of EMPTY_HERE"
+    else:
+        assert found, f"{where}: nothing is found by {expression}"
+
+
+@pytest.mark.parametrize("alert", RULED, ids=lambda alert: alert.name)
+def test_every_rule_of_the_operator_is_understood(run: Run, alert: Alert) -> None:
+    run.answer(alert.expression)
+
+
+def test_prometheus_evaluates_the_rules(run: Run) -> None:
+    def evaluated() -> list[Raw] | None:
+        rules = [rule for group in run.prometheus.get("rules")["groups"] for rule in group["rules"]]
+        return rules if all(rule["health"] != "unknown" for rule in rules) else None
+
+    rules = run.world.until("all rules were evaluated", evaluated, PATIENCE)
+    assert {rule["name"]: rule["health"] for rule in rules} == {alert.name: "ok" for alert in ALERTS}
+    firing = {rule["name"] for rule in rules if rule["state"] == "firing"}
+    # One of two consultations was decided by a fallback.
+    assert firing == {"EspalierAdviceFallsBack"}
+
+
+def test_every_metric_of_the_operator_is_in_the_scrape_with_its_labels(run: Run) -> None:
+    found: dict[str, set[frozenset[str]]] = {}
+    for name, labels in run.samples():
+        found.setdefault(name, set()).add(frozenset(label for label, _ in labels))
+    of_operator = [family for family in FAMILIES if family.exporter is Exporter.OPERATOR]
+    expected = {family.name for family in of_operator} - set(NOT_IN_THIS_RUN)
+    assert {family.name for family in of_operator if set(family.series) <= set(found)} == expected
+    ours = {name: labels for name, labels in found.items() if name.startswith("espalier_")}
+    assert ours == found, "nothing else is exported"
+    for name, labels in found.items():
+        assert labels == {_labels(SERIES[name], name)}, f"{name} has other labels than the catalogue says"
+    in_prometheus = set(run.prometheus.get("label/__name__/values"))
+    assert set(found) <= in_prometheus
+
+
+def _labels(family: MetricFamily, series: str) -> frozenset[str]:
+    return frozenset((*family.labels, *(["le"] if series.endswith("_bucket") else [])))
+
+
+def test_promtool_finds_no_fault_with_the_scrape(run: Run) -> None:
+    command = [run.binaries / "promtool", "check", "metrics"]
+    result = subprocess.run(command, input=run.scrape(), capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_many_jobs_leave_nothing_behind(run: Run) -> None:
+    """After the others: it deletes their jobs."""
+    world = run.world
+    _delete_all(run)
+    _make(run, 3)  # whatever happens to jobs like these has happened once
+    _delete_all(run)
+    before = run.samples()
+    _make(run, MANY)
+    world.until("all are scraped", lambda: _jobs(run) == MANY, PATIENCE)
+    _until_scraped(run, f"count(espalier_job_info) == {MANY}")
+    _delete_all(run)
+    after = run.samples()
+    assert not {sample for sample in after if "job_name" in dict(sample[1])}
+    assert len([each for each in after if each[0] not in BOUNDED]) == len([e for e in before if e[0] not in BOUNDED])
+    assert {sample for sample in after ^ before if sample[0] not in BOUNDED} == set()
+    for name, labels in after:
+        for label, value in labels:
+            if name in BOUNDED:
+                assert value in BOUNDED[name][label], f"{name}: {label} {value} is none of a few"
+    run.world.until("Prometheus has no series of a job", lambda: not run.prometheus.query('{job_name!=""}'), PATIENCE)
+
+
+def _make(run: Run, count: int) -> None:
+    for number in range(count):
+        run.world.jobs.make(f"many-{number}")
+    run.world.until("each has its status", lambda: sum(_phases(run)) == count, PATIENCE)
+    run.world.until("two train", lambda: _phases(run)[0] == 2, PATIENCE)
+
+
+def _phases(run: Run) -> tuple[int, int]:
+    """Return how many jobs train, and how many wait."""
+    counted = dict.fromkeys(("Running", "Pending"), 0)
+    for sample in (s for f in text_string_to_metric_families(run.scrape()) for s in f.samples):
+        if sample.name == "espalier_jobs" and sample.labels["phase"] in counted:
+            counted[sample.labels["phase"]] += int(sample.value)
+    return counted["Running"], counted["Pending"]
+
+
+def _jobs(run: Run) -> int:
+    return sum(name == "espalier_job_info" for name, _ in run.samples())
+
+
+def _delete_all(run: Run) -> None:
+    run.world.server.request("DELETE", run.world.jobs.path)
+    run.world.until("all jobs are gone", lambda: _jobs(run) == 0, PATIENCE)
+    run.world.until("all pods are gone", lambda: not run.world.kubelet.pods(run.world.namespace), PATIENCE)
+
+    def free() -> bool:
+        gpus = {dict(labels)["state"] for name, labels in run.samples() if name == "espalier_gpus"}
+        return gpus == {"free", "unavailable"}
+
+    run.world.until("all GPUs are free", free, PATIENCE)

@@ -21,8 +21,8 @@ from espalier_operator.kube.client import Answer, Client
 from espalier_operator.kube.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 
-_CLOSING_SECONDS = 0.1
-"""TLS connections that were cut are closed a moment later."""
+_CLOSING_SECONDS = 10.0
+"""At most, for the connections of an operator that has ended to be closed."""
 EXTRA_CLASS = "espalier-extra"
 Raw = dict[str, Any]
 
@@ -161,8 +161,15 @@ class InProcess:
             self.client.on_stop = stopped
             self._ready.set()
             await asyncio.wait([self._task])
-        await asyncio.sleep(_CLOSING_SECONDS)
+        await self._connections_closed()
         self._task.result()
+
+    async def _connections_closed(self) -> None:
+        """Return when the event loop watches no socket but its own: TLS says goodbye before it closes."""
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        watched = self._loop._selector.get_map()  # type: ignore[attr-defined]  # asyncio has no public word for it
+        while len(watched) > 1 and time.monotonic() < deadline:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.01)
 
 
 class Jobs:

@@ -1,0 +1,146 @@
+"""Helm for tests: where it is, the project's chart rendered, and what can be asked of what comes out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "espalier"
+VALUES = Path(__file__).parent / "values"
+SYSTEM = "espalier-system"
+KUBE_VERSION = "1.34"
+Raw = dict[str, Any]
+Right = tuple[str, str, str]
+"""Group, resource and verb."""
+
+
+class NoHelmError(RuntimeError):
+    """There is no helm. The message says where it was looked for."""
+
+
+class HelmError(RuntimeError):
+    """Helm refused. The message is its own."""
+
+
+def find_helm() -> Path:
+    """Return helm: $HELM, else of the PATH, else where hack/envtest's tools lie. `NoHelmError` where there is none."""
+    if given := os.environ.get("HELM"):
+        if shutil.which(given) is None:
+            raise NoHelmError(f"HELM={given} cannot be run; set it to the command, or leave it out")
+        return Path(str(shutil.which(given)))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier-cluster" / "bin"
+    found = shutil.which("helm") or shutil.which("helm", path=str(cache))
+    if found is None:
+        raise NoHelmError(f"no helm: HELM is not set, there is none on the PATH and none in {cache}")
+    return Path(found)
+
+
+class Helm:
+    """Runs helm with settings and caches in `home`; `kubeconfig` as of a cluster."""
+
+    def __init__(self, home: Path, kubeconfig: Path | None = None) -> None:
+        """`NoHelmError` where there is no helm."""
+        self._command = find_helm()
+        self.aside = ""
+        """What it wrote to stderr last."""
+        folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            **folders,
+            **({} if kubeconfig is None else {"KUBECONFIG": str(kubeconfig)}),
+        }
+
+    def __call__(self, *arguments: str, check: bool = True) -> str:
+        """Run one command and return its stdout; `HelmError` where it fails (with `check` off: its stderr)."""
+        result = subprocess.run(
+            [self._command, *arguments], capture_output=True, text=True, timeout=120, env=self._environment
+        )
+        self.aside = result.stderr
+        if result.returncode == 0:
+            return result.stdout
+        if check:
+            raise HelmError(f"helm {' '.join(arguments)}: {result.stderr.strip()}")
+        return result.stderr
+
+    def render(
+        self, *files: str, sets: Mapping[str, str] | None = None, release: str = "espalier", namespace: str = SYSTEM
+    ) -> list[Raw]:
+        """Return the chart's objects for these files of `values/` and further values."""
+        return list(parse(self("template", release, str(CHART), *self._options(files, sets, namespace))))
+
+    def refuses(self, *files: str, sets: Mapping[str, str] | None = None) -> str:
+        """Return what it says of values that it must not take."""
+        try:
+            self.render(*files, sets=sets)
+        except HelmError as error:
+            return str(error)
+        raise AssertionError(f"helm takes {files} {sets}")
+
+    @staticmethod
+    def _options(files: Iterable[str], sets: Mapping[str, str] | None, namespace: str) -> list[str]:
+        options = [f"--namespace={namespace}", f"--kube-version={KUBE_VERSION}"]
+        options += [f"--values={VALUES / file}.yaml" for file in files]
+        for name, value in (sets or {}).items():
+            options += ["--set-json", f"{name}={value}"]
+        return options
+
+
+def parse(text: str) -> Iterator[Raw]:
+    """Yield the objects of rendered YAML; a key that is there twice is an error."""
+    for found in YAML(typ="safe", pure=True).load_all(text):
+        if found is not None:
+            yield found
+
+
+def of(objects: Iterable[Raw], kind: str, name: str | None = None) -> list[Raw]:
+    """Return those of a kind, or with a name too."""
+    return [each for each in objects if each["kind"] == kind and name in (None, each["metadata"]["name"])]
+
+
+def one(objects: Iterable[Raw], kind: str, name: str | None = None) -> Raw:
+    """Return the only one."""
+    (found,) = of(objects, kind, name)
+    return found
+
+
+def pod_templates(objects: Iterable[Raw]) -> Iterator[tuple[str, Raw]]:
+    """Yield the pods that the objects make, by name: metadata and spec."""
+    for each in objects:
+        if each["kind"] == "Deployment":
+            yield each["metadata"]["name"], each["spec"]["template"]
+        elif each["kind"] == "Pod":
+            yield each["metadata"]["name"], {"metadata": each["metadata"], "spec": each["spec"]}
+
+
+def rights(rules: Iterable[Raw]) -> list[Right]:
+    """Return what rules allow, one by one; what two of them allow is there twice."""
+    return [
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    ]
+
+
+def bound_rights(objects: Iterable[Raw]) -> dict[str | None, list[Right]]:
+    """Return by namespace (None: everywhere) what the objects allow to the accounts that they bind."""
+    every = list(objects)
+    found: dict[str | None, list[Right]] = {}
+    for binding in (*of(every, "ClusterRoleBinding"), *of(every, "RoleBinding")):
+        namespace = binding["metadata"].get("namespace")
+        role = next(
+            each
+            for each in of(every, binding["roleRef"]["kind"], binding["roleRef"]["name"])
+            if each["metadata"].get("namespace") == namespace
+        )
+        found.setdefault(namespace, []).extend(rights(role["rules"]))
+    return found

@@ -1,0 +1,80 @@
+"""Who may what: the operator has what `deploy/` gives it, split into what is for the cluster and the rest."""
+
+from __future__ import annotations
+
+import pytest
+from charts import ROOT, SYSTEM, Helm, bound_rights, of, one, parse, rights
+
+from espalier_operator.kube import objects
+from espalier_operator.testing.kube_objects import kube_job
+
+READ_EVERYWHERE = {
+    ("", "nodes", "list"),
+    ("", "nodes", "watch"),
+    ("", "pods", "get"),
+    ("", "pods", "list"),
+    ("", "pods", "watch"),
+    ("scheduling.k8s.io", "priorityclasses", "list"),
+    ("scheduling.k8s.io", "priorityclasses", "watch"),
+}
+
+
+def test_the_default_rights_are_those_of_deploy(helm: Helm) -> None:
+    chart = bound_rights(helm.render())
+    deployed = bound_rights(parse((ROOT / "deploy" / "10-rbac.yaml").read_text()))
+    assert chart.keys() == deployed.keys() == {None, SYSTEM}
+    for namespace, found in chart.items():
+        assert sorted(found) == sorted(deployed[namespace]), "the same, and none twice"
+
+
+def test_in_chosen_namespaces_only_reads_are_for_the_cluster(helm: Helm) -> None:
+    everywhere, chosen = bound_rights(helm.render()), bound_rights(helm.render("namespaced"))
+    assert chosen.keys() == {None, SYSTEM, "team-a", "team-b"}
+    assert set(chosen[None]) == READ_EVERYWHERE
+    assert sorted(chosen["team-a"]) == sorted(chosen["team-b"])
+    assert sorted([*chosen["team-a"], *chosen[None]]) == sorted(everywhere[None]), "nothing less, nothing more"
+    assert chosen[SYSTEM] == everywhere[SYSTEM]
+
+
+def test_the_releases_namespace_may_be_looked_after_too(helm: Helm) -> None:
+    rendered = helm.render(sets={"watchNamespaces": f'["{SYSTEM}"]'})
+    names = [each["metadata"]["name"] for each in of(rendered, "Role")]
+    assert sorted(names) == ["espalier-operator", "espalier-operator-jobs"]
+
+
+@pytest.mark.parametrize("files", [(), ("namespaced",), ("hostile",), ("full",)])
+def test_only_the_operator_is_bound(helm: Helm, files: tuple[str, ...]) -> None:
+    rendered = helm.render(*files)
+    operator = next(
+        each["spec"]["template"]["spec"]["serviceAccountName"]
+        for each in of(rendered, "Deployment")
+        if each["metadata"]["name"].endswith("-operator")
+    )
+    for binding in (*of(rendered, "RoleBinding"), *of(rendered, "ClusterRoleBinding")):
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": operator, "namespace": SYSTEM}]
+
+
+def test_the_operator_has_what_it_grants_to_trainers_in_their_namespace(helm: Helm) -> None:
+    granted = set(rights(objects.role(kube_job())["rules"]))
+    assert granted
+    for found in (bound_rights(helm.render())[None], bound_rights(helm.render("namespaced"))["team-a"]):
+        assert granted <= set(found)
+
+
+def test_who_edits_or_views_a_namespace_does_so_with_its_jobs(helm: Helm) -> None:
+    rendered = helm.render()
+    edit, view = (one(rendered, "ClusterRole", f"espalier-jobs-{role}") for role in ("edit", "view"))
+    aggregated = "rbac.authorization.k8s.io/aggregate-to-"
+    assert {key for key in edit["metadata"]["labels"] if key.startswith(aggregated)} == {
+        f"{aggregated}edit",
+        f"{aggregated}admin",
+    }
+    assert {key for key in view["metadata"]["labels"] if key.startswith(aggregated)} == {f"{aggregated}view"}
+    assert {verb for _, _, verb in rights(view["rules"])} == {"get", "list", "watch"}
+    for role in (edit, view):
+        assert {resource for _, resource, _ in rights(role["rules"])} == {"adaptivetrainingjobs"}
+
+
+def test_without_rbac_there_are_no_roles(helm: Helm) -> None:
+    rendered = helm.render(sets={"rbac": '{"create": false, "userRoles": false}'})
+    assert not [each for each in rendered if each["apiVersion"].startswith("rbac.")]

@@ -1,16 +1,18 @@
-"""A real Prometheus scrapes a real operator: all that dashboards and alerts ask for is there, and goes with jobs."""
+"""A real Prometheus scrapes a real operator and agent: all that is asked of them is there, and goes with its jobs."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
+import httpx
 import pytest
 from apiserver import ApiServer
 from fake_kubelet import FakeKubelet
@@ -20,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_process import PrometheusProcess, prometheus_binaries
 from trainers import Raw, Trainers
 
+from espalier_api.architecture import Architecture, GrowthPoint, Layer
 from espalier_api.documents import dumps
 from espalier_api.metrics import FAMILIES, Exporter, MetricFamily
 from espalier_api.reasons import Reason
@@ -66,20 +69,22 @@ class Run:
 
     world: World
     operator: OperatorProcess
+    agent: str
+    """Its URL."""
     prometheus: PrometheusProcess
     since: float
     binaries: Path
 
-    def scrape(self) -> str:
-        """Return what the operator exports now."""
-        answer = self.operator.ask("/metrics")
-        assert answer is not None
+    def scrape(self, exporter: Exporter = Exporter.OPERATOR) -> str:
+        """Return what the operator, or the agent, exports now."""
+        url = {Exporter.OPERATOR: f"http://{self.operator.address}", Exporter.AGENT: self.agent}[exporter]
+        answer = httpx.get(f"{url}/metrics", timeout=20, trust_env=False)
         assert answer.status_code == 200
         return answer.text
 
-    def samples(self) -> set[Sample]:
+    def samples(self, exporter: Exporter = Exporter.OPERATOR) -> set[Sample]:
         """Return the series of a scrape."""
-        found = text_string_to_metric_families(self.scrape())
+        found = text_string_to_metric_families(self.scrape(exporter))
         return {(sample.name, frozenset(sample.labels.items())) for family in found for sample in family.samples}
 
     def answer(self, expression: str) -> list[Raw]:
@@ -106,12 +111,64 @@ def run(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         process = OperatorProcess(api_server, directory, "operator", *options, namespace=world.namespace)
         operator = stack.enter_context(process)
         world.until("it leads", lambda: operator.says("holding the lease"), PATIENCE)
-        targets = {"operator": operator.address}
+        agent = stack.enter_context(_agent(world, directory))
+        targets = {"operator": operator.address, "agent": agent.removeprefix("http://")}
         prometheus = stack.enter_context(PrometheusProcess(binaries, directory, targets, PROJECT / RULES))
-        made = Run(world=world, operator=operator, prometheus=prometheus, since=time.time(), binaries=binaries)
+        made = Run(
+            world=world,
+            operator=operator,
+            agent=agent,
+            prometheus=prometheus,
+            since=time.time(),
+            binaries=binaries,
+        )
         _play(made)
+        _consult(made)
         yield made
     api_server.clear()
+
+
+@contextmanager
+def _agent(world: World, directory: Path) -> Iterator[str]:
+    """Give the URL of an agent with the policy that it comes with."""
+    url, log = directory / "agent.url", directory / "agent.log"
+    command = [sys.executable, "-m", "espalier_agent", "serve", "--port=0", f"--url-file={url}"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+
+        def listens() -> bool:
+            assert process.poll() is None, f"the agent has ended:\n{log.read_text()}"
+            return url.exists()
+
+        world.until("the agent listens", listens, PATIENCE)
+        yield url.read_text().strip()
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _consult(run: Run) -> None:
+    """Ask the agent about a model with a layer that it does not know, tell it the outcome, and ask nonsense."""
+    attributes = {"in_features": 8, "out_features": 8, "bias": True}
+    layers = (
+        Layer(name="input", operator="Input"),
+        Layer(name="a", operator="Linear", attributes=attributes, inputs=("input",)),
+        Layer(name="b", operator="Quantum", inputs=("a",)),
+    )
+    added = Layer(name="linear", operator="Linear", attributes=attributes, inputs=("",))
+    point = GrowthPoint(id="a", kind="Linear", after="a", block="a.grown", insertion=(added,))
+    architecture = Architecture(layers=layers, outputs=("b",), growth_points=(point,))
+    question = {"job": "one", "architecture": architecture.to_json(), "timeLeftSeconds": 50, "timeBudgetSeconds": 100}
+    with httpx.Client(base_url=run.agent, timeout=20, trust_env=False) as agent:
+        answer = agent.post("/v1/advice", json=question)
+        assert answer.status_code == 200, answer.text
+        outcome = {"decisionIds": [answer.json()["decisionId"]], "finalAccuracy": 0.9, "timeBudgetSeconds": 100}
+        assert agent.post("/v1/outcomes", json={"job": "one", **outcome}).status_code == 200
+        assert agent.post("/v1/advice", json={}).status_code == 422
+    _until_scraped(run, 'espalier_agent_requests_total{route="/v1/advice", code="422"} == 1')
+    # A rate needs a second look.
+    _until_scraped(run, 'count_over_time(espalier_agent_requests_total{route="/v1/advice", code="422"}[1m]) > 1')
 
 
 def _play(run: Run) -> None:
@@ -214,16 +271,11 @@ def _until_scraped(run: Run, expression: str) -> None:
     run.world.until(f"Prometheus knows {expression}", lambda: run.prometheus.query(expression), PATIENCE)
 
 
-def _of_operator(expression: str) -> bool:
-    return all(SERIES[metric].exporter is Exporter.OPERATOR for metric in names(expression).selected)
-
-
-PANELS = [each for board in dashboards().values() for each in expressions(board) if _of_operator(each[1])]
-RULED = [alert for alert in ALERTS if _of_operator(alert.expression)]
+PANELS = [each for board in dashboards().values() for each in expressions(board)]
 
 
 @pytest.mark.parametrize(("where", "expression"), PANELS)
-def test_every_panel_of_the_operator_has_data(run: Run, where: str, expression: str) -> None:
+def test_every_panel_has_data(run: Run, where: str, expression: str) -> None:
     found = run.answer(expression)
     if where in EMPTY_HERE:
         assert not found, f"{where} has data: take it out of EMPTY_HERE"
@@ -231,9 +283,14 @@ def test_every_panel_of_the_operator_has_data(run: Run, where: str, expression: 
         assert found, f"{where}: nothing is found by {expression}"
 
 
-@pytest.mark.parametrize("alert", RULED, ids=lambda alert: alert.name)
-def test_every_rule_of_the_operator_is_understood(run: Run, alert: Alert) -> None:
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_every_metric_and_label_of_a_rule_is_there(run: Run, alert: Alert) -> None:
+    """Most rules find nothing when all is well; what they select by must be there all the same."""
     run.answer(alert.expression)
+    for metric, labels in names(alert.expression).selected.items():
+        if metric not in NOT_IN_THIS_RUN:
+            selector = ",".join(f'{label}!=""' for label in labels)
+            assert run.answer(f"{metric}{{{selector}}}"), f"{metric} with {selector} is not there"
 
 
 def test_prometheus_evaluates_the_rules(run: Run) -> None:
@@ -248,15 +305,15 @@ def test_prometheus_evaluates_the_rules(run: Run) -> None:
     assert firing == {"EspalierAdviceFallsBack"}
 
 
-def test_every_metric_of_the_operator_is_in_the_scrape_with_its_labels(run: Run) -> None:
+@pytest.mark.parametrize("exporter", [Exporter.OPERATOR, Exporter.AGENT])
+def test_every_metric_is_in_the_scrape_with_its_labels(run: Run, exporter: Exporter) -> None:
     found: dict[str, set[frozenset[str]]] = {}
-    for name, labels in run.samples():
+    for name, labels in run.samples(exporter):
         found.setdefault(name, set()).add(frozenset(label for label, _ in labels))
-    of_operator = [family for family in FAMILIES if family.exporter is Exporter.OPERATOR]
-    expected = {family.name for family in of_operator} - set(NOT_IN_THIS_RUN)
-    assert {family.name for family in of_operator if set(family.series) <= set(found)} == expected
-    ours = {name: labels for name, labels in found.items() if name.startswith("espalier_")}
-    assert ours == found, "nothing else is exported"
+    exported = [family for family in FAMILIES if family.exporter is exporter]
+    expected = {family.name for family in exported} - set(NOT_IN_THIS_RUN)
+    assert {family.name for family in exported if set(family.series) <= set(found)} == expected
+    assert set(found) <= {series for family in exported for series in family.series}, "nothing else is exported"
     for name, labels in found.items():
         assert labels == {_labels(SERIES[name], name)}, f"{name} has other labels than the catalogue says"
     in_prometheus = set(run.prometheus.get("label/__name__/values"))
@@ -267,9 +324,10 @@ def _labels(family: MetricFamily, series: str) -> frozenset[str]:
     return frozenset((*family.labels, *(["le"] if series.endswith("_bucket") else [])))
 
 
-def test_promtool_finds_no_fault_with_the_scrape(run: Run) -> None:
+@pytest.mark.parametrize("exporter", [Exporter.OPERATOR, Exporter.AGENT])
+def test_promtool_finds_no_fault_with_the_scrape(run: Run, exporter: Exporter) -> None:
     command = [run.binaries / "promtool", "check", "metrics"]
-    result = subprocess.run(command, input=run.scrape(), capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, input=run.scrape(exporter), capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 

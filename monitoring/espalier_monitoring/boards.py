@@ -14,11 +14,14 @@ from grafana_foundation_sdk.models.common import (
     BigValueTextMode,
     LegendDisplayMode,
     LegendPlacement,
+    SortOrder,
     StackingMode,
+    TooltipDisplayMode,
 )
 from grafana_foundation_sdk.models.dashboard import (
     Dashboard,
     DashboardCursorSync,
+    DashboardLinkType,
     DataSourceRef,
     GridPos,
     VariableRefresh,
@@ -27,6 +30,15 @@ from grafana_foundation_sdk.models.dashboard import (
 
 SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """The data source that is chosen at the top."""
+
+_OTHERS: Final = (
+    dashboard.DashboardLink("Espalier")
+    .type(DashboardLinkType.DASHBOARDS)
+    .tags(["espalier"])
+    .as_dropdown(False)
+    .keep_time(True)
+)
+"""At the top, to the other dashboards."""
 
 _COLUMNS: Final = 24
 _FEW: Final = 5.0
@@ -90,6 +102,7 @@ def build(board: Board) -> Dashboard:
         .refresh("30s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .readonly()
+        .link(_OTHERS)
         .with_variable(source)
     )
     for name, label, query in board.variables:
@@ -150,7 +163,8 @@ def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
 
 def _single(panel: Panel) -> stat.Panel:
     mode = BigValueTextMode.NAME if panel.names else BigValueTextMode.AUTO
-    return stat.Panel().graph_mode(BigValueGraphMode.NONE).text_mode(mode).no_value("–")
+    latest = common.ReduceDataOptions().calcs(["lastNotNull"])
+    return stat.Panel().graph_mode(BigValueGraphMode.NONE).text_mode(mode).reduce_options(latest).no_value("–")
 
 
 def _lines(panel: Panel) -> timeseries.Panel:
@@ -160,5 +174,6 @@ def _lines(panel: Panel) -> timeseries.Panel:
         .placement(LegendPlacement.BOTTOM)
         .show_legend(True)
     )
-    made = timeseries.Panel().legend(legend).fill_opacity(_STACKED if panel.stacked else _FEW)
+    tooltip = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+    made = timeseries.Panel().legend(legend).tooltip(tooltip).fill_opacity(_STACKED if panel.stacked else _FEW)
     return made.stacking(common.StackingConfig().mode(StackingMode.NORMAL)) if panel.stacked else made

@@ -45,6 +45,11 @@ test: .venv/.ready  ## run all tests that need no cluster
 test-integration: .venv/.ready  ## the tests that need a real API server; gets one where there is none
 	KUBEBUILDER_ASSETS=$$(hack/envtest) && export KUBEBUILDER_ASSETS && .venv/bin/pytest tests/integration
 
+.PHONY: test-chart
+test-chart: .venv/.ready  ## the chart by a real helm and on a real API server; gets them where there are none
+	HELM=$$(hack/helm) && KUBEBUILDER_ASSETS=$$(hack/envtest) && export HELM KUBEBUILDER_ASSETS && \
+		.venv/bin/pytest tests/unit/chart tests/integration/test_chart_install.py
+
 .PHONY: crd
 crd: .venv/.ready  ## write the CRD anew from the models
 	.venv/bin/python -m espalier_api.crd crds

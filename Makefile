@@ -58,6 +58,14 @@ crd: .venv/.ready  ## write the CRD anew from the models
 dashboards: .venv/.ready  ## write the dashboards, the alert rules and docs/metrics.md anew
 	PYTHONPATH=monitoring .venv/bin/python -m espalier_monitoring .
 
+.PHONY: docs
+docs: .venv/.ready  ## write the generated pages anew, and build the book into site/; a link that leads nowhere fails
+	.venv/bin/python -m espalier_api.job_reference docs/job.md
+	.venv/bin/python -m espalier_cli.cluster.reasons_page docs/reasons.md
+	.venv/bin/python -m espalier_cli.reference docs/cli.md
+	.venv/bin/mkdocs build --quiet --strict
+	@echo site/index.html
+
 .PHONY: lint
 lint: .venv/.ready  ## ruff, strict mypy, import-linter
 	.venv/bin/ruff check .
@@ -111,4 +119,4 @@ bench-operator: .venv/.ready  ## the operator at 100, 5,000 and 10,000 nodes (kw
 
 .PHONY: clean
 clean:  ## remove what the targets made, environments included
-	rm -rf .venv .tools $(RUNS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .tools $(RUNS) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,149 +1,19 @@
-"""What the chart makes of several values files: namespaces, restricted pods, images, what is switched on and off."""
+"""What single values do: the default beside `deploy/`, the operator's options, images, policies, what is off."""
 
 from __future__ import annotations
 
 import json
-import re
-from typing import Any
 
 import pytest
-from charts import CHART, KUBE_VERSION, ROOT, SYSTEM, VALUES, Helm, Raw, of, one, parse, pod_templates
+from charts import ROOT, SYSTEM, Helm, Raw, of, one, parse, pod_templates
 
 from espalier_operator.kube.main import main
 from espalier_operator.kube.options import settings_of
 from espalier_operator.kube.settings import KubeSettings
 
-CASES: dict[str, tuple[str, ...]] = {
-    "default": (),
-    **{file.stem: (file.stem,) for file in sorted(VALUES.glob("*.yaml"))},
-    "full and namespaced": ("full", "namespaced"),
-}
-UNBOUND = {"ClusterRole", "ClusterRoleBinding", "PriorityClass", "CustomResourceDefinition"}
-DASHBOARDS = sorted(path.stem for path in (CHART / "dashboards").glob("*.json"))
-RULES = sorted(path.stem for path in (CHART / "rules").glob("*.yaml"))
-
-
-@pytest.fixture(params=CASES, scope="module")
-def objects(request: pytest.FixtureRequest, helm: Helm) -> list[Raw]:
-    """Give what each values file makes."""
-    return helm.render(*CASES[request.param])
-
 
 def names(objects: list[Raw], *, without: tuple[str, ...] = ()) -> set[tuple[str, str]]:
     return {(each["kind"], each["metadata"]["name"]) for each in objects if each["kind"] not in without}
-
-
-def texts(value: Any) -> list[Any]:
-    """Return all that stands in a value but maps and lists."""
-    if isinstance(value, dict):
-        return [text for key, inner in value.items() for text in (key, *texts(inner))]
-    if isinstance(value, list):
-        return [text for inner in value for text in texts(inner)]
-    return [value]
-
-
-@pytest.mark.parametrize("files", CASES.values(), ids=CASES)
-def test_helm_finds_nothing_wrong(helm: Helm, files: tuple[str, ...]) -> None:
-    options = [f"--values={VALUES / file}.yaml" for file in files]
-    said = helm("lint", "--strict", str(CHART), f"--kube-version={KUBE_VERSION}", *options)
-    assert "1 chart(s) linted, 0 chart(s) failed" in said
-
-
-def test_every_object_is_where_it_belongs(objects: list[Raw]) -> None:
-    for each in objects:
-        namespace = each["metadata"].get("namespace")
-        if each["kind"] in UNBOUND:
-            assert namespace is None, each["metadata"]
-        else:
-            assert isinstance(namespace, str), each["metadata"]
-            assert namespace, each["metadata"]
-
-
-def test_only_roles_for_jobs_and_dashboards_leave_the_releases_namespace(objects: list[Raw]) -> None:
-    elsewhere = {
-        each["kind"] for each in objects if each["metadata"].get("namespace", SYSTEM) != SYSTEM and each["kind"]
-    }
-    assert elsewhere <= {"Role", "RoleBinding", "ConfigMap"}
-
-
-def test_nothing_is_there_twice(objects: list[Raw]) -> None:
-    keys = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
-    assert len(keys) == len(set(keys))
-
-
-def test_names_and_labels_are_texts_that_kubernetes_takes(objects: list[Raw]) -> None:
-    for each in objects:
-        metadata = each["metadata"]
-        assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", metadata["name"]), metadata["name"]
-        for key, value in metadata["labels"].items():
-            assert isinstance(key, str), key
-            assert isinstance(value, str), (key, value)
-        assert metadata["labels"]["app.kubernetes.io/instance"] == "espalier"
-        assert metadata["labels"]["app.kubernetes.io/part-of"] == "espalier"
-        assert all(isinstance(value, str) for value in metadata.get("annotations", {}).values())
-
-
-def test_pods_are_restricted(objects: list[Raw]) -> None:
-    pods = dict(pod_templates(objects))
-    assert len(pods) >= 2
-    for name, pod in pods.items():
-        spec = pod["spec"]
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["runAsGroup"] == 65532
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
-        assert spec["automountServiceAccountToken"] is name.endswith("-operator"), "only the operator talks to the API"
-        for volume in spec.get("volumes", ()):
-            assert set(volume) <= {"name", "emptyDir", "configMap", "persistentVolumeClaim"}
-        for container in (*spec.get("initContainers", ()), *spec["containers"]):
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }
-            assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
-            assert "memory" in container["resources"]["limits"]
-
-
-def test_no_wildcards_no_secrets_nothing_that_leads_to_more_rights(objects: list[Raw]) -> None:
-    assert not of(objects, "Secret")
-    roles = [*of(objects, "Role"), *of(objects, "ClusterRole")]
-    assert roles
-    for role in roles:
-        for rule in role["rules"]:
-            words = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
-            assert not [word for word in words if "*" in word], rule
-            assert not {"secrets", "pods/exec", "pods/attach", "nodes/proxy", "escalate", "bind", "impersonate"} & words
-
-
-def test_selectors_find_their_pods_and_no_others(objects: list[Raw]) -> None:
-    pods = dict(pod_templates(objects))
-
-    def found(selector: Raw) -> list[str]:
-        return [name for name, pod in pods.items() if selector.items() <= pod["metadata"]["labels"].items()]
-
-    for each in objects:
-        name = each["metadata"]["name"]
-        if each["kind"] == "Deployment":
-            assert found(each["spec"]["selector"]["matchLabels"]) == [name]
-        elif each["kind"] == "Service":
-            assert found(each["spec"]["selector"]) == [name]
-            ports = {port["name"] for port in pods[name]["spec"]["containers"][0]["ports"]}
-            assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
-        elif each["kind"] == "PodDisruptionBudget":
-            assert found(each["spec"]["selector"]["matchLabels"]) == [name]
-        elif each["kind"] == "NetworkPolicy":
-            assert found(each["spec"]["podSelector"]["matchLabels"]) == [name]
-            ports = {port["name"] for port in pods[name]["spec"]["containers"][0]["ports"]}
-            assert {port["port"] for rule in each["spec"]["ingress"] for port in rule["ports"]} <= ports
-
-
-def test_probes_ask_ports_of_their_containers(objects: list[Raw]) -> None:
-    for each in of(objects, "Deployment"):
-        (container,) = each["spec"]["template"]["spec"]["containers"]
-        for probe in ("startupProbe", "livenessProbe"):
-            assert container[probe]["httpGet"]["path"] == "/healthz"
-            assert container[probe]["httpGet"]["port"] in {port["name"] for port in container["ports"]}
 
 
 def test_the_default_makes_what_deploy_has_and_what_only_a_chart_can(helm: Helm) -> None:
@@ -345,77 +215,6 @@ def test_several_agents_are_not_all_taken_at_once(
     assert one(rendered, "Deployment", "espalier-agent")["spec"].get("replicas") == replicas
     assert bool(of(rendered, "PodDisruptionBudget")) is protected
     assert bool(of(rendered, "HorizontalPodAutoscaler")) is (replicas is None)
-
-
-def test_workers_reach_the_agent_and_prometheus_both(helm: Helm) -> None:
-    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    test = {
-        "podSelector": {
-            "matchLabels": {"app.kubernetes.io/name": "espalier-test", "app.kubernetes.io/instance": "espalier"}
-        }
-    }
-    worker = {
-        "namespaceSelector": {},
-        "podSelector": {"matchExpressions": [{"key": "espalier.dev/job", "operator": "Exists"}]},
-    }
-    rendered = helm.render()
-    agent, operator = (one(rendered, "NetworkPolicy", f"espalier-{part}")["spec"] for part in ("agent", "operator"))
-    assert [rule["from"] for rule in agent["ingress"]] == [[worker], [test], [prometheus]]
-    assert [rule["from"] for rule in operator["ingress"]] == [[test], [prometheus]]
-    assert agent["policyTypes"] == operator["policyTypes"] == ["Ingress"], "where they go is not restricted"
-    (pod,) = of(rendered, "Pod")
-    assert test["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-
-
-def test_only_workers_of_the_namespaces_looked_after_reach_the_agent(helm: Helm) -> None:
-    agent = one(helm.render("namespaced"), "NetworkPolicy", "espalier-agent")["spec"]
-    assert agent["ingress"][0]["from"][0]["namespaceSelector"] == {
-        "matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a", "team-b"]}]
-    }
-
-
-def test_nobody_scrapes_where_nobody_may(helm: Helm) -> None:
-    rendered = helm.render(sets={"networkPolicy.metricsFrom": "[]"})
-    assert len(one(rendered, "NetworkPolicy", "espalier-operator")["spec"]["ingress"]) == 1
-
-
-def test_monitors_find_services_and_ports(helm: Helm) -> None:
-    rendered = helm.render("full", "namespaced")
-    monitors = of(rendered, "ServiceMonitor")
-    assert {each["metadata"]["name"] for each in monitors} == {"gpus-operator", "gpus-agent"}
-    for monitor in monitors:
-        selector = monitor["spec"]["selector"]["matchLabels"]
-        (service,) = [
-            each for each in of(rendered, "Service") if selector.items() <= each["metadata"]["labels"].items()
-        ]
-        (endpoint,) = monitor["spec"]["endpoints"]
-        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-        assert (endpoint["path"], endpoint["interval"], endpoint["honorLabels"]) == ("/metrics", "30s", True)
-        assert monitor["metadata"]["labels"]["release"] == "prometheus"
-        assert monitor["spec"]["namespaceSelector"] == {"matchNames": [SYSTEM]}
-    trainers = one(rendered, "PodMonitor")["spec"]
-    assert trainers["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
-    assert trainers["selector"] == {"matchLabels": {"app.kubernetes.io/managed-by": "espalier"}}
-    assert trainers["podMetricsEndpoints"][0]["port"] == "metrics"
-    assert one(helm.render("full"), "PodMonitor")["spec"]["namespaceSelector"] == {"any": True}
-
-
-def test_rules_and_dashboards_are_the_files(helm: Helm) -> None:
-    rendered = helm.render("full")
-    rules = {each["metadata"]["name"]: each for each in of(rendered, "PrometheusRule")}
-    assert sorted(rules) == [f"gpus-{name}" for name in RULES]
-    for name in RULES:
-        (source,) = parse((CHART / "rules" / f"{name}.yaml").read_text())
-        assert rules[f"gpus-{name}"]["spec"] == source
-        assert rules[f"gpus-{name}"]["metadata"]["labels"]["release"] == "prometheus"
-    boards = {each["metadata"]["name"]: each for each in of(rendered, "ConfigMap")}
-    assert sorted(boards) == [f"gpus-dashboard-{name}" for name in DASHBOARDS]
-    for name in DASHBOARDS:
-        board = boards[f"gpus-dashboard-{name}"]
-        text = (CHART / "dashboards" / f"{name}.json").read_text()
-        assert board["metadata"]["namespace"] == "monitoring"
-        assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
-        assert json.loads(board["data"][f"{name}.json"]) == json.loads(text)
 
 
 def test_the_definition_is_that_of_the_project_number_by_number(helm: Helm) -> None:

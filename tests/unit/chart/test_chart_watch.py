@@ -1,0 +1,154 @@
+"""Who reaches what, and who watches it: NetworkPolicies, monitors, rules, dashboards, `helm test`."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from charts import CHART, SYSTEM, Helm, of, one, parse, pod_templates
+
+from espalier_api.metrics import JOB
+from espalier_api.status import JobStatus
+from espalier_operator.facts import Role
+from espalier_operator.kube import objects as objects_of_jobs
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.testing.kube_objects import kube_job
+
+RULES = sorted(path.stem for path in (CHART / "rules").glob("*.yaml"))
+
+
+DASHBOARDS = sorted(path.stem for path in (CHART / "dashboards").glob("*.json"))
+
+
+def test_workers_reach_the_agent_and_prometheus_both(helm: Helm) -> None:
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    test = {
+        "podSelector": {
+            "matchLabels": {"app.kubernetes.io/name": "espalier-test", "app.kubernetes.io/instance": "espalier"}
+        }
+    }
+    worker = {
+        "namespaceSelector": {},
+        "podSelector": {"matchExpressions": [{"key": "espalier.dev/job", "operator": "Exists"}]},
+    }
+    rendered = helm.render()
+    agent, operator = (one(rendered, "NetworkPolicy", f"espalier-{part}")["spec"] for part in ("agent", "operator"))
+    assert [rule["from"] for rule in agent["ingress"]] == [[worker], [test], [prometheus]]
+    assert [rule["from"] for rule in operator["ingress"]] == [[test], [prometheus]]
+    assert agent["policyTypes"] == operator["policyTypes"] == ["Ingress"], "where they go is not restricted"
+    (pod,) = of(rendered, "Pod")
+    assert test["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_only_workers_of_the_namespaces_looked_after_reach_the_agent(helm: Helm) -> None:
+    agent = one(helm.render("namespaced"), "NetworkPolicy", "espalier-agent")["spec"]
+    assert agent["ingress"][0]["from"][0]["namespaceSelector"] == {
+        "matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a", "team-b"]}]
+    }
+
+
+def test_nobody_scrapes_where_nobody_may(helm: Helm) -> None:
+    rendered = helm.render(sets={"networkPolicy.metricsFrom": "[]"})
+    assert len(one(rendered, "NetworkPolicy", "espalier-operator")["spec"]["ingress"]) == 1
+
+
+def test_monitors_find_services_and_ports(helm: Helm) -> None:
+    rendered = helm.render("full", "namespaced")
+    monitors = of(rendered, "ServiceMonitor")
+    assert {each["metadata"]["name"] for each in monitors} == {"gpus-operator", "gpus-agent"}
+    for monitor in monitors:
+        selector = monitor["spec"]["selector"]["matchLabels"]
+        (service,) = [
+            each for each in of(rendered, "Service") if selector.items() <= each["metadata"]["labels"].items()
+        ]
+        (endpoint,) = monitor["spec"]["endpoints"]
+        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+        assert (endpoint["path"], endpoint["interval"], endpoint["honorLabels"]) == ("/metrics", "30s", True)
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        assert monitor["spec"]["namespaceSelector"] == {"matchNames": [SYSTEM]}
+    trainers = one(rendered, "PodMonitor")["spec"]
+    assert trainers["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
+    assert trainers["selector"] == {"matchLabels": {"app.kubernetes.io/managed-by": "espalier"}}
+    assert trainers["podMetricsEndpoints"][0]["port"] == "metrics"
+    assert one(helm.render("full"), "PodMonitor")["spec"]["namespaceSelector"] == {"any": True}
+
+
+def test_workers_are_found_by_who_scrapes_them_and_let_in_by_the_agent(helm: Helm) -> None:
+    """A leader as the operator makes it: its labels and its port."""
+    leader = objects_of_jobs.worker_pod(kube_job(), JobStatus(), Role.BASE, 0, 0, KubeSettings())
+    rendered = helm.render("full")
+    monitor = one(rendered, "PodMonitor")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= leader["metadata"]["labels"].items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in leader["spec"]["containers"][0]["ports"]}
+    (relabelling,) = endpoint["relabelings"]
+    labels = {re.sub(r"[^a-zA-Z0-9_]", "_", key): value for key, value in leader["metadata"]["labels"].items()}
+    (source,) = relabelling["sourceLabels"]
+    assert labels[source.removeprefix("__meta_kubernetes_pod_label_")] == kube_job().name
+    assert relabelling["targetLabel"] in JOB
+    agent = one(rendered, "NetworkPolicy", "gpus-agent")["spec"]
+    (asked,) = agent["ingress"][0]["from"][0]["podSelector"]["matchExpressions"]
+    assert asked["operator"] == "Exists"
+    assert asked["key"] in leader["metadata"]["labels"]
+    for _, pod in pod_templates(rendered):
+        assert asked["key"] not in pod["metadata"]["labels"], "our own pods are no workers"
+
+
+def test_rules_and_dashboards_are_the_files(helm: Helm) -> None:
+    rendered = helm.render("full")
+    rules = {each["metadata"]["name"]: each for each in of(rendered, "PrometheusRule")}
+    assert sorted(rules) == [f"gpus-{name}" for name in RULES]
+    for name in RULES:
+        (source,) = parse((CHART / "rules" / f"{name}.yaml").read_text())
+        assert rules[f"gpus-{name}"]["spec"] == source
+        assert rules[f"gpus-{name}"]["metadata"]["labels"]["release"] == "prometheus"
+    boards = {each["metadata"]["name"]: each for each in of(rendered, "ConfigMap")}
+    assert sorted(boards) == [f"gpus-dashboard-{name}" for name in DASHBOARDS]
+    for name in DASHBOARDS:
+        board = boards[f"gpus-dashboard-{name}"]
+        text = (CHART / "dashboards" / f"{name}.json").read_text()
+        assert board["metadata"]["namespace"] == "monitoring"
+        assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert json.loads(board["data"][f"{name}.json"]) == json.loads(text)
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    """Says of `/healthz` what the server's `code` is, and 200 of `/readyz`."""
+
+    def do_GET(self) -> None:
+        code = {"/healthz": self.server.code, "/readyz": 200}[self.path]  # type: ignore[attr-defined]
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(b"the last tick: 1.0 s ago")
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(("code", "passes"), [(200, True), (503, False)])
+def test_helm_test_asks_both_and_fails_where_one_does_not_answer(helm: Helm, code: int, passes: bool) -> None:
+    """The pod's own command is run, by this Python; only the services' names are other ones."""
+    (container,) = one(helm.render(), "Pod")["spec"]["containers"]
+    python, option, script, *urls = container["command"]
+    services = [f"http://espalier-{part}.{SYSTEM}.svc:8080" for part in ("operator", "agent")]
+    assert (python, option) == ("python", "-c")
+    assert urls == [f"{services[0]}/healthz", f"{services[1]}/readyz"]
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
+        server.code = code  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, name="answers")
+        thread.start()
+        try:
+            here = [re.sub(r"http://[^/]+", f"http://127.0.0.1:{server.server_port}", url) for url in urls]
+            result = subprocess.run([sys.executable, "-c", script, *here], capture_output=True, text=True, timeout=60)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (result.returncode == 0) is passes, result.stderr
+    assert (f"{here[1]} 200" in result.stdout) is passes
+    assert ("HTTP Error 503" in result.stderr) is not passes

@@ -135,8 +135,10 @@ def _number(value: Any) -> str:
 
 
 def _code(text: str) -> str:
-    """Return `text` as code that a table does not split at its bars."""
-    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+    """Return a pattern as code, without what a table, Markdown or a search for links would take for its own."""
+    if re.fullmatch(r"[\w:-]+", text):
+        return f"`{text}`"
+    return f"<code>{re.sub(r'[^A-Za-z0-9 .,:/?$+-]', lambda found: f'&#{ord(found[0])};', text)}</code>"
 
 
 def _prose(field: Schema) -> str:

@@ -53,6 +53,7 @@ test-chart: .venv/.ready  ## the chart by a real helm and on a real API server; 
 .PHONY: crd
 crd: .venv/.ready  ## write the CRD anew from the models
 	.venv/bin/python -m espalier_api.crd crds
+	.venv/bin/python hack/chart
 
 .PHONY: dashboards
 dashboards: .venv/.ready  ## write the dashboards, the alert rules and docs/metrics.md anew

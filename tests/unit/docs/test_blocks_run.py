@@ -1,0 +1,149 @@
+"""What the book tells a person to type on a laptop is typed: with short budgets, and otherwise word by word."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+SHORTER = {
+    " espalier run ": "--time-budget 3",
+    " espalier agent learn ": "--episodes 500",
+    " hack/collect_outcomes.py ": "--time-budget 1 --seeds 1 --decisions 1 --step-cost 2,1,1,1",
+}
+"""What is added to commands that take their time otherwise."""
+
+pytestmark = pytest.mark.slow
+
+
+class Laptop:
+    """A folder that looks like the project to what is typed in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._served: list[subprocess.Popen[str]] = []
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = str(free.getsockname()[1])
+        for name, target in (("examples", ROOT / "examples"), ("hack", ROOT / "hack"), (".venv", Path(sys.prefix))):
+            (folder / name).symlink_to(target)
+
+    def type(self, command: str) -> str:
+        """Run a command to its end, or until it serves; return its output."""
+        assert not re.match(r"(kubectl|helm|docker|make) ", command), f"{command} needs more than a laptop"
+        if command.startswith("export "):
+            name, _, value = command.removeprefix("export ").partition("=")
+            self.environment[name] = value
+            return ""
+        spaced = f" {command.replace('.venv/bin/', ' ')} "
+        added = " ".join(arguments for part, arguments in SHORTER.items() if part in spaced)
+        line = f"exec {command.replace('8500', self._port)} {added}"
+        if " agent serve " in command:
+            return self._serve(line)
+        ended = subprocess.run(
+            ["bash", "-c", line], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=200
+        )
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def _serve(self, line: str) -> str:
+        process = subprocess.Popen(
+            ["bash", "-c", line],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._served.append(process)
+        assert process.stdout is not None
+        said = process.stdout.readline()  # it prints the URL when it answers
+        assert self._port in said, f"{line} said {said!r}"
+        return said
+
+    def result(self, run: str) -> dict[str, Any]:
+        """Return the result of `espalier run --output runs/<run>`."""
+        found: dict[str, Any] = json.loads((self.folder / "runs" / run / "result.json").read_text())
+        return found
+
+    def close(self) -> None:
+        """End what serves."""
+        for process in self._served:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> Iterator[Laptop]:
+    machine = Laptop(tmp_path)
+    yield machine
+    machine.close()
+
+
+def commands(text: str) -> list[str]:
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.M | re.S)
+    return [line[2:] for block in blocks for line in block.replace("\\\n", "").splitlines() if line.startswith("$ ")]
+
+
+def read(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def test_the_quickstart_on_a_laptop(laptop: Laptop) -> None:
+    section = read("quickstart.md").partition("\n## On a laptop\n")[2].partition("\n## ")[0]
+    first, *typed = commands(section)
+    assert first == "make setup"  # which made what this test runs in
+    said = "".join(laptop.type(command) for command in typed)
+    assert laptop.result("grown")["depthAfter"] > laptop.result("grown")["depthBefore"]
+    assert laptop.result("not-grown")["adaptations"] == []
+    assert "test accuracy" in said
+    assert (laptop.folder / "runs" / "both.png").read_bytes().startswith(b"\x89PNG")
+    for name in re.findall(r"`([a-z]+\.(?:png|jsonl|json))`", section):
+        assert (laptop.folder / "runs" / "grown" / name).stat().st_size > 0
+
+
+def test_the_page_on_your_own_training(laptop: Laptop) -> None:
+    page = read("own-training.md")
+    files = dict(re.findall(r"`([a-z]+\.(?:py|yaml))`\)?:\n\n```[a-z]+\n(.*?)^```", page, re.M | re.S))
+    assert list(files) == ["spirals.py", "spirals.yaml", "grow.py"]
+    for name, text in files.items():
+        (laptop.folder / name).write_text(text)
+    said = "".join(laptop.type(command) for command in commands(page))
+    result = laptop.result("spirals")
+    assert result["phase"] == "Complete"
+    assert result["depthBefore"] == 2
+    assert result["depthAfter"] > 2
+    grown = re.search(r"outputs differ by (\S+)", said)
+    assert grown is not None
+    assert float(grown[1]) <= 1e-6
+
+
+def test_the_other_python_blocks_run(laptop: Laptop) -> None:
+    found = re.findall(r"^```python\n(.*?)^```", read("own-training.md"), re.M | re.S)
+    marked = [text for text in found if "DeepenBlock" in text]
+    assert len(marked) == 1
+    (laptop.folder / "marked.py").write_text(marked[0])
+    laptop.type(".venv/bin/python marked.py")
+
+
+def test_the_page_on_your_own_policy(laptop: Laptop) -> None:
+    local = read("own-policy.md").partition("\n## On a cluster\n")[0]
+    for command in commands(local):
+        laptop.type(command)
+    assert json.loads((laptop.folder / "tables" / "digits.json").read_text())["sequences"]
+    adaptations = laptop.result("advised")["adaptations"]
+    assert adaptations
+    for adaptation in adaptations:
+        assert adaptation["source"] == "agent"
+        assert adaptation["policy"].startswith("mine@")

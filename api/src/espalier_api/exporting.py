@@ -55,6 +55,10 @@ class Metrics:
         histogram = self._histograms[name]
         (histogram.labels(*labels) if labels else histogram).observe(value)
 
+    def forget(self, name: str, *labels: str) -> None:
+        """Take a series away; one that comes again begins at zero."""
+        (self._counters.get(name) or self._histograms.get(name) or self._gauges[name]).remove(*labels)
+
     def is_counter(self, name: str) -> bool:
         """Return whether a metric that is counted here is a counter."""
         return name in self._counters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -15,7 +16,10 @@ from espalier_operator.actions import Plan
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.series import SCRAPED, LiveJob, Series, series_of
 from espalier_operator.kube.signals import Signals
-from espalier_operator.kube.tallies import Tally
+from espalier_operator.kube.tallies import Owner, Tally
+
+KEPT_SECONDS: Final = 900.0
+"""Counters of a namespace and queue without jobs are kept for so long."""
 
 
 class Metrics:
@@ -28,6 +32,7 @@ class Metrics:
         self._scraped = _Scraped()
         self._counted.registry.register(self._scraped)
         self._counted.set("espalier_build_info", 1, version("espalier-operator"))
+        self._owners = _Owners()
         self.signals = Signals(lambda stage, seconds: self._counted.observe("espalier_signal_seconds", seconds, stage))
 
     # ---- what happens
@@ -35,6 +40,7 @@ class Metrics:
     def add(self, happened: Iterable[Tally]) -> None:
         """Count what happened to a job."""
         for tally in happened:
+            self._owners.made(tally, self._clock())
             if self._counted.is_counter(tally.metric):
                 self._counted.count(tally.metric, *tally.labels, amount=tally.amount)
             else:
@@ -65,6 +71,9 @@ class Metrics:
         `heard`: by resource, the epoch seconds at which a list or watch last brought something.
         """
         now = self._clock()
+        jobs = list(jobs)
+        for tally in self._owners.gone((job.owner for job in jobs), now):
+            self._counted.forget(tally.metric, *tally.labels)
         series = series_of(jobs, snapshot, now)
         ages: dict[tuple[str, ...], float] = {(resource,): max(0.0, now - at) for resource, at in heard.items()}
         self._scraped.series = {**series, "espalier_watch_age_seconds": ages}
@@ -73,6 +82,36 @@ class Metrics:
         """Return all metrics in Prometheus' text format; slow with thousands of jobs, and safe in another thread."""
         self._counted.set("espalier_operator_leader", leads)
         return self._counted.text()
+
+
+class _Owners:
+    """Which counted series are about which namespace and queue.
+
+    Both are names that people choose, a new one for each job if they like. So series of those that have no job go, a
+    while after the last: long enough to be scraped.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str], dict[tuple[str, tuple[str, ...]], Tally]] = {}
+        self._seen_at: dict[tuple[str, str], float] = {}
+
+    def made(self, tally: Tally, now: float) -> None:
+        """Take note of a series that there is now."""
+        names = dict(zip(family(tally.metric).labels, tally.labels, strict=True))
+        owner = (names.get("namespace", ""), names.get("queue", ""))
+        if any(owner):
+            self._series.setdefault(owner, {})[tally.metric, tally.labels] = tally
+            self._seen_at[owner] = now
+
+    def gone(self, owners: Iterable[Owner], now: float) -> Iterator[Tally]:
+        """Yield the series to be forgotten, where these `owners` have jobs now."""
+        for owner in owners:
+            for key in ((owner.namespace, owner.queue), ("", owner.queue)):
+                if key in self._seen_at:
+                    self._seen_at[key] = now
+        for key in [key for key, seen_at in self._seen_at.items() if now - seen_at > KEPT_SECONDS]:
+            del self._seen_at[key]
+            yield from self._series.pop(key).values()
 
 
 class _Scraped(Collector):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 
 import pytest
@@ -9,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from espalier_api.metrics import FAMILIES, Exporter
 from espalier_api.reasons import Reason
-from espalier_api.status import JobStatus, TimeBudgetStatus
+from espalier_api.status import JobStatus, SchedulingStatus, TimeBudgetStatus
 from espalier_operator.actions import Admit, GrantExtra, Plan
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.exporter import Metrics
@@ -68,6 +70,28 @@ def test_series_of_a_job_go_with_it() -> None:
     found = scraped(metrics)
     assert (used, frozenset({"team", "one"})) not in found
     assert found[used, frozenset({"team", "two"})] == 7
+
+
+def test_series_of_queues_that_nobody_uses_any_more_go_after_a_while() -> None:
+    """Names that people choose: a queue for each job would leave a series for each that ever was."""
+    now = NOW
+    metrics = Metrics(lambda: now)
+    others = [replace(OWNER, queue=f"queue-{number}") for number in range(50)]
+    admitted = JobStatus(scheduling=SchedulingStatus(admitted_at=datetime.fromtimestamp(NOW + 3, UTC)))
+    for owner in (OWNER, *others):
+        metrics.add(tallies(None, admitted, owner))
+    first = scraped(metrics)
+    for minutes in range(1, 30):
+        now = NOW + 60 * minutes
+        metrics.look([live("one")], Snapshot(taken_at=now), {})
+        if minutes == 14:
+            assert not first.keys() - scraped(metrics).keys()
+    found = scraped(metrics)
+    assert not [labels for _, labels in found if any(value.startswith("queue-") for value in labels)]
+    assert found["espalier_jobs_created_total", frozenset({"team", "research"})] == 1
+    assert found["espalier_queue_seconds_count", frozenset({"research"})] == 1
+    metrics.add(tallies(None, JobStatus(), others[0]))
+    assert scraped(metrics)["espalier_jobs_created_total", frozenset({"team", "queue-0"})] == 1
 
 
 def test_a_replica_that_waits_says_so_and_which_version_it_is() -> None:

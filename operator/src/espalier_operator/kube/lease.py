@@ -108,7 +108,9 @@ class Lease:
                 await asyncio.wait([renewing], timeout=left)
         finally:
             renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            for error in await asyncio.gather(renewing, return_exceptions=True):
+                if isinstance(error, Exception):
+                    logger.error("renewing the lease ended by %s", type(error).__name__, exc_info=error)
 
     async def _release(self) -> None:
         """Give the Lease away: whoever reads it next may take it at once."""

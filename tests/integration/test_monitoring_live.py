@@ -45,7 +45,7 @@ EMPTY_HERE = {
     "Espalier: fleet: Errors": "nothing that the operator does fails here",
 }
 """Panels without data after such a run, and why."""
-MANY = 200
+MANY = 1000
 BOUNDED = {
     "espalier_api_requests_total": {
         "verb": {"discover", "get", "list", "create", "patch", "delete"},

@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS: Final = 0.05
 """Wall time between a wake-up and the tick: a burst of facts is planned once."""
-REST: Final = 2.0
+REST: Final = 1.0
 """After so many times what it took to see and plan the next tick begins at the earliest: in a long burst of facts a
-large cluster is planned less often, and at least two thirds of the time are left to those who carry plans out."""
+large cluster is planned less often, and at least half of the time is left to those who carry plans out."""
 RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
 """Wall time after which a tick that could not be carried out is tried again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from espalier_api.documents import write_text_atomically
 from espalier_monitoring.outputs import outputs
 
 
@@ -16,7 +17,7 @@ def main(arguments: list[str]) -> int:
     for path, text in outputs().items():
         whole = Path(arguments[0]) / path
         whole.parent.mkdir(parents=True, exist_ok=True)
-        whole.write_text(text, encoding="utf-8")
+        write_text_atomically(whole, text)
         print(path)
     return 0
 

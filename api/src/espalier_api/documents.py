@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -81,6 +82,14 @@ def write_document(path: Path, model: BaseModel) -> None:
 def write_text_atomically(path: Path, text: str) -> None:
     """Write `text` (UTF-8) to `path` as `write_bytes_atomically` does."""
     write_bytes_atomically(path, text.encode())
+
+
+def print_or_write(text: str, arguments: Sequence[str]) -> None:
+    """Print a generated page, or write it to the path that is the first of a command's `arguments`."""
+    if arguments:
+        write_text_atomically(Path(arguments[0]), text)
+    else:
+        print(text, end="")
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:

@@ -10,12 +10,11 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from espalier_api.crd.rules import RULES
 from espalier_api.crd.schema import Schema, structural
-from espalier_api.documents import write_text_atomically
+from espalier_api.documents import print_or_write
 from espalier_api.job import KIND, JobSpec
 
 _HEAD: Final = """\
@@ -155,10 +154,7 @@ def _cell(text: str) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Print the page, or write it to the path that is given."""
-    if arguments:
-        write_text_atomically(Path(arguments[0]), page())
-    else:
-        print(page(), end="")
+    print_or_write(page(), arguments)
 
 
 if __name__ == "__main__":

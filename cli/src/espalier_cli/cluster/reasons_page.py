@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
-from espalier_api.documents import write_text_atomically
+from espalier_api.documents import print_or_write
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_cli.cluster.remedies import remedy_for
 
@@ -43,10 +42,7 @@ def _section(reason: Reason) -> Iterator[str]:
 
 def main(arguments: Sequence[str]) -> None:
     """Print the page, or write it to the path that is given."""
-    if arguments:
-        write_text_atomically(Path(arguments[0]), page())
-    else:
-        print(page(), end="")
+    print_or_write(page(), arguments)
 
 
 if __name__ == "__main__":

@@ -70,8 +70,7 @@ def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float) ->
                 0.0, now - job.owner.created_at
             )
             if job.facts is not None and not job.facts.terms.suspend:
-                terms = job.facts.terms
-                waited_for[job.owner.queue,] += terms.min_replicas * terms.gpus_per_worker
+                waited_for[job.owner.queue,] += job.owner.base_gpus
         for metric, values in _of_job(job).items():
             made[metric].update(values)
     made["espalier_jobs"] = dict(phases)
@@ -134,10 +133,9 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
         made["espalier_job_parameters"] = {place: float(status.training.parameters)}
     made["espalier_job_metric"] = {(*place, figure.name): figure.value for figure in status.training.metrics}
     if facts is not None:
-        terms = facts.terms
-        base = terms.min_replicas * terms.gpus_per_worker
+        base = job.owner.base_gpus
         held = facts.gpus_held if status.phase not in (JobPhase.COMPLETE, JobPhase.FAILED) else 0
-        made["espalier_job_time_budget_seconds"] = {place: terms.time_budget_seconds}
+        made["espalier_job_time_budget_seconds"] = {place: facts.terms.time_budget_seconds}
         made["espalier_job_gpus"] = {
             (*place, "base"): float(min(base, held)),
             (*place, "extra"): float(max(0, held - base)),

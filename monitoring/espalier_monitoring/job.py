@@ -8,6 +8,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models.dashboard import AnnotationQuery, Dashboard
 
 from espalier_monitoring.boards import SOURCE, Board, Panel, Row, build
+from espalier_monitoring.promql import quantiles
 
 _THIS: Final = '{namespace="$namespace", job_name="$job_name"}'
 
@@ -38,6 +39,11 @@ class _GrowthMarks(builders.AnnotationQuery):
         self._internal = _GrowthMark()
         grew = f"changes(espalier_job_adaptations_total{_THIS}[$__rate_interval]) > 0"
         self.name("Growth").datasource(SOURCE).enable(True).icon_color("purple").expr(grew)
+
+
+def _chances(chosen: str) -> str:
+    where = f'{{namespace="$namespace", job_name="$job_name", chosen="{chosen}"}}'
+    return f"max by (choice) (espalier_job_decision_probability_ratio{where})"
 
 
 _BUDGET: Final = Row(
@@ -134,6 +140,14 @@ _MODEL: Final = Row(
             queries=((_of("parameters"), "parameters"),),
         ),
         Panel(
+            title="Decisions with probabilities",
+            about="What the policy gave each choice in the last consultation, and which one was decided on. A policy "
+            "that explores may choose what is not most likely. Empty before the first consultation, and after one that "
+            "a fallback decided.",
+            unit="percentunit",
+            queries=((_chances("yes"), "chosen: {{choice}}"), (_chances("no"), "{{choice}}")),
+        ),
+        Panel(
             title="GPUs",
             about="Base: those that the job asked for. Extra: those that it was lent.",
             unit="short",
@@ -158,6 +172,38 @@ _MODEL: Final = Row(
     ),
 )
 
+_TRAINER: Final = Row(
+    title="Trainer",
+    panels=(
+        Panel(
+            title="Step time",
+            about="Between the ends of two optimizer steps, as the trainer itself counts them. The panels of this row "
+            "are scraped from the job's leader: they are empty where nobody scrapes it, and end with it.",
+            unit="s",
+            queries=quantiles("espalier_trainer_step_seconds", selector=_THIS),
+        ),
+        Panel(
+            title="Budget left by the trainer's clock",
+            about="What is left of the time budget. It is set when something happens: an epoch, a growth, a checkpoint.",
+            unit="s",
+            queries=((f"max (espalier_trainer_budget_left_seconds{_THIS})", "left"),),
+        ),
+        Panel(
+            title="Loss by split",
+            about="After each epoch. The one of train falls on and that of validation rises: the model overfits.",
+            unit="short",
+            queries=((f"max by (split) (espalier_trainer_loss{_THIS})", "{{split}}"),),
+            least=None,
+        ),
+        Panel(
+            title="Accuracy by split",
+            about="After each epoch.",
+            unit="percentunit",
+            queries=((f"max by (split) (espalier_trainer_accuracy_ratio{_THIS})", "{{split}}"),),
+        ),
+    ),
+)
+
 
 def dashboard() -> Dashboard:
     """Return it."""
@@ -166,7 +212,7 @@ def dashboard() -> Dashboard:
             uid="espalier-job",
             title="Espalier: job",
             about="One job: its budget, what it learns, when its model grew, and on which GPUs it trains.",
-            rows=(_BUDGET, _LEARNING, _MODEL),
+            rows=(_BUDGET, _LEARNING, _MODEL, _TRAINER),
             variables=(
                 ("namespace", "Namespace", "label_values(espalier_job_info, namespace)"),
                 ("job_name", "Job", 'label_values(espalier_job_info{namespace="$namespace"}, job_name)'),

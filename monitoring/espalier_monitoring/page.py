@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from espalier_api.metrics import FAMILIES, LABELS, Exporter, MetricFamily
+from espalier_monitoring.scraping import scrape_config_text
 
 _SAYS = {
     Exporter.OPERATOR: (
@@ -13,7 +14,12 @@ _SAYS = {
         "and all others that tell what is there now, are made for each scrape and go with what they are about; only "
         "the operator that leads has them."
     ),
-    Exporter.TRAINER: "Exported by the leader of a job's workers; which job it is, the scrape's own labels tell.",
+    Exporter.TRAINER: (
+        "Exported by the leader of a job's workers on port 9464. It does not say which job it is: the labels "
+        "`namespace` and `job_name` are given by whoever scrapes it, from its pod. The chart's PodMonitor does so "
+        "(`podMonitor.enabled`); without the Prometheus operator this does the same:\n\n"
+        f"```yaml\n{scrape_config_text()}```"
+    ),
     Exporter.AGENT: "Exported by each replica of the agent on `/metrics` of its HTTP address.",
 }
 

@@ -1,8 +1,8 @@
 """Every metric that Espalier exports, by name: for those who export them, and for docs, dashboards and alerts.
 
 Names and units are Prometheus' own conventions (base units, `_total` for counters). No label names a pod or a
-decision, so series grow linearly with live jobs at most; those with the label `job_name` are made when they are
-scraped, from what the scheduler sees, and go with their job.
+decision, so series grow linearly with live jobs at most; the operator's with the label `job_name` are made when they
+are scraped, from what the scheduler sees, and go with their job.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ LABELS: Final = {
     "stage": "the part of what is timed",
     "action": "kind of the action: `Deepen`, `Nothing`",
     "source": "who decided: `agent` or `fallback`",
+    "choice": "what could be decided: `Nothing`, or `Deepen` with the growth point",
+    "chosen": "`yes` for the one choice that was decided on, `no` for the others",
     "metric": "name that the trainer gives the figure, such as `validation_accuracy`",
     "verb": "verb of the request, as in RBAC",
     "resource": "resource of the API server, plural",
@@ -89,6 +91,9 @@ _STEPS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _CHANGES: Final = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 JOB: Final = ("namespace", "job_name")
+
+GIVEN_BY_SCRAPE: Final = {Exporter.OPERATOR: (), Exporter.TRAINER: JOB, Exporter.AGENT: ()}
+"""Labels that an exporter does not know and whoever scrapes it adds: a trainer's job, from its pod."""
 
 
 def _group(
@@ -132,6 +137,13 @@ FAMILIES: Final = (
         (_G, "espalier_job_depth", "Layers with parameters of its model.", JOB, ()),
         (_G, "espalier_job_parameters", "Trainable parameters of its model.", JOB, ()),
         (_C, "espalier_job_adaptations_total", "Times that its model has grown.", JOB, ()),
+        (
+            _G,
+            "espalier_job_decision_probability_ratio",
+            "Probability that the policy gave each choice in the last consultation; none where a fallback decided.",
+            (*JOB, "choice", "chosen"),
+            (),
+        ),
     ),
     *_group(
         Exporter.OPERATOR,

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from espalier_api.metrics import FAMILIES, LABELS
+from espalier_api.metrics import FAMILIES, GIVEN_BY_SCRAPE, LABELS, Exporter
 from espalier_monitoring.alerts import ALERTS
 from espalier_monitoring.boards import expressions
 from espalier_monitoring.outputs import DASHBOARDS, RULES, dashboards, outputs
 from espalier_monitoring.promql import names
+from espalier_monitoring.scraping import RELABELLING, scrape_config_text
+from espalier_operator.kube.objects import METRICS, METRICS_PORT
 
 ROOT = Path(__file__).parents[3]
 SERIES = {series: family for family in FAMILIES for series in family.series}
@@ -60,7 +62,8 @@ def test_every_metric_and_label_that_is_named_is_in_the_catalogue(where: str, ex
     known: set[str] = set()
     for metric, labels in found.selected.items():
         assert metric in SERIES, f"{where} names {metric}, which nobody exports"
-        of_metric = {*SERIES[metric].labels, *(["le"] if metric.endswith("_bucket") else [])}
+        of_metric = {*SERIES[metric].labels, *GIVEN_BY_SCRAPE[SERIES[metric].exporter]}
+        of_metric |= {"le"} if metric.endswith("_bucket") else set()
         assert labels <= of_metric, f"{where}: {metric} has no label {', '.join(labels - of_metric)}"
         known |= of_metric
     assert found.grouped <= known, f"{where} groups by {found.grouped - known}, which none of its metrics has"
@@ -166,3 +169,28 @@ def test_the_runbook_tells_of_each_alert_what_it_means_and_what_to_do() -> None:
 
 def test_labels_of_the_catalogue_are_explained() -> None:
     assert {label for family in FAMILIES for label in family.labels} == set(LABELS)
+
+
+def test_trainers_are_scraped_as_their_dashboard_expects() -> None:
+    """By the page's configuration and by the chart's PodMonitor, to which its operator gives `namespace`."""
+    (scrape,) = YAML(typ="safe", pure=True).load(scrape_config_text())["scrape_configs"]
+    assert scrape["relabel_configs"] == list(RELABELLING)
+    given = {str(rule["target_label"]): rule["source_labels"] for rule in RELABELLING if "target_label" in rule}
+    assert set(given) == set(GIVEN_BY_SCRAPE[Exporter.TRAINER])
+    monitor = (ROOT / "charts/espalier/templates/monitors.yaml").read_text()
+    relabelled = re.findall(r"- sourceLabels: (\[\w+\])\n\s+targetLabel: (\w+)$", monitor, re.M)
+    assert relabelled == [(f"[{given['job_name'][0]}]", "job_name")]
+    page = (ROOT / "docs/metrics.md").read_text()
+    assert f"```yaml\n{scrape_config_text()}```" in page
+    assert f"on port {METRICS_PORT}" in page
+    assert any(rule.get("regex") == METRICS for rule in RELABELLING)
+
+
+def test_what_was_decided_is_on_the_jobs_dashboard() -> None:
+    """With the probability of each choice, the chosen one apart."""
+    (panel,) = [panel for panel in panels("job") if panel["title"] == "Decisions with probabilities"]
+    asked = {target["legendFormat"]: target["expr"] for target in panel["targets"]}
+    assert set(asked) == {"chosen: {{choice}}", "{{choice}}"}
+    assert all("espalier_job_decision_probability_ratio" in expression for expression in asked.values())
+    chosen, other = (re.findall(r'chosen="(\w+)"', asked[legend]) for legend in ("chosen: {{choice}}", "{{choice}}"))
+    assert (chosen, other) == (["yes"], ["no"])

@@ -32,6 +32,7 @@ SCRAPED: Final = (
     "espalier_job_depth",
     "espalier_job_parameters",
     "espalier_job_adaptations_total",
+    "espalier_job_decision_probability_ratio",
     "espalier_gpus",
     "espalier_gpus_waited_for",
     "espalier_watch_age_seconds",
@@ -132,6 +133,12 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
         made["espalier_job_depth"] = {place: float(status.training.depth)}
         made["espalier_job_parameters"] = {place: float(status.training.parameters)}
     made["espalier_job_metric"] = {(*place, figure.name): figure.value for figure in status.training.metrics}
+    if status.adaptations:
+        last = status.adaptations[-1]
+        made["espalier_job_decision_probability_ratio"] = {
+            (*place, choice, "yes" if choice == last.action else "no"): probability
+            for choice, probability in last.probabilities.items()
+        }
     if facts is not None:
         base = job.owner.base_gpus
         held = facts.gpus_held if status.phase not in (JobPhase.COMPLETE, JobPhase.FAILED) else 0

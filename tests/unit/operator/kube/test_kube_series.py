@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from espalier_api.metrics import FAMILIES, LABELS, Exporter, family
 from espalier_api.reasons import Reason
-from espalier_api.report import Metric
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric
 from espalier_api.status import (
     Condition,
     ConditionStatus,
@@ -60,6 +60,45 @@ def test_a_job_that_trains() -> None:
         assert made[f"espalier_job_{name}"] == {place: value}
 
 
+def decision(number: int, action: str, probabilities: dict[str, float]) -> Adaptation:
+    return Adaptation(
+        decision_id=f"d-{number}",
+        time=TIME,
+        used_seconds=1,
+        trigger="ExtraGPUsGranted",
+        generation=2,
+        action=action,
+        source=AdaptationSource.AGENT if probabilities else AdaptationSource.FALLBACK,
+        probabilities=probabilities,
+        result=AdaptationResult.DECLINED,
+        depth_before=3,
+        depth_after=3,
+        parameters_before=9,
+        parameters_after=9,
+        seconds=0.1,
+    )
+
+
+def test_the_last_decision_is_told_with_what_else_it_could_have_been() -> None:
+    """A choice of an earlier decision is forgotten, and a fallback has no probabilities."""
+    made = (
+        decision(1, "Deepen(a)", {"Deepen(a)": 0.75, "Nothing": 0.25}),
+        decision(2, "Nothing", {"Deepen(b)": 0.5, "Nothing": 0.5}),
+        decision(3, "Deepen(a)", {}),
+    )
+
+    def told(count: int) -> object:
+        status = JobStatus(adaptations=made[:count])
+        return series_of([live("one", status, facts("one"))], Snapshot(taken_at=NOW), NOW).get(
+            "espalier_job_decision_probability_ratio"
+        )
+
+    assert told(0) is None
+    assert told(1) == {("team", "one", "Deepen(a)", "yes"): 0.75, ("team", "one", "Nothing", "no"): 0.25}
+    assert told(2) == {("team", "one", "Deepen(b)", "no"): 0.5, ("team", "one", "Nothing", "yes"): 0.5}
+    assert told(3) == {}
+
+
 def test_a_job_that_waits_says_for_what_and_for_how_long() -> None:
     refused = Condition(
         type=ConditionType.ADMITTED,
@@ -87,7 +126,10 @@ def test_before_the_first_plan_there_is_nothing_to_tell() -> None:
 
 
 def test_all_labels_fit_and_nothing_else_is_scraped() -> None:
-    status = JobStatus(training=TrainingStatus(depth=1, metrics=(Metric(name="loss", value=0.5),)))
+    status = JobStatus(
+        training=TrainingStatus(depth=1, metrics=(Metric(name="loss", value=0.5),)),
+        adaptations=(decision(1, "Nothing", {"Nothing": 1.0}),),
+    )
     worker = Worker(name="w", job=None, role=Role.ALIEN, node="n", gpus=1, state=WorkerState.RUNNING)
     snapshot = Snapshot(taken_at=NOW, nodes=(Node(name="n", gpu_type="a", allocatable=2),), workers=(worker,))
     for metric, values in series_of([live("one", status, facts("one"))], snapshot, NOW).items():

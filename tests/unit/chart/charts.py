@@ -16,6 +16,12 @@ CHART = ROOT / "charts" / "espalier"
 VALUES = Path(__file__).parent / "values"
 SYSTEM = "espalier-system"
 KUBE_VERSION = "1.34"
+CASES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    **{file.stem: (file.stem,) for file in sorted(VALUES.glob("*.yaml"))},
+    "full and namespaced": ("full", "namespaced"),
+}
+"""Files of `values/` that are rendered together, by the name of the case."""
 _BUILD_SECONDS = 1800
 Raw = dict[str, Any]
 Right = tuple[str, str, str]

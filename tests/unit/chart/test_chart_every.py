@@ -5,14 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from charts import CHART, KUBE_VERSION, SYSTEM, VALUES, Helm, Raw, of, pod_templates
-
-CASES: dict[str, tuple[str, ...]] = {
-    "default": (),
-    **{file.stem: (file.stem,) for file in sorted(VALUES.glob("*.yaml"))},
-    "full and namespaced": ("full", "namespaced"),
-}
-
+from charts import CASES, CHART, KUBE_VERSION, SYSTEM, VALUES, Helm, Raw, of, pod_templates
 
 UNBOUND = {"ClusterRole", "ClusterRoleBinding", "PriorityClass", "CustomResourceDefinition"}
 

@@ -47,8 +47,9 @@ test-integration: .venv/.ready  ## the tests that need a real API server; gets o
 
 .PHONY: test-chart
 test-chart: .venv/.ready  ## the chart by a real helm and on a real API server; gets them where there are none
-	HELM=$$(hack/helm) && KUBEBUILDER_ASSETS=$$(hack/envtest) && export HELM KUBEBUILDER_ASSETS && \
-		.venv/bin/pytest tests/unit/chart tests/integration/test_chart_install.py
+	HELM=$$(hack/helm) && KUBEBUILDER_ASSETS=$$(hack/envtest) && MONITORING_CRDS=$$(hack/monitoring-crds) && \
+		export HELM KUBEBUILDER_ASSETS MONITORING_CRDS && \
+		.venv/bin/pytest tests/unit/chart tests/integration/test_chart_*.py
 
 .PHONY: crd
 crd: .venv/.ready  ## write the CRD anew from the models
@@ -57,7 +58,7 @@ crd: .venv/.ready  ## write the CRD anew from the models
 
 .PHONY: dashboards
 dashboards: .venv/.ready  ## write the dashboards, the alert rules and docs/metrics.md anew
-	PYTHONPATH=monitoring .venv/bin/python -m espalier_monitoring .
+	PYTHONPATH=monitoring .venv/bin/python -m espalier_monitoring write .
 
 .PHONY: docs
 docs: .venv/.ready  ## write the generated pages anew, and build the book into site/; a link that leads nowhere fails

@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
-# Tests have no package: their shared parts are imported from beside them.
+# Tests have no package: their shared parts are imported from beside them. What asks helm lies beside the tests of the
+# chart that need no API server.
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "chart"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from apiserver import ApiServer
+from audits import audit_flags
+from charts import Helm, helm_or_skip
 from fake_kubelet import FakeKubelet
 from operators import World
+from releases import Release, installable
 from trainers import Trainers
 
 PROJECT = Path(__file__).parents[2]
@@ -77,3 +82,24 @@ def world(cluster: ApiServer, kubelet: FakeKubelet) -> Iterator[World]:
     """Give a cluster in which pods run and leaders report; operators are started by `World.operate`."""
     with Trainers(cluster) as trainers, World(cluster, kubelet, trainers) as world:
         yield world
+
+
+@pytest.fixture(scope="module")
+def chart_server(kubernetes_binaries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """Give an API server of its own, without our kinds, that writes down what ServiceAccounts ask for."""
+    folder = tmp_path_factory.mktemp("chart")
+    with ApiServer(kubernetes_binaries, folder, audit_flags(folder)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def helm(chart_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Give helm for that server."""
+    return helm_or_skip(tmp_path_factory.mktemp("helm"), chart_server.kubeconfig)
+
+
+@pytest.fixture
+def release(chart_server: ApiServer, helm: Helm) -> Iterator[Release]:
+    """Give a release to install there; see `releases.installable`."""
+    with installable(chart_server, helm) as release:
+        yield release

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from charts import CASES, Helm, Raw, one
+from charts import CASES, Helm, Raw, of, one
 from monitoring_crds import MonitoringSchemas, monitoring_crds
 
 ON = {f"{name}.enabled": "true" for name in ("serviceMonitor", "podMonitor", "prometheusRule")}
@@ -69,3 +70,24 @@ def test_what_is_wrong_is_refused(helm: Helm, schemas: MonitoringSchemas, case: 
     assert schemas.refusal(found) is None
     spoil(found["spec"])
     assert said in (schemas.refusal(found) or "")
+
+
+@pytest.mark.parametrize(
+    ("interval", "good"),
+    [("15s", True), ("1m30s", True), ("1d", True), ("30s1m", False), ("15", False), ("15 s", False), ("", False)],
+)
+def test_an_interval_is_taken_by_the_values_where_it_is_by_the_definitions(
+    helm: Helm, schemas: MonitoringSchemas, interval: str, good: bool
+) -> None:
+    """An empty one too, which says nothing, is refused."""
+    for monitor, kind in (("serviceMonitor", "ServiceMonitor"), ("podMonitor", "PodMonitor")):
+        sets = {monitor: json.dumps({"enabled": True, "interval": interval})}
+        if good:
+            found = of(helm.render(sets=sets), kind)
+            assert [schemas.refusal(each) for each in found] == [None] * len(found)
+        else:
+            assert f"{monitor}.interval" in helm.refuses(sets=sets).replace("/", ".")
+            (found, *_) = of(helm.render(sets={f"{monitor}.enabled": "true"}), kind)
+            for each in found["spec"].get("endpoints") or found["spec"]["podMetricsEndpoints"]:
+                each["interval"] = interval
+            assert (schemas.refusal(found) is None) is (interval == "")

@@ -1,0 +1,103 @@
+"""The chart beside the Prometheus operator: an API server with that one's own definitions takes monitors and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from apiserver import ApiServer, ServerError
+from charts import Helm, Raw, of
+from monitoring_crds import monitoring_crds
+from releases import Release, installable, key
+
+PLURALS = {"ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}
+NAMESPACES = ("team-a", "team-b", "monitoring")
+
+
+@pytest.fixture(scope="module")
+def monitored_server(chart_server: ApiServer) -> ApiServer:
+    """Give an API server that knows the Prometheus operator's kinds, for as long as it lives."""
+    chart_server.install(monitoring_crds())
+    for name in NAMESPACES:
+        chart_server.namespace(name)
+    return chart_server
+
+
+@pytest.fixture
+def monitored(monitored_server: ApiServer, helm: Helm) -> Iterator[Release]:
+    """Give a release to install there."""
+    with installable(monitored_server, helm, monitored=True) as release:
+        yield release
+
+
+def monitors(objects: list[Raw]) -> list[Raw]:
+    return [each for each in objects if each["kind"] in PLURALS]
+
+
+def kept(ours: Any, theirs: Any) -> bool:
+    """Return whether all of ours is there; the server adds defaults."""
+    if isinstance(ours, dict):
+        return isinstance(theirs, dict) and all(kept(value, theirs.get(name)) for name, value in ours.items())
+    if isinstance(ours, list):
+        return isinstance(theirs, list) and len(ours) == len(theirs) and all(map(kept, ours, theirs))
+    return bool(ours == theirs)
+
+
+def send(server: ApiServer, found: Raw) -> Any:
+    """Send an object as a dry run; a field that the server does not know is an error."""
+    name = {**found, "metadata": {**found["metadata"], "name": f"{found['metadata']['name']}-try"}}
+    path = f"/apis/monitoring.coreos.com/v1/namespaces/{found['metadata']['namespace']}/{PLURALS[found['kind']]}"
+    return server.request("POST", path, name, dryRun="All", fieldValidation="Strict")
+
+
+@pytest.mark.parametrize("files", [("monitored",), ("full", "namespaced")], ids=" and ".join)
+def test_the_server_takes_monitors_and_rules_and_drops_nothing_of_them(
+    monitored: Release, files: tuple[str, ...]
+) -> None:
+    monitored.run("install", *files)
+    installed = monitored.objects()
+    assert {each["kind"] for each in monitors(installed)} == set(PLURALS)
+    assert monitored.there(installed) == {key(each) for each in installed}
+    for each in monitors(installed):
+        where = f"/apis/monitoring.coreos.com/v1/namespaces/{each['metadata']['namespace']}/{PLURALS[each['kind']]}"
+        there = monitored.server.request("GET", f"{where}/{each['metadata']['name']}")
+        assert kept(each["spec"], there["spec"]), there
+        send(monitored.server, each)
+
+
+def test_they_go_where_they_are_switched_off(monitored: Release) -> None:
+    monitored.run("install", "monitored")
+    before = monitors(monitored.objects())
+    assert monitored.there(before)
+    monitored.run("upgrade", flags=["--reset-values"])
+    assert monitored.there(before) == set()
+
+
+WRONG: dict[str, tuple[str, Callable[[Raw], Any], str]] = {
+    "a misspelt field": (
+        "ServiceMonitor",
+        lambda spec: spec["endpoints"][0].update(honourLabels=True),
+        r'unknown field "spec.endpoints\[0\].honourLabels"',
+    ),
+    "an interval that is none": (
+        "PodMonitor",
+        lambda spec: spec["podMetricsEndpoints"][0].update(interval="soon"),
+        r"spec.podMetricsEndpoints\[0\].interval",
+    ),
+    "an alert without a condition": (
+        "PrometheusRule",
+        lambda spec: spec["groups"][0]["rules"][0].pop("expr"),
+        r"spec.groups\[0\].rules\[0\].expr: Required value",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_refused(monitored: Release, case: str) -> None:
+    kind, spoil, said = WRONG[case]
+    found, *_ = of(monitored.helm.render("monitored", namespace=monitored.namespace), kind)
+    send(monitored.server, found)
+    spoil(found["spec"])
+    with pytest.raises(ServerError, match=said):
+        send(monitored.server, found)

@@ -1,0 +1,136 @@
+"""The chart's rights on a real API server: they are enough, and none too many."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from apiserver import JOBS, ApiServer
+from audits import Audit, Right
+from charts import bound_rights, rights
+from fake_kubelet import FakeKubelet
+from operator_process import OperatorProcess
+from operators import World
+from releases import PATIENCE, Operators, Release
+from trainers import Trainers
+
+from espalier_operator.kube import objects
+from espalier_operator.testing.kube_objects import kube_job
+
+
+def may_grant(server: ApiServer, without: Right, granted: Iterable[Right]) -> bool:
+    """Return whether one who has these rights but one may make a job's Role."""
+    namespace = server.namespace()
+    rules = [
+        {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
+        for group, resource, verb in {*granted, ("rbac.authorization.k8s.io", "roles", "create")} - {without}
+    ]
+    base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    server.request("POST", f"{base}/roles", {"metadata": {"name": "less"}, "rules": rules})
+    subject = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "less"}
+    binding = {"metadata": {"name": "less"}, "roleRef": role, "subjects": [subject]}
+    server.request("POST", f"{base}/rolebindings", binding)
+    body = objects.role(kube_job())
+    body["metadata"] = {"name": "trainer"}
+    with server.client(server.token(namespace, "default")) as client:
+        answer = client.post(f"{base}/roles", json=body, params={"dryRun": "All"})
+    assert answer.status_code in (201, 403), answer.text
+    return answer.is_success
+
+
+def whole_life(world: World, start: Callable[[], OperatorProcess]) -> None:
+    """Let a job wait, run, be lent a GPU, lose its operator, stop, go on, end and be deleted."""
+    world.kubelet.add_node("node", 2)
+
+    def begin(operator: OperatorProcess) -> None:
+        # A process: it imports for seconds, and the lease of one that was killed must run out.
+        world.until("it lives", lambda: (answer := operator.ask("/healthz")) and answer.status_code == 200, PATIENCE)
+
+    def until(kind: str, reason: str) -> None:
+        world.until_condition("job", kind, "True", reason, PATIENCE)
+
+    with start() as operator:
+        begin(operator)
+        world.jobs.make("job", maxReplicas=2, ttlSecondsAfterFinished=1, preemption={"cooldownSeconds": 0})
+        world.until("both workers run", lambda: len(world.running("job")) == 2, PATIENCE)
+        until("Running", "Running")
+        operator.end(signal.SIGKILL)
+    with start() as operator:
+        begin(operator)
+        world.jobs.change("job", suspend=True)
+        until("Suspended", "Suspended")
+        world.jobs.change("job", suspend=False)
+        until("Running", "Running")
+        world.trainers.ends_when = lambda job, pods: 0
+        world.jobs.server.request("PATCH", f"{world.jobs.path}/job", {"metadata": {"labels": {"look": "now"}}})
+        world.until("it was deleted", lambda: world.server.request("GET", world.jobs.path)["items"] == [], PATIENCE)
+        assert operator.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("mode", ["cluster", "namespaced"])
+def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_needed(
+    release: Release, tmp_path: Path, mode: str
+) -> None:
+    """Each is used, so that what uses it would be refused without it; or else it is granted on."""
+    server = release.server
+    with FakeKubelet(server) as kubelet, Trainers(server) as trainers:
+        release.run("install")
+        world = World(server, kubelet, trainers)
+        if mode == "namespaced":
+            release.run("upgrade", watchNamespaces=[world.namespace])
+        operators = Operators(release, tmp_path)
+        with world:
+            whole_life(world, operators.process)
+    audit = Audit(server, release.namespace, operators.account)
+    assert audit.forbidden() == []
+    used = audit.used()
+    granted = set(rights(objects.role(kube_job())["rules"]))
+    bound = bound_rights(release.objects())
+    assert bound.keys() == {None, release.namespace, *([world.namespace] if mode == "namespaced" else ())}
+    for namespace, found in bound.items():
+        assert len(found) == len(set(found)), "none twice"
+        for right in found:
+            where = {place for place, each in used if each == right}
+            if not where:
+                assert right in granted, f"{right} in {namespace} is never used"
+                assert not may_grant(server, right, granted), f"{right} in {namespace} can be done without"
+            elif mode == "namespaced" and namespace is None and right[2] in ("list", "watch"):
+                assert where == {None}, f"{right} is not used for all namespaces at once"
+            elif mode == "namespaced" and namespace is not None:
+                assert where == {namespace}
+    assert may_grant(server, ("", "secrets", "get"), granted), "with all of them a job's Role can be made"
+
+
+def test_an_operator_of_some_namespaces_reads_the_rest_and_writes_nothing_there(release: Release) -> None:
+    server = release.server
+    mine, other = server.namespace(), server.namespace()
+    release.run("install", watchNamespaces=[mine])
+    pod = {"metadata": {"name": "worker"}, "spec": {"containers": [{"name": "trainer", "image": "any"}]}}
+    note = {"metadata": {"name": "note"}}
+    with server.client(server.token(release.namespace, "espalier-operator")) as client:
+
+        def codes(namespace: str) -> list[int]:
+            core, jobs = f"/api/v1/namespaces/{namespace}", f"{JOBS}/namespaces/{namespace}/adaptivetrainingjobs"
+            return [
+                client.post(f"{core}/pods", json=pod, params={"dryRun": "All"}).status_code,
+                client.post(f"{core}/configmaps", json=note, params={"dryRun": "All"}).status_code,
+                client.get(jobs).status_code,
+                client.get(f"{core}/configmaps").status_code,
+                client.get(f"{core}/pods").status_code,
+            ]
+
+        assert codes(mine) == [201, 201, 200, 200, 200]
+        assert codes(other) == [403, 403, 403, 403, 200]
+        for path in ("/api/v1/secrets", f"/api/v1/namespaces/{release.namespace}/secrets", "/api/v1/configmaps"):
+            assert client.get(path).status_code == 403
+        assert client.get("/api/v1/pods").status_code == client.get("/api/v1/nodes").status_code == 200
+
+
+def test_the_agent_may_nothing(release: Release) -> None:
+    release.run("install")
+    with release.server.client(release.server.token(release.namespace, "espalier-agent")) as client:
+        for path in ("/api/v1/namespaces", "/api/v1/pods", f"{JOBS}/adaptivetrainingjobs"):
+            assert client.get(path).status_code == 403

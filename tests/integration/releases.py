@@ -17,6 +17,7 @@ from typing import Any
 from apiserver import JOBS, ApiServer
 from charts import CHART, VALUES, Helm, Raw, of, parse, pod_templates
 from operator_process import OperatorProcess
+from operators import World
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEFINITION = f"{DEFINITIONS}/adaptivetrainingjobs.espalier.dev"
@@ -94,21 +95,34 @@ class Operators:
     """Starts the installed operator's process under its own account, as its Deployment would."""
 
     def __init__(self, release: Release, folder: Path) -> None:
-        """Take the arguments from the release."""
+        """Take the arguments from the release, anew for each process; logs lie in `folder`."""
         self._release, self._folder = release, folder
-        (operator,) = of(release.objects(), "Deployment", "espalier-operator")
-        spec = operator["spec"]["template"]["spec"]
-        self.account = spec["serviceAccountName"]
-        self._args = spec["containers"][0]["args"]
         self._numbers = itertools.count(1)
+
+    @property
+    def account(self) -> str:
+        """The name of the ServiceAccount."""
+        return str(self._pod["serviceAccountName"])
 
     def process(self) -> OperatorProcess:
         """Return another one, not started."""
         server, number = self._release.server, next(self._numbers)
         config = self._folder / f"account-{number}"
         config.write_text(server.kubeconfig_text(server.token(self._release.namespace, self.account)))
-        options = [*self._args, f"--kubeconfig={config}", "--lease-seconds=3", "--resync-seconds=5"]
+        options = [*self._pod["containers"][0]["args"], f"--kubeconfig={config}"]
+        options += ["--lease-seconds=3", "--resync-seconds=5"]
         return OperatorProcess(server, self._folder, f"operator-{number}", *options, namespace=self._release.namespace)
+
+    @property
+    def _pod(self) -> Raw:
+        (operator,) = of(self._release.objects(), "Deployment", "espalier-operator")
+        spec: Raw = operator["spec"]["template"]["spec"]
+        return spec
+
+
+def until_it_lives(world: World, operator: OperatorProcess) -> None:
+    """Wait until a process that was started acts: it imports for seconds, and a lease may have to run out."""
+    world.until("it lives", lambda: (answer := operator.ask("/healthz")) and answer.status_code == 200, PATIENCE)
 
 
 def key(each: Raw) -> str:

@@ -13,7 +13,7 @@ from charts import bound_rights, rights
 from fake_kubelet import FakeKubelet
 from operator_process import OperatorProcess
 from operators import World
-from releases import PATIENCE, Operators, Release
+from releases import PATIENCE, Operators, Release, until_it_lives
 from trainers import Trainers
 
 from espalier_operator.kube import objects
@@ -45,21 +45,17 @@ def whole_life(world: World, start: Callable[[], OperatorProcess]) -> None:
     """Let a job wait, run, be lent a GPU, lose its operator, stop, go on, end and be deleted."""
     world.kubelet.add_node("node", 2)
 
-    def begin(operator: OperatorProcess) -> None:
-        # A process: it imports for seconds, and the lease of one that was killed must run out.
-        world.until("it lives", lambda: (answer := operator.ask("/healthz")) and answer.status_code == 200, PATIENCE)
-
     def until(kind: str, reason: str) -> None:
         world.until_condition("job", kind, "True", reason, PATIENCE)
 
     with start() as operator:
-        begin(operator)
+        until_it_lives(world, operator)
         world.jobs.make("job", maxReplicas=2, ttlSecondsAfterFinished=1, preemption={"cooldownSeconds": 0})
         world.until("both workers run", lambda: len(world.running("job")) == 2, PATIENCE)
         until("Running", "Running")
         operator.end(signal.SIGKILL)
     with start() as operator:
-        begin(operator)
+        until_it_lives(world, operator)
         world.jobs.change("job", suspend=True)
         until("Suspended", "Suspended")
         world.jobs.change("job", suspend=False)

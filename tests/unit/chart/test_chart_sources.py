@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -163,4 +165,7 @@ def test_every_setting_of_the_operator_is_a_value() -> None:
 def test_the_chart_says_what_it_is() -> None:
     (chart,) = parse((CHART / "Chart.yaml").read_text())
     assert chart.keys() >= {"apiVersion", "name", "version", "appVersion", "kubeVersion", "description", "type"}
-    assert chart["version"] == chart["appVersion"] == "0.1.0"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", chart["version"])
+    parts = [tomllib.loads(file.read_text())["project"] for file in sorted(ROOT.glob("*/pyproject.toml"))]
+    assert len(parts) == 5
+    assert {part["version"] for part in parts} == {chart["appVersion"]}, "the version of what is in the images"

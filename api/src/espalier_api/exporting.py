@@ -24,6 +24,9 @@ class Metrics:
     def __init__(self, exporter: Exporter, without: Container[str] = ()) -> None:
         """Start from zero with all metrics of `exporter` but those named in `without`."""
         self.registry = CollectorRegistry()
+        self.exposed = CollectorRegistry()
+        """What is scraped; `text` returns it."""
+        self.exposed.register(_WithoutCreated(self.registry))
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -65,7 +68,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all of them in Prometheus' text format."""
-        return generate_latest(_WithoutCreated(self.registry))
+        return generate_latest(self.exposed)
 
 
 class _WithoutCreated(Collector):

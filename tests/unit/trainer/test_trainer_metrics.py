@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import urllib.request
 
@@ -15,6 +16,7 @@ from espalier_api.metrics import Exporter
 from espalier_trainer.advisor import NoAgent, Scripted, WithFallback
 from espalier_trainer.fallback import Heuristic
 from espalier_trainer.metrics import MeteredReporter, served
+from espalier_trainer.report import MemoryReporter
 from espalier_trainer.settings import Settings, SettingsError
 
 
@@ -53,15 +55,27 @@ def test_a_run_is_in_its_metrics(run, make_job, agent: bool) -> None:
     assert problems == (0 if agent else len(result.adaptations))
 
 
+def test_before_training_nothing_is_said_of_it() -> None:
+    """Zeros would say that no budget is left, and that there is no model."""
+    metrics = MeteredReporter(MemoryReporter(), 60.0).metrics
+    samples = samples_of(metrics.text().decode())
+    for name in ("budget_left_seconds", "depth", "parameters"):
+        assert math.isnan(samples[f"espalier_trainer_{name}",])
+
+
 def test_they_are_served_until_training_ends(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics(Exporter.TRAINER)
     metrics.set("espalier_trainer_depth", 3)
+    metrics.observe("espalier_trainer_step_seconds", 0.1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with served(metrics, port):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            assert samples_of(answer.read().decode())["espalier_trainer_depth",] == 3
+            samples = samples_of(answer.read().decode())
+        assert samples["espalier_trainer_depth",] == 3
+        assert samples["espalier_trainer_step_seconds_count",] == 1
+        assert not [name for (name, *_) in samples if name.endswith("_created")], "these are in no catalogue"
         with served(metrics, port):
             assert f"no metrics: port {port} cannot be had" in caplog.text
     with socket.socket() as again:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,11 @@ class MeteredReporter:
     reporter: Reporter
     budget_seconds: float
     metrics: Metrics = field(default_factory=lambda: Metrics(Exporter.TRAINER))
+
+    def __post_init__(self) -> None:
+        # They are scraped while data and checkpoint are loaded: nothing left of the budget, and no layers, is not so.
+        for name in ("budget_left_seconds", "depth", "parameters"):
+            self.metrics.set(f"espalier_trainer_{name}", math.nan)
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
         """Pass the report on."""
@@ -62,7 +68,7 @@ class MeteredReporter:
 def served(metrics: Metrics, port: int) -> Iterator[None]:
     """Let `metrics` be scraped on `port` of all addresses; where the port cannot be had training goes on without."""
     try:
-        server, thread = start_http_server(port, registry=metrics.registry)
+        server, thread = start_http_server(port, registry=metrics.exposed)
     except OSError as error:
         logger.warning("no metrics: port %d cannot be had (%s)", port, error.strerror)
         yield

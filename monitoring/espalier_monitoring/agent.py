@@ -81,7 +81,7 @@ _ADVICE: Final = Row(
             title="Consultation and growth together",
             about="What an adaptation costs a job, by its result.",
             unit="s",
-            queries=quantiles("espalier_adaptation_seconds", "result"),
+            queries=quantiles("espalier_adaptation_seconds", "result", rare=True),
         ),
     ),
 )

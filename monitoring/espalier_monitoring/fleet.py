@@ -18,6 +18,7 @@ _GPUS: Final = Row(
             "held by pods of others, free, or on a node that takes no pods.",
             unit="short",
             queries=(("sum by (state) (espalier_gpus)", "{{state}}"),),
+            decimals=0,
             stacked=True,
         ),
         Panel(
@@ -25,6 +26,7 @@ _GPUS: Final = Row(
             about="By queue, and only base workers: what must become free before nobody waits.",
             unit="short",
             queries=(("sum by (queue) (espalier_gpus_waited_for)", "{{queue}}"),),
+            decimals=0,
         ),
         Panel(
             title="GPUs in training",
@@ -39,6 +41,7 @@ _GPUS: Final = Row(
             about="All GPUs by the node label that tells types apart; a step down is a node that went.",
             unit="short",
             queries=(("sum by (gpu_type) (espalier_gpus)", "{{gpu_type}}"),),
+            decimals=0,
             stacked=True,
         ),
     ),
@@ -52,6 +55,7 @@ _QUEUE: Final = Row(
             about="Jobs that are there; finished ones count until they are deleted.",
             unit="short",
             queries=(("sum by (phase) (espalier_jobs)", "{{phase}}"),),
+            decimals=0,
             stacked=True,
         ),
         Panel(
@@ -59,6 +63,7 @@ _QUEUE: Final = Row(
             about="Jobs without GPUs by the reason of their condition Admitted. `espalier explain JOB` says more.",
             unit="short",
             queries=(("sum by (reason) (espalier_jobs_waiting)", "{{reason}}"),),
+            decimals=0,
             stacked=True,
         ),
         Panel(
@@ -77,13 +82,13 @@ _QUEUE: Final = Row(
             title="Time in the queue",
             about="From the making of a job to its first GPUs.",
             unit="s",
-            queries=quantiles("espalier_queue_seconds"),
+            queries=quantiles("espalier_queue_seconds", rare=True),
         ),
         Panel(
             title="Time to start",
             about="From a job's GPUs to its training: pulling images, starting pods, loading data.",
             unit="s",
-            queries=quantiles("espalier_start_seconds"),
+            queries=quantiles("espalier_start_seconds", rare=True),
         ),
         Panel(
             title="Restarts and preemptions",
@@ -123,13 +128,13 @@ _LENDING: Final = Row(
             about="Written: from the news of a free GPU to the job's status. Acknowledged: from there to the word of "
             "the job's leader that it knows, which comes at the end of an epoch.",
             unit="s",
-            queries=quantiles("espalier_signal_seconds", "stage"),
+            queries=quantiles("espalier_signal_seconds", "stage", rare=True),
         ),
         Panel(
             title="From notice to release",
             about="Of reclaims, by outcome; `spec.preemption.noticeSeconds` of a job bounds it.",
             unit="s",
-            queries=quantiles("espalier_reclaim_seconds", "outcome"),
+            queries=quantiles("espalier_reclaim_seconds", "outcome", rare=True),
         ),
     ),
 )

@@ -184,7 +184,7 @@ _TRAINER: Final = Row(
         ),
         Panel(
             title="Budget left by the trainer's clock",
-            about="What is left of the time budget. It is set when something happens: an epoch, a growth, a checkpoint.",
+            about="What is left of the time budget. It is set when something happens: an epoch ends, the model grows.",
             unit="s",
             queries=((f"max (espalier_trainer_budget_left_seconds{_THIS})", "left"),),
         ),

@@ -41,12 +41,17 @@ def rises(metric: str, by: str = "") -> str:
     return f"sum {f'by ({by}) ' if by else ''}({risen(metric, '', '$__rate_interval')})"
 
 
-def quantiles(metric: str, by: str = "", selector: str = "") -> tuple[tuple[str, str], ...]:
-    """Return queries and legends for the median and 99th percentile of a histogram, apart by the label `by`."""
+def quantiles(metric: str, by: str = "", selector: str = "", *, rare: bool = False) -> tuple[tuple[str, str], ...]:
+    """Return queries and legends for the median and 99th percentile of a histogram, apart by the label `by`.
+
+    `rare`: of what happens now and then, so that the first of it counts, too.
+    """
+    buckets = f"{metric}_bucket"
+    rise = risen(buckets, selector, "$__rate_interval") if rare else f"rate({buckets}{selector}[$__rate_interval])"
     labels = f"le, {by}" if by else "le"
     legend = f" {{{{{by}}}}}" if by else ""
     return tuple(
-        (f"histogram_quantile({share}, sum by ({labels}) (rate({metric}_bucket{selector}[$__rate_interval])))", name)
+        (f"histogram_quantile({share}, sum by ({labels}) ({rise}))", name)
         for share, name in ((0.5, f"p50{legend}"), (0.99, f"p99{legend}"))
     )
 

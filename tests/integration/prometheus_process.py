@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 import pytest
+
+from espalier_api.documents import write_text_atomically
 
 _PROJECT = Path(__file__).parents[2]
 _READY_SECONDS = 60.0
@@ -38,21 +41,40 @@ def prometheus_binaries() -> Path:
 class PrometheusProcess:
     """Scrapes some addresses every second and evaluates rules; a context manager that ends it."""
 
-    def __init__(self, binaries: Path, directory: Path, targets: Mapping[str, str], rules: Path) -> None:
-        """`targets`: host:port by the name of its scrape job. `directory` takes its data and its log."""
+    def __init__(
+        self,
+        binaries: Path,
+        directory: Path,
+        targets: Mapping[str, str],
+        rules: Path,
+        relabelling: Sequence[Mapping[str, object]] = (),
+    ) -> None:
+        """`targets`: host:port by the name of its scrape job. `directory` takes its data and its log.
+
+        `relabelling`: `relabel_configs` for the pods that `find` names.
+        """
         self._directory, self._binary = directory, binaries / "prometheus"
+        self._pods = directory / "pods.json"
+        self._pods.write_text("[]")
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
-        scrapes = [
+        scrapes: list[dict[str, Any]] = [
             {"job_name": name, "honor_labels": True, "static_configs": [{"targets": [address]}]}
             for name, address in targets.items()
         ]
+        scrapes.append(
+            {
+                "job_name": "pods",
+                "file_sd_configs": [{"files": [str(self._pods)], "refresh_interval": "1s"}],
+                "relabel_configs": [dict(rule) for rule in relabelling],
+            }
+        )
         pace = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         # JSON is YAML.
         (directory / "prometheus.yaml").write_text(
             json.dumps({"global": pace, "rule_files": [str(rules)], "scrape_configs": scrapes})
         )
-        self._api = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=20, trust_env=False)
+        self._api = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
 
     def __enter__(self) -> Self:
         command = [
@@ -74,6 +96,26 @@ class PrometheusProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._end()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def find(self, pods: Mapping[str, dict[str, Any]]) -> None:
+        """Let it scrape these pods alone, by host:port: what its Kubernetes discovery says of one that has a port.
+
+        The labels are those of `kubernetes_sd_configs` with role `pod`, for one container port.
+        """
+        found = []
+        for address, pod in pods.items():
+            (port,) = pod["spec"]["containers"][0]["ports"]
+            labels = {"namespace": pod["metadata"]["namespace"], "pod_container_port_name": port["name"]}
+            for name, value in pod["metadata"]["labels"].items():
+                labels[f"pod_label_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"] = value
+            meta = {f"__meta_kubernetes_{name}": value for name, value in labels.items()}
+            found.append({"targets": [address], "labels": meta})
+        write_text_atomically(self._pods, json.dumps(found))
 
     def get(self, path: str, **parameters: str) -> Any:
         """Return what its HTTP API answers; `AssertionError` with its words where it refuses."""

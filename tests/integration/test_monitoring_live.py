@@ -1,25 +1,32 @@
-"""A real Prometheus scrapes a real operator and agent: all that is asked of them is there, and goes with its jobs."""
+"""A real Prometheus scrapes a real operator, agent and trainer: all that is asked of them is there, and is drawn."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
 import httpx
+import numpy as np
 import pytest
 from apiserver import ApiServer
 from fake_kubelet import FakeKubelet
+from matplotlib.image import imread
+from numpy.typing import NDArray
 from operator_process import OperatorProcess
 from operators import World
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_process import PrometheusProcess, prometheus_binaries
+from trainer_process import TrainerProcess
 from trainers import Raw, Trainers
 
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
@@ -27,10 +34,16 @@ from espalier_api.documents import dumps
 from espalier_api.metrics import FAMILIES, Exporter, MetricFamily
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
+from espalier_api.validation import load_job
+from espalier_monitoring.__main__ import main
 from espalier_monitoring.alerts import ALERTS, Alert
-from espalier_monitoring.boards import expressions
+from espalier_monitoring.boards import board_text, expressions
+from espalier_monitoring.drawing.prometheus import Prometheus, Window
+from espalier_monitoring.drawing.reading import Place, Reader, ReadingError
+from espalier_monitoring.drawing.sheet import WIDTH, box
 from espalier_monitoring.outputs import RULES, dashboards
 from espalier_monitoring.promql import names
+from espalier_monitoring.scraping import RELABELLING
 from espalier_operator.actions import Action
 from espalier_operator.kube import resources
 from espalier_operator.kube.resources import Resource
@@ -39,12 +52,18 @@ PROJECT = Path(__file__).parents[2]
 SERIES = {series: family for family in FAMILIES for series in family.series}
 NOT_IN_THIS_RUN = {
     "espalier_operator_errors_total": "nothing that the operator does fails here",
+    "espalier_trainer_advice_problems_total": "the agent answers the trainer",
 }
-"""Metrics of the operator that have no series after such a run, and why."""
+"""Metrics that have no series after such a run, and why."""
 EMPTY_HERE = {
     "Espalier: fleet: Errors": "nothing that the operator does fails here",
 }
 """Panels without data after such a run, and why."""
+BUDGET = 25
+"""Seconds that the real trainer trains."""
+CONSULTATIONS = 2
+NOT_DRAWN = {*EMPTY_HERE, "Espalier: job: Waiting"}
+"""Panels of the drawn dashboards without data: that job has its GPUs."""
 MANY = 1000
 BOUNDED = {
     "espalier_api_requests_total": {
@@ -60,6 +79,7 @@ BOUNDED = {
 """What more jobs may bring to light, as pods end and answers come in another order: of a few values, not of jobs."""
 PATIENCE = 180.0
 """Seconds; the machine may be slow."""
+pytestmark = pytest.mark.timeout(600)
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -74,9 +94,14 @@ class Run:
     prometheus: PrometheusProcess
     since: float
     binaries: Path
+    directory: Path
+    of_trainer: list[str] = field(default_factory=list)
+    """What the trainer exported while it trained, the newest last."""
 
     def scrape(self, exporter: Exporter = Exporter.OPERATOR) -> str:
-        """Return what the operator, or the agent, exports now."""
+        """Return what the operator or the agent exports now, or the trainer did while it was there."""
+        if exporter is Exporter.TRAINER:
+            return self.of_trainer[-1]
         url = {Exporter.OPERATOR: f"http://{self.operator.address}", Exporter.AGENT: self.agent}[exporter]
         answer = httpx.get(f"{url}/metrics", timeout=20, trust_env=False)
         assert answer.status_code == 200
@@ -88,16 +113,17 @@ class Run:
         return {(sample.name, frozenset(sample.labels.items())) for family in found for sample in family.samples}
 
     def answer(self, expression: str) -> list[Raw]:
-        """Return the series of a panel's or rule's expression in this run, of any job."""
+        """Return the series of a panel's or rule's expression in this run, of any job, that have a number."""
         made = expression.replace("$__rate_interval", "10s").replace("$__range", "10m")
         made = made.replace('namespace="$namespace"', f'namespace="{self.world.namespace}"')
-        return self.prometheus.query_range(made.replace('job_name="$job_name"', 'job_name=~".+"'), self.since)
+        found = self.prometheus.query_range(made.replace('job_name="$job_name"', 'job_name=~".+"'), self.since)
+        return [series for series in found if any(math.isfinite(float(value)) for _, value in series["values"])]
 
 
 @pytest.fixture(scope="module")
 def run(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Play a job that trains, is lent a GPU, grows, gives it back and completes; one that fails and is preempted, and
-    goes on; and one that waits.
+    """Play a job whose trainer is real; one that trains, is lent a GPU, grows, gives it back and completes; one that
+    fails and is preempted, and goes on; and one that waits.
     """
     binaries = prometheus_binaries()
     directory = tmp_path_factory.mktemp("monitoring")
@@ -107,13 +133,14 @@ def run(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         kubelet = stack.enter_context(FakeKubelet(api_server))
         trainers = stack.enter_context(Trainers(api_server))
         world = stack.enter_context(World(api_server, kubelet, trainers))
+        agent = stack.enter_context(_agent(world, directory))
         options = ("--trainer-image=trainer:dev", "--persist-seconds=0.2", "--restart-seconds=0.1")
+        options += (f"--agent-url={agent}",)
         process = OperatorProcess(api_server, directory, "operator", *options, namespace=world.namespace)
         operator = stack.enter_context(process)
         world.until("it leads", lambda: operator.says("holding the lease"), PATIENCE)
-        agent = stack.enter_context(_agent(world, directory))
         targets = {"operator": operator.address, "agent": agent.removeprefix("http://")}
-        prometheus = stack.enter_context(PrometheusProcess(binaries, directory, targets, PROJECT / RULES))
+        prometheus = stack.enter_context(PrometheusProcess(binaries, directory, targets, PROJECT / RULES, RELABELLING))
         made = Run(
             world=world,
             operator=operator,
@@ -121,7 +148,10 @@ def run(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
             prometheus=prometheus,
             since=time.time(),
             binaries=binaries,
+            directory=directory,
         )
+        world.kubelet.add_node("node", 1, gpu_type="H200")
+        _train(made)
         _play(made)
         _consult(made)
         yield made
@@ -171,9 +201,51 @@ def _consult(run: Run) -> None:
     _until_scraped(run, 'count_over_time(espalier_agent_requests_total{route="/v1/advice", code="422"}[1m]) > 1')
 
 
+def _train(run: Run) -> None:
+    """Let a real trainer train, be lent a GPU and ask the agent, twice at most, and complete."""
+    world = run.world
+    world.trainers.silent.add("learns")
+    example = load_job(PROJECT / "examples" / "digits.yaml").to_json()["spec"]
+    spec = {**example, "timeBudgetSeconds": BUDGET, "adaptation": {"mode": "Auto", "maxAdaptations": CONSULTATIONS}}
+    world.jobs.make("learns", **{name: value for name, value in spec.items() if name != "template"})
+    world.until("its leader runs", lambda: "learns-base-0-0" in world.running("learns"), PATIENCE)
+    pod = world.pods("learns")["learns-base-0-0"]
+    folder = run.directory / "learns"
+    folder.mkdir()
+    place = f'{{namespace="{world.namespace}", job_name="learns"}}'
+    with TrainerProcess(world.server, pod, folder) as trainer:
+        run.prometheus.find({trainer.address: pod})
+        _until_scraped(
+            run, f"espalier_trainer_loss{place} and on () count_over_time(espalier_trainer_loss{place}[1m]) > 2"
+        )
+        _until_scraped(run, f"espalier_job_adaptations_total{place} == 0")
+        world.kubelet.set_gpus("node", 2)
+
+        def all_asked() -> bool:
+            assert trainer.ended() is None, f"the trainer has ended:\n{trainer.log}"
+            answer = httpx.get(f"http://{trainer.address}/metrics", timeout=20, trust_env=False)
+            run.of_trainer[:] = [answer.text]
+            counted = "espalier_trainer_adaptation_seconds_count"
+            return sum(value for name, value in _values(answer.text) if name == counted) == CONSULTATIONS
+
+        world.until("it has asked the agent", all_asked, PATIENCE)
+        _until_scraped(run, f"sum(espalier_trainer_adaptation_seconds_count{place}) == {CONSULTATIONS}")
+        world.until("it has trained to the end", lambda: trainer.ended() is not None, PATIENCE)
+        assert trainer.ended() == 0, trainer.log
+    run.prometheus.find({})
+    world.kubelet.end(world.namespace, "learns-base-0-0", 0)
+    world.until_condition("learns", "Complete", "True", "BudgetExhausted", PATIENCE)
+    world.until("all its pods are gone", lambda: not world.running("learns"), PATIENCE)
+
+
+def _values(scrape: str) -> Iterator[tuple[str, float]]:
+    for each in text_string_to_metric_families(scrape):
+        for sample in each.samples:
+            yield sample.name, sample.value
+
+
 def _play(run: Run) -> None:
     world = run.world
-    world.kubelet.add_node("node", 2, gpu_type="H200")
     world.trainers.silent.add("grows")
     world.jobs.make("grows", maxReplicas=2, preemption={"cooldownSeconds": 0, "minRuntimeSeconds": 0})
     world.until("its leader runs", lambda: "grows-base-0-0" in world.running("grows"), PATIENCE)
@@ -228,8 +300,8 @@ def _play(run: Run) -> None:
     _say(run, report.model_copy(update={"phase": TrainerPhase.COMPLETED, "reason": Reason.BUDGET_EXHAUSTED}))
     world.kubelet.end(world.namespace, "grows-base-0-0", 0)
     world.until_condition("grows", "Complete", "True", "BudgetExhausted", PATIENCE)
-    _until_scraped(run, 'espalier_jobs{phase="Complete"} == 1')
-    _until_scraped(run, f'espalier_jobs_finished_total{{namespace="{world.namespace}", result="Complete"}} == 1')
+    _until_scraped(run, 'espalier_jobs{phase="Complete"} == 2')
+    _until_scraped(run, f'espalier_jobs_finished_total{{namespace="{world.namespace}", result="Complete"}} == 2')
 
 
 def _adaptation(decision: str, source: AdaptationSource, reason: Reason | None) -> Adaptation:
@@ -301,11 +373,11 @@ def test_prometheus_evaluates_the_rules(run: Run) -> None:
     rules = run.world.until("all rules were evaluated", evaluated, PATIENCE)
     assert {rule["name"]: rule["health"] for rule in rules} == {alert.name: "ok" for alert in ALERTS}
     firing = {rule["name"] for rule in rules if rule["state"] == "firing"}
-    # One of two consultations was decided by a fallback.
+    # One of four consultations was decided by a fallback.
     assert firing == {"EspalierAdviceFallsBack"}
 
 
-@pytest.mark.parametrize("exporter", [Exporter.OPERATOR, Exporter.AGENT])
+@pytest.mark.parametrize("exporter", list(Exporter))
 def test_every_metric_is_in_the_scrape_with_its_labels(run: Run, exporter: Exporter) -> None:
     found: dict[str, set[frozenset[str]]] = {}
     for name, labels in run.samples(exporter):
@@ -324,11 +396,60 @@ def _labels(family: MetricFamily, series: str) -> frozenset[str]:
     return frozenset((*family.labels, *(["le"] if series.endswith("_bucket") else [])))
 
 
-@pytest.mark.parametrize("exporter", [Exporter.OPERATOR, Exporter.AGENT])
+@pytest.mark.parametrize("exporter", list(Exporter))
 def test_promtool_finds_no_fault_with_the_scrape(run: Run, exporter: Exporter) -> None:
     command = [run.binaries / "promtool", "check", "metrics"]
     result = subprocess.run(command, input=run.scrape(exporter), capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_dashboards_are_drawn_with_what_prometheus_knows(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All three, of the job with the real trainer: each panel has lines or figures, or says that there are none."""
+    past = math.ceil(time.time() - run.since)
+    place = ["--namespace", run.world.namespace, "--job", "learns", "--last", f"{past}s", "--scrape-interval", "1s"]
+    assert main(["draw", "--prometheus", run.prometheus.url, "--output", str(tmp_path), *place]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out.split(), printed.err) == ([str(tmp_path / f"{name}.png") for name in dashboards()], "")
+    with Prometheus(run.prometheus.url) as prometheus:
+        now = time.time()
+        window = Window.until(now, past, 1, 360)
+        given = {"namespace": run.world.namespace, "job_name": "learns"}
+        reader = Reader(prometheus=prometheus, window=window, now=now, scrape_seconds=1, given=given)
+        for name, made in dashboards().items():
+            board = reader.read(json.loads(board_text(made)))
+            empty = {f"{board.title}: {panel.title}" for panel in board.panels if not panel.lines}
+            assert empty == {where for where in NOT_DRAWN if where.startswith(f"{board.title}:")}
+            picture = imread(tmp_path / f"{name}.png")[:, :, :3]
+            assert picture.shape[1] == WIDTH
+            for panel in board.panels:
+                colored = _colored(picture, panel.place)
+                if panel.lines:
+                    assert colored > 30, f"nothing is drawn of {board.title}: {panel.title}"
+                else:
+                    assert colored == 0, f"something is drawn of {board.title}: {panel.title}"
+
+
+def _colored(picture: NDArray[np.float32], place: Place) -> int:
+    """Return how many pixels of a panel are of no grey: text, grid and frame are."""
+    at = box(place)
+    inside = picture[int(at.top) + 3 : int(at.top + at.height) - 3, int(at.left) + 3 : int(at.left + at.width) - 3]
+    return int((inside.max(axis=2) - inside.min(axis=2) > 0.2).sum())
+
+
+def test_a_query_that_prometheus_refuses_is_named_with_its_panel(run: Run) -> None:
+    board = json.loads(board_text(dashboards()["agent"]))
+    panel = next(panel for panel in board["panels"] if panel["type"] == "timeseries")
+    panel["targets"][0]["expr"] = "sum by (route ("
+    with Prometheus(run.prometheus.url) as prometheus:
+        window = Window.until(time.time(), 60, 1, 60)
+        reader = Reader(prometheus=prometheus, window=window, now=window.end, scrape_seconds=1, given={})
+        with pytest.raises(
+            ReadingError, match=re.escape(f"panel {panel['title']!r}: query sum by (route (: ")
+        ) as raised:
+            reader.read(board)
+    assert "parse error" in str(raised.value)
 
 
 @pytest.mark.timeout(900)

@@ -1,0 +1,117 @@
+"""Panels with lines over time, and those with areas that lie on one another."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from espalier_monitoring.drawing.canvas import GRID, MUTED, Box, Canvas
+from espalier_monitoring.drawing.legends import LINE, Entry, arranged, draw_legend, name_width
+from espalier_monitoring.drawing.prometheus import Window
+from espalier_monitoring.drawing.reading import DrawnPanel, Mark, Values
+from espalier_monitoring.drawing.units import text_of, ticks
+
+_COLORS: Final = (
+    *("#4c78a8", "#e0975a", "#5f9e6e", "#a97bb5", "#cc6b66", "#62a8a6", "#c9a93f", "#8c7a6b", "#7b88c4", "#a3b556"),
+    *("#d193ad", "#808b96"),
+)
+_MARK: Final = "#7d3fa8"
+_TICK_SIZE: Final = 8.0
+_LEFT, _RIGHT, _TOP, _BELOW = 80.0, 18.0, 6.0, 22.0
+"""Pixels around the axes: for the marks of the upright axis, for those of the level one."""
+_LEGEND_SHARE: Final = 0.34
+_TICK_PIXELS: Final = (110.0, 34.0)
+"""From one mark of an axis to the next at least, level and upright."""
+_STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 7 * 86400)
+_DAY: Final = 86400
+
+
+def draw_lines(canvas: Canvas, at: Box, panel: DrawnPanel, window: Window, marks: tuple[Mark, ...]) -> None:
+    """Draw them with their axes, the marks of the board, and a legend below."""
+    colors = [_COLORS[number % len(_COLORS)] for number in range(len(panel.lines))]
+    entries = [
+        Entry(line.name, color, dashed=number >= len(_COLORS))
+        for number, (line, color) in enumerate(zip(panel.lines, colors, strict=True))
+    ]
+    entries += [Entry(mark.title, _MARK, dashed=True) for mark in marks if mark.times]
+    most = max(1, int(_LEGEND_SHARE * at.height / LINE))
+    legend = arranged(entries, at.width - _LEFT - _RIGHT, most, name_width(canvas))
+    axes = canvas.axes(at.within(_LEFT, _TOP, _RIGHT, _BELOW + legend.height + 8))
+    draw_legend(
+        canvas,
+        Box(at.left + _LEFT, at.top + at.height - legend.height - 6, at.width - _LEFT - _RIGHT, legend.height),
+        legend,
+    )
+
+    times = window.times
+    values = [line.values for line in panel.lines]
+    if panel.stacked:
+        _areas(axes, times, values, colors)
+    else:
+        for number, (line, color) in enumerate(zip(values, colors, strict=True)):
+            _line(axes, times, line, color, dashed=number >= len(_COLORS), filled=len(values) == 1)
+    for mark in marks:
+        for time in mark.times:
+            axes.axvline(time, color=_MARK, linewidth=1.1, linestyle=(0, (4, 3)), zorder=3)
+    low, high = span(np.nansum(values, axis=0)[None] if panel.stacked else np.array(values), panel.least)
+    axes.set_ylim(low, high)
+    axes.set_xlim(window.start, max(window.end, window.start + 1))
+    most_up = max(2, int((at.height - _TOP - _BELOW - legend.height - 8) / _TICK_PIXELS[1]))
+    upright = ticks(low, high, panel.unit, most_up, whole=panel.decimals == 0)
+    axes.set_yticks(upright, [text_of(round(value, 12), panel.unit, bare=True) for value in upright])
+    level = time_ticks(window, max(2, int((at.width - _LEFT - _RIGHT) / _TICK_PIXELS[0])))
+    axes.set_xticks([time for time, _ in level], [text for _, text in level])
+    _quiet(axes)
+
+
+def span(values: Values, least: float | None) -> tuple[float, float]:
+    """Return where an upright axis begins and ends for some values: with room above, below only without a `least`."""
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    if least is not None:
+        low = min(least, low)
+    room = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
+    return (low if least is not None else low - room), high + room
+
+
+def time_ticks(window: Window, most: int) -> list[tuple[float, str]]:
+    """Return moments (UTC) at round times and how they are written, `most` or fewer."""
+    length = max(window.end - window.start, 1.0)
+    step = next((each for each in _STEPS if length / each <= most), _STEPS[-1] * math.ceil(length / most / _STEPS[-1]))
+    form = "%H:%M:%S" if length <= _DAY else "%d %b %H:%M"
+    first, last = math.ceil(window.start / step), math.floor(window.end / step)
+    moments = [float(number * step) for number in range(first, last + 1)]
+    return [(moment, datetime.fromtimestamp(moment, UTC).strftime(form)) for moment in moments]
+
+
+def _line(axes: Axes, times: Values, values: Values, color: str, *, dashed: bool, filled: bool) -> None:
+    axes.plot(times, values, color=color, linewidth=1.5, linestyle=(0, (4, 1)) if dashed else "solid", zorder=4)
+    if filled:
+        axes.fill_between(times, values, color=color, alpha=0.08, linewidth=0, zorder=2)
+    there = np.isfinite(values)
+    before, after = np.r_[False, there[:-1]], np.r_[there[1:], False]
+    alone = there & ~before & ~after
+    axes.plot(times[alone], values[alone], "o", color=color, markersize=3.5, zorder=4)
+
+
+def _areas(axes: Axes, times: Values, values: list[Values], colors: list[str]) -> None:
+    """Where one has nothing it adds nothing, and where none has anything nothing is drawn."""
+    below = np.where(np.any(np.isfinite(values), axis=0), 0.0, math.nan)
+    for line, color in zip(values, colors, strict=True):
+        above = below + np.nan_to_num(line)
+        axes.fill_between(times, below, above, color=color, alpha=0.55, linewidth=0, zorder=2)
+        shown = np.where(np.isfinite(line), above, math.nan)
+        _line(axes, times, shown, color, dashed=False, filled=False)
+        below = above
+
+
+def _quiet(axes: Axes) -> None:
+    axes.set_facecolor("none")
+    axes.grid(color=GRID, linewidth=0.9, zorder=1)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=_TICK_SIZE, labelcolor=MUTED, length=0, pad=5)
+    for side in axes.spines.values():
+        side.set_visible(False)

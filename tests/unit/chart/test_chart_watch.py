@@ -118,6 +118,28 @@ def test_rules_and_dashboards_are_the_files(helm: Helm) -> None:
         assert json.loads(board["data"][f"{name}.json"]) == json.loads(text)
 
 
+def test_alerts_name_the_page_that_says_what_to_do_where_it_is(helm: Helm) -> None:
+    def pages(*files: str, url: str | None = None) -> dict[str, str]:
+        sets = {"prometheusRule.enabled": "true"}
+        if url is not None:
+            sets["prometheusRule.runbookUrl"] = json.dumps(url)
+        found = of(helm.render(*files, sets=sets), "PrometheusRule")
+        rules = [rule for each in found for group in each["spec"]["groups"] for rule in group["rules"]]
+        return {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules}
+
+    ours = pages()
+    assert len(ours) > 5
+    assert all(page.startswith("docs/alerts.md#") for page in ours.values())
+    for url in ("https://docs.example.com/espalier/alerts/", "http://10.0.0.1:8000/a%20b.html?x={{y}}&z='1'"):
+        assert pages(url=url) == {name: page.replace("docs/alerts.md", url) for name, page in ours.items()}
+    assert pages("monitored")["EspalierTickOld"] == "https://docs.example.com/espalier/alerts/#espaliertickold"
+
+
+@pytest.mark.parametrize("url", ["", "a b", 'https://"', "https://docs/#alerts", "a\\b"])
+def test_a_page_that_is_no_address_is_refused(helm: Helm, url: str) -> None:
+    assert "runbookUrl" in helm.refuses(sets={"prometheusRule.runbookUrl": json.dumps(url)})
+
+
 class _Answers(http.server.BaseHTTPRequestHandler):
     """Says of `/healthz` what the server's `code` is, and 200 of `/readyz`."""
 

@@ -1,4 +1,4 @@
-"""What single values do: the default beside `deploy/`, the operator's options, images, policies, what is off."""
+"""What single values do: the default, the operator's options, images, policies, what is off."""
 
 from __future__ import annotations
 
@@ -14,46 +14,6 @@ from espalier_operator.kube.settings import KubeSettings
 
 def names(objects: list[Raw], *, without: tuple[str, ...] = ()) -> set[tuple[str, str]]:
     return {(each["kind"], each["metadata"]["name"]) for each in objects if each["kind"] not in without}
-
-
-def test_the_default_makes_what_deploy_has_and_what_only_a_chart_can(helm: Helm) -> None:
-    rendered = helm.render()
-    ours = names(rendered)
-    deployed = {
-        (each["kind"], each["metadata"]["name"])
-        for file in sorted((ROOT / "deploy").glob("*.yaml"))
-        for each in parse(file.read_text())
-        if each["kind"] != "Namespace"
-    }
-    assert deployed <= ours, "under the same names"
-    assert ours - deployed == {
-        ("ClusterRole", "espalier-operator-jobs"),
-        ("ClusterRoleBinding", "espalier-operator-jobs"),
-        ("ClusterRole", "espalier-jobs-edit"),
-        ("ClusterRole", "espalier-jobs-view"),
-        ("CustomResourceDefinition", "adaptivetrainingjobs.espalier.dev"),
-        ("NetworkPolicy", "espalier-operator"),
-        ("NetworkPolicy", "espalier-agent"),
-        ("Service", "espalier-operator"),
-        ("Pod", "espalier-test"),
-    }
-
-
-@pytest.mark.parametrize("part", ["operator", "agent"])
-def test_pods_are_those_of_deploy(helm: Helm, part: str) -> None:
-    """Apart from what each has for its own: labels, options written out, the spreading of agents."""
-    found = one(helm.render(), "Deployment", f"espalier-{part}")["spec"]
-    files = [parse(file.read_text()) for file in sorted((ROOT / "deploy").glob("*.yaml"))]
-    there = one([each for file in files for each in file], "Deployment", f"espalier-{part}")["spec"]
-    assert found["replicas"] == there["replicas"]
-    assert found.get("strategy") == there.get("strategy")
-    ours, theirs = (dict(each["template"]["spec"]) for each in (found, there))
-    ours.pop("topologySpreadConstraints", None)
-    assert ours.pop("automountServiceAccountToken") is theirs.pop("automountServiceAccountToken", True)
-    (mine,), (yours,) = ours.pop("containers"), theirs.pop("containers")
-    assert ours == theirs
-    mine.pop("args"), yours.pop("args")
-    assert mine == yours
 
 
 def test_the_operator_gets_its_own_defaults(helm: Helm) -> None:

@@ -1,9 +1,9 @@
-"""Who may what: the operator has what `deploy/` gives it, split into what is for the cluster and the rest."""
+"""Who may what: what the operator has is split into what is for the cluster and the rest."""
 
 from __future__ import annotations
 
 import pytest
-from charts import ROOT, SYSTEM, Helm, bound_rights, of, one, parse, rights
+from charts import SYSTEM, Helm, bound_rights, of, one, rights
 
 from espalier_operator.kube import objects
 from espalier_operator.testing.kube_objects import kube_job
@@ -17,14 +17,6 @@ READ_EVERYWHERE = {
     ("scheduling.k8s.io", "priorityclasses", "list"),
     ("scheduling.k8s.io", "priorityclasses", "watch"),
 }
-
-
-def test_the_default_rights_are_those_of_deploy(helm: Helm) -> None:
-    chart = bound_rights(helm.render())
-    deployed = bound_rights(parse((ROOT / "deploy" / "10-rbac.yaml").read_text()))
-    assert chart.keys() == deployed.keys() == {None, SYSTEM}
-    for namespace, found in chart.items():
-        assert sorted(found) == sorted(deployed[namespace]), "the same, and none twice"
 
 
 def test_in_chosen_namespaces_only_reads_are_for_the_cluster(helm: Helm) -> None:

@@ -48,9 +48,9 @@ def rules() -> list[dict[str, Any]]:
 
 def allowed(group: str, resource: str) -> set[str]:
     """Verbs that the operator has on a resource everywhere."""
-    (role,) = of("ClusterRole", "espalier-operator")
     return {
         verb
+        for role in of("ClusterRole")
         for rule in role["rules"]
         if group in rule["apiGroups"] and resource in rule["resources"]
         for verb in rule["verbs"]
@@ -61,7 +61,9 @@ def test_there_is_nothing_but_what_is_expected() -> None:
     found = sorted((each["kind"], each["metadata"]["name"]) for each in manifests())
     assert found == [
         ("ClusterRole", "espalier-operator"),
+        ("ClusterRole", "espalier-operator-jobs"),
         ("ClusterRoleBinding", "espalier-operator"),
+        ("ClusterRoleBinding", "espalier-operator-jobs"),
         ("Deployment", "espalier-agent"),
         ("Deployment", "espalier-operator"),
         ("Namespace", SYSTEM),
@@ -69,6 +71,7 @@ def test_there_is_nothing_but_what_is_expected() -> None:
         ("Role", "espalier-operator"),
         ("RoleBinding", "espalier-operator"),
         ("Service", "espalier-agent"),
+        ("Service", "espalier-operator"),
         ("ServiceAccount", "espalier-agent"),
         ("ServiceAccount", "espalier-operator"),
     ]
@@ -156,7 +159,7 @@ def test_the_operators_options_are_ones_it_takes_and_name_what_is_deployed() -> 
     context = main.make_context("espalier-operator", list(container["args"]))
     settings = settings_of(context.params)
     assert settings.trainer_image == "localhost/espalier-trainer:dev"
-    (service,) = of("Service")
+    (service,) = of("Service", "espalier-agent")
     (port,) = service["spec"]["ports"]
     assert settings.agent_url == f"http://{service['metadata']['name']}.{SYSTEM}.svc:{port['port']}"
     (priority,) = of("PriorityClass")
@@ -182,7 +185,7 @@ def test_probes_ask_a_port_of_the_container(part: str) -> None:
 
 
 def test_the_service_leads_to_the_agent() -> None:
-    (service,) = of("Service")
+    (service,) = of("Service", "espalier-agent")
     template = deployment("espalier-agent")["spec"]["template"]
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     (container,) = template["spec"]["containers"]

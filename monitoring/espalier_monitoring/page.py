@@ -33,6 +33,13 @@ No label names a pod or a decision: series grow with live jobs at most, and fall
 
 Scrape with `honor_labels: true` (`honorLabels` of a ServiceMonitor or PodMonitor): the label `namespace` is the job's,
 not that of whoever exports it. What to do when an alert fires is in [alerts](alerts.md).
+
+The dashboards are made of these. Without Grafana, a checkout of the project draws them from any Prometheus that has
+scraped Espalier: one picture each, laid out as Grafana does it.
+
+```console
+$ PYTHONPATH=monitoring .venv/bin/python -m espalier_monitoring draw --prometheus http://127.0.0.1:9090 --output DIR
+```
 """
 
 

@@ -59,7 +59,7 @@ EMPTY_HERE = {
     "Espalier: fleet: Errors": "nothing that the operator does fails here",
 }
 """Panels without data after such a run, and why."""
-BUDGET = 25
+BUDGET = 30
 """Seconds that the real trainer trains."""
 CONSULTATIONS = 2
 NOT_DRAWN = {*EMPTY_HERE, "Espalier: job: Waiting"}
@@ -206,7 +206,11 @@ def _train(run: Run) -> None:
     world = run.world
     world.trainers.silent.add("learns")
     example = load_job(PROJECT / "examples" / "digits.yaml").to_json()["spec"]
-    spec = {**example, "timeBudgetSeconds": BUDGET, "adaptation": {"mode": "Auto", "maxAdaptations": CONSULTATIONS}}
+    spec = {
+        **example,
+        "timeBudgetSeconds": BUDGET,
+        "adaptation": {"mode": "Auto", "maxAdaptations": CONSULTATIONS, "decisionTimeoutSeconds": 20},
+    }
     world.jobs.make("learns", **{name: value for name, value in spec.items() if name != "template"})
     world.until("its leader runs", lambda: "learns-base-0-0" in world.running("learns"), PATIENCE)
     pod = world.pods("learns")["learns-base-0-0"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _SHORT: Final = ("", " K", " Mil", " Bil", " Tri", " Quadr")
-_COUNTED: Final = ("", "K", "M", "B", "T", "Q")
+_COUNTED: Final = ("", " K", " M", " B", " T", " Q")
 _RATES: Final = {"ops": "ops/s", "reqps": "req/s", "cpm": "c/m"}
 _PARTS: Final = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (60.0, 1.0, "s"))
 """Of a second: below which it is used, what to multiply by, its name."""
@@ -43,7 +43,7 @@ def text_of(value: float, unit: str, decimals: int | None = None, *, bare: bool 
         number, power = number / 1000, power + 1
     if unit == "short":
         return f"{_digits(number, decimals, bare)}{_SHORT[power]}"
-    return f"{_digits(number, decimals, bare)} {_COUNTED[power]}{' ' if power else ''}{_RATES[unit]}".replace("  ", " ")
+    return f"{_digits(number, decimals, bare)}{_COUNTED[power]} {_RATES[unit]}"
 
 
 def ticks(low: float, high: float, unit: str, most: int = 5, *, whole: bool = False) -> Sequence[float]:

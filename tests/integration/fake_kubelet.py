@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import httpx
 from apiserver import JOBS, ApiServer, ServerError
+from connections import abort_connections
 
 GPU = "nvidia.com/gpu"
 SIGTERM_EXIT = 143
@@ -165,17 +166,23 @@ class FakeKubelet:
         assert task is not None
         self._task = task
         self._begun.set()
-        async with self._server.async_client(self._server.admin_token) as self._api:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._follow("/api/v1/nodes", self._nodes, self._on_node))
-                    group.create_task(self._follow("/api/v1/pods", self._pods, self._on_pod))
-                    group.create_task(self._collect())
-            finally:
-                timers = list(self._timers)
-                for timer in timers:
-                    timer.cancel()
-                await asyncio.gather(*timers, return_exceptions=True)
+        try:
+            async with self._server.async_client(self._server.admin_token) as self._api:
+                await self._work()
+        finally:
+            await abort_connections()
+
+    async def _work(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow("/api/v1/nodes", self._nodes, self._on_node))
+                group.create_task(self._follow("/api/v1/pods", self._pods, self._on_pod))
+                group.create_task(self._collect())
+        finally:
+            timers = list(self._timers)
+            for timer in timers:
+                timer.cancel()
+            await asyncio.gather(*timers, return_exceptions=True)
 
     async def _follow(self, path: str, seen: dict[str, Any], on_change: Callable[[dict[str, Any]], Any]) -> None:
         """Keep `seen` (by uid) as the server has it, for ever: list, watch, and again when the watch ends."""

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import httpx
 from apiserver import JOBS, ApiServer
+from connections import abort_connections
 
 from espalier_api.documents import dumps
 from espalier_api.reasons import Reason
@@ -86,9 +87,12 @@ class Trainers:
         assert task is not None
         self._task = task
         self._begun.set()
-        async with self._server.async_client(self._server.admin_token) as self._api, asyncio.TaskGroup() as group:
-            group.create_task(self._follow(f"{JOBS}/adaptivetrainingjobs", self._jobs))
-            group.create_task(self._follow("/api/v1/pods", self._pods))
+        try:
+            async with self._server.async_client(self._server.admin_token) as self._api, asyncio.TaskGroup() as group:
+                group.create_task(self._follow(f"{JOBS}/adaptivetrainingjobs", self._jobs))
+                group.create_task(self._follow("/api/v1/pods", self._pods))
+        finally:
+            await abort_connections()
 
     async def _follow(self, path: str, seen: dict[str, Raw]) -> None:
         while True:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from apiserver import JOBS
-from charts import CHART, ROOT, parse, pod_templates
+from charts import CASES, CHART, ROOT, parse, pod_templates
 from releases import DEFINITION, Release, key, make_job, try_pods
 
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -73,24 +73,25 @@ def test_a_definition_that_came_otherwise_is_left_alone_or_taken_over(release: R
     assert release.server.request("GET", DEFINITION)["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
 
 
-VARIANTS = ["", "minimal", "full", "namespaced", "hostile"]
+NAMESPACES = ("team-a", "team-b", "123", "true", "1e3", "99", "monitoring", "vision", "speech")
+"""Those that some file of values names."""
 
 
-@pytest.mark.parametrize("file", VARIANTS)
-def test_the_api_server_takes_everything_and_pods_are_restricted(release: Release, file: str) -> None:
+@pytest.mark.parametrize("files", CASES.values(), ids=CASES)
+def test_the_api_server_takes_everything_and_pods_are_restricted(release: Release, files: tuple[str, ...]) -> None:
     server = release.server
-    for name in ("team-a", "team-b", "123", "true", "1e3", "99", "monitoring"):
+    for name in NAMESPACES:
         if server.api.get(f"/api/v1/namespaces/{name}").status_code == 404:
             server.namespace(name)
     if server.api.get(f"{CLASSES}/false").status_code == 404:
         server.request("POST", CLASSES, {"metadata": {"name": "false"}, "value": 7})
-    release.run("install", *filter(None, [file]))
+    release.run("install", *files)
     installed = release.objects()
     tests = list(parse(release.helm("get", "hooks", "espalier", f"--namespace={release.namespace}")))
     assert release.there(installed) == {key(each) for each in installed}
     tried = try_pods(release, [*installed, *tests])
-    start = "gpus" if file == "full" else "espalier"
-    parts = ("operator", "test") if file == "minimal" else ("operator", "agent", "test")
+    start = {"full": "gpus", "shared": "training"}.get("".join(files[:1]), "espalier")
+    parts = ("operator", "test") if files == ("minimal",) else ("operator", "agent", "test")
     assert set(tried) == {f"{start}-{part}" for part in parts}
 
 

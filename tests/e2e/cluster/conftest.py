@@ -69,6 +69,30 @@ def space(nodes: Nodes) -> Iterator[Space]:
     )
 
 
+@pytest.fixture
+def monitoring_kinds(installed: None) -> Iterator[None]:
+    """Give the cluster the Prometheus operator's own kinds, where it has none; skip where they are not to be had."""
+    command = [str(PROJECT / "hack" / "monitoring-crds"), *([] if os.environ.get("CI") else ["--there"])]
+    got = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if got.returncode != 0:
+        text = f"no definitions of the Prometheus operator's kinds; hack/monitoring-crds gets them:\n{got.stderr}"
+        if os.environ.get("CI"):
+            pytest.fail(text, pytrace=False)
+        pytest.skip(text)
+    there = kubectl("get", "crd", "--output=name").split()
+    mine = [path for path in sorted(Path(got.stdout.strip()).glob("*.yaml")) if _kind(path) not in there]
+    for path in mine:
+        kubectl("create", "--filename", str(path))
+    yield
+    for path in mine:
+        kubectl("delete", "--filename", str(path), "--wait=true", timeout=120)
+
+
+def _kind(path: Path) -> str:
+    """Return the name of the definition in a file, as `kubectl get --output=name` says it."""
+    return kubectl("create", "--filename", str(path), "--dry-run=client", "--output=name").strip()
+
+
 @pytest.fixture(autouse=True)
 def told_why(request: pytest.FixtureRequest) -> Iterator[None]:
     """Print the state of the cluster below a test that failed."""

@@ -96,7 +96,7 @@ def test_a_policy_from_elsewhere_is_mounted_where_the_agent_looks(helm: Helm, so
     assert {"name": "policy", "mountPath": "/policy", "readOnly": True} in container["volumeMounts"]
     assert {"name": "policy", **volume} in spec["volumes"]
     copies = [each["command"] for each in spec.get("initContainers", ())]
-    assert copies == ([["cp", "-R", "/policy/.", "/policy/"]] if source == "Image" else [])
+    assert copies == ([["cp", "-R", "/policy/.", "/var/run/espalier-policy/"]] if source == "Image" else [])
 
 
 def test_the_folder_of_a_claim_and_of_an_image(helm: Helm) -> None:
@@ -105,7 +105,7 @@ def test_the_folder_of_a_claim_and_of_an_image(helm: Helm) -> None:
         hostile["containers"][0]["volumeMounts"]
     )
     full = one(helm.render("full"), "Deployment", "gpus-agent")["spec"]["template"]["spec"]
-    assert full["initContainers"][0]["command"] == ["cp", "-R", "/policies/seven/.", "/policy/"]
+    assert full["initContainers"][0]["command"] == ["cp", "-R", "/policies/seven/.", "/var/run/espalier-policy/"]
 
 
 def test_hostile_values_stay_what_they_are(helm: Helm) -> None:

@@ -1,0 +1,110 @@
+"""What the chart promises of an installation that is changed, on nodes: another policy, another version of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube import SYSTEM, Nodes, Space, digits, get, kubectl, wait_for
+
+from espalier_agent.policy_files import POLICY_FILE, default_policy, save_policy
+
+PROJECT = Path(__file__).parents[3]
+PREVIOUS = PROJECT / "tests" / "integration" / "data" / "espalier-0.1.0.tgz"
+IMAGE = "localhost/espalier-test-policy:dev"
+
+
+def run(*command: str, folder: Path = PROJECT, text: str | None = None) -> str:
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, input=text)
+    assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+    return ended.stdout
+
+
+def helm(*arguments: str) -> str:
+    """Run helm on the installation."""
+    return run(run("hack/helm").strip(), *arguments, "--namespace", SYSTEM)
+
+
+@pytest.fixture
+def installation(installed: None) -> Iterator[None]:
+    """Put the installation back to what it was."""
+    before = json.loads(helm("history", "espalier", "--output=json"))[-1]["revision"]
+    yield
+    helm("rollback", "espalier", str(before), "--wait", "--timeout=180s")
+    kubectl("rollout", "status", "deployment/espalier-agent", "--namespace", SYSTEM, "--timeout=120s", timeout=150)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Give a folder with a policy `mine` in it, and the chart."""
+    save_policy(default_policy(), tmp_path / "policies" / "mine")
+    document = tmp_path / "policies" / "mine" / POLICY_FILE
+    document.write_text(json.dumps({**json.loads(document.read_text()), "name": "mine"}))
+    (tmp_path / "charts").symlink_to(PROJECT / "charts")
+    return tmp_path
+
+
+def advised(space: Space) -> list[dict[str, Any]]:
+    """Return how a job adapted on the agent's advice."""
+    space.apply(digits("asks", budget=20))
+    wait_for("it grows", lambda: space.status("asks").get("adaptationCount"), 90)
+    found: list[dict[str, Any]] = space.status("asks")["adaptations"]
+    return found
+
+
+def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says(
+    space: Space, nodes: Nodes, installation: None, folder: Path
+) -> None:
+    nodes.set_gpus(2)
+    section = (PROJECT / "docs" / "own-policy.md").read_text().partition("\n## On a cluster\n")[2]
+    block = re.findall(r"^```console\n(.*?)^```", section, re.M | re.S)[0]
+    try:
+        for line in block.splitlines():
+            run("bash", "-c", line.removeprefix("$ "), folder=folder)
+        kubectl("rollout", "status", "deployment/espalier-agent", "--namespace", SYSTEM, "--timeout=120s", timeout=150)
+        grown = advised(space)[0]
+        assert (grown["source"], grown["policy"].partition("@")[0]) == ("agent", "mine")
+    finally:
+        kubectl("delete", "configmap", "policy", "--namespace", SYSTEM, "--ignore-not-found")
+
+
+def test_the_agent_takes_a_policy_from_an_image(space: Space, nodes: Nodes, installation: None, folder: Path) -> None:
+    nodes.set_gpus(2)
+    # The operator's image is on the nodes, and has a `cp`.
+    source = "FROM localhost/espalier-operator:dev\nCOPY policies/mine /policy\n"
+    (folder / "charts").unlink()
+    run("docker", "build", "--tag", IMAGE, "--file", "-", ".", folder=folder, text=source)
+    run(os.environ["ESPALIER_LOAD_IMAGE"], IMAGE)
+    helm(
+        *("upgrade", "espalier", "charts/espalier", "--reset-then-reuse-values", "--wait", "--timeout=180s"),
+        *("--set", "agent.policy.source=Image", "--set", f"agent.policy.image={IMAGE}"),
+    )
+    grown = advised(space)[0]
+    assert (grown["source"], grown["policy"].partition("@")[0]) == ("agent", "mine")
+
+
+def test_a_job_lives_through_an_upgrade_from_the_previous_chart(space: Space, nodes: Nodes, installation: None) -> None:
+    nodes.set_gpus(2)
+    options = ("--reset-then-reuse-values", "--wait", "--timeout=180s")
+    helm("upgrade", "espalier", str(PREVIOUS), *options)
+    space.apply(digits("lives", budget=60))
+    space.wait_extra("lives", 1, 90)
+    wait_for("it has grown", lambda: space.status("lives").get("adaptationCount"), 60)
+    leader = space.leader("lives")
+    assert leader is not None
+
+    helm("upgrade", "espalier", "charts/espalier", *options)
+    assert json.loads(helm("list", "--output=json"))[0]["chart"] != "espalier-0.1.0"
+    operators = get("pods", "--namespace", SYSTEM, "--selector", "app.kubernetes.io/name=espalier-operator")["items"]
+    assert operators
+    space.wait_condition("lives", "Complete", 120)
+    assert {pod["metadata"]["uid"] for pod in space.pods("lives", "base")} <= {leader["metadata"]["uid"]}
+    status = space.status("lives")
+    assert status["restarts"] == 0
+    assert status["timeBudget"]["usedSeconds"] == pytest.approx(60, abs=10)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from espalier_agent.encoders import encode_time
 from espalier_agent.network import masked_log_probabilities
 from espalier_agent.policy import Policy
 from espalier_api.advice import Action, ActionProbability, AdviceRequest, AdviceResponse
@@ -71,11 +70,12 @@ def _probabilities(policy: Policy, request: AdviceRequest, places: tuple[int | N
     legal = torch.zeros(1, policy.network.config.growth_points + 1, dtype=torch.bool)
     legal[0, [place for place in places if place is not None]] = True
     with torch.inference_mode():
-        times = encode_time(
+        logits = policy.network.logits(
+            policy.network.prepare([request.architecture], policy.vocabulary),
+            torch.tensor([0]),
             torch.tensor([request.time_left_seconds], dtype=torch.float64),
             torch.tensor([request.time_budget_seconds], dtype=torch.float64),
         )
-        logits = policy.network([policy.vocabulary.embed(request.architecture)], times)
         row = masked_log_probabilities(logits.double(), legal)[0].exp()
     if not bool(torch.isfinite(row).all()):
         # Finite weights can still overflow. What such a network says means nothing, so nothing is done.

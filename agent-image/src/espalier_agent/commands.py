@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import json
-import logging
-import sys
 import time
 from pathlib import Path
 
 import click
 import torch
 
+from espalier_agent.command_errors import CommandError
 from espalier_agent.data import carried_tables, table_sets
 from espalier_agent.evaluate import Evaluation
 from espalier_agent.evaluate import evaluate as evaluate_policy
+from espalier_agent.learners.learning import LearningError, Progress
+from espalier_agent.learners.reinforce import BATCHED, PAPER, Order, ReinforceConfig
+from espalier_agent.learners.reinforce import learn as learn_policy
 from espalier_agent.policy import Policy
 from espalier_agent.policy_files import PolicyError, default_policy, load_policy, save_policy
-from espalier_agent.reinforce import BATCHED, PAPER, LearningError, Order, Progress, ReinforceConfig
-from espalier_agent.reinforce import learn as learn_policy
-from espalier_agent.server import ServerError
-from espalier_agent.server import serve as serve_policy
-from espalier_agent.service import Settings, create_app
+from espalier_agent.serve_command import serve
+from espalier_agent.service import create_app
 from espalier_agent.tree import TableError
 from espalier_api.documents import DocumentError
 from espalier_api.outcomes import OutcomeTable, read_table, read_tables
 
 RECIPES = {"batched": BATCHED, "paper": PAPER}
 
-USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, ServerError, OSError)
-
-
-class CommandError(click.ClickException):
-    """One line with the cause, then a hint."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
-
-    def show(self, file: object = None) -> None:
-        """Print to stderr."""
-        click.echo(f"error: {self.message}", err=True)
-        if self.hint:
-            click.echo(f"hint: {self.hint}", err=True)
+USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, OSError)
 
 
 def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
@@ -88,24 +73,7 @@ def agent() -> None:
     """
 
 
-@agent.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8500, show_default=True, help="0 takes a free port.")
-@click.option(
-    "--policy", "policy_path", type=click.Path(path_type=Path), help="Policy folder; default: the shipped one."
-)
-@click.option("--outcomes-file", type=click.Path(path_type=Path), help="Append outcome reports here (JSON lines).")
-@click.option("--url-file", type=click.Path(path_type=Path), help="Write the URL here once requests are accepted.")
-def serve(host: str, port: int, policy_path: Path | None, outcomes_file: Path | None, url_file: Path | None) -> None:
-    """Answer trainers over HTTP until SIGTERM or Ctrl-C. Prints the URL when it is ready."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    settings = Settings(policy_path=policy_path, outcomes_path=outcomes_file)
-    try:
-        serve_policy(host, port, settings, url_file=url_file, announce=click.echo)
-    except USER_ERRORS as error:
-        raise CommandError(
-            str(error), "--port 0 takes a free port" if isinstance(error, ServerError) else None
-        ) from error
+agent.add_command(serve)
 
 
 @agent.command()

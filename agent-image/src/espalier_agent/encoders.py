@@ -1,14 +1,17 @@
-"""Encoders: what a policy network makes of a state before it decides (Lamelas 5.3 to 5.5)."""
+"""The paper's network: what it makes of a state, and how it decides (Lamelas 5.3 to 5.6)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from espalier_agent.vocabulary import EMBEDDING_SIZE
+from espalier_agent.vocabulary import EMBEDDING_SIZE, Vocabulary
+from espalier_api.architecture import Architecture
 
 LAYER_HIDDEN_SIZE: Final = 50
 """Of each direction of the layer encoder: layer encodings have 100 dimensions (Lamelas 5.3)."""
@@ -16,6 +19,8 @@ MODEL_ENCODING_SIZE: Final = 16
 """Lamelas 5.4."""
 TIME_ENCODING_SIZE: Final = 8
 """Lamelas 5.5."""
+DECIDER_HIDDEN_SIZE: Final = 128
+"""Lamelas 5.6."""
 TIME_SCALE: Final = 5.0
 """Lamelas 5.5: "we ... decided to scale the time encodings by 5 from empirical trials"."""
 
@@ -57,11 +62,37 @@ class LstmModelEncoder(nn.Module):
         behind, _ = self.layers_backward(_reorder(embedded, mirror))
         return torch.cat([ahead, _reorder(behind, mirror)], dim=2)
 
-    def forward(self, embedded: Tensor, lengths: Tensor) -> Tensor:
-        """Encode models: embeddings (n, longest, 16), padded behind, and lengths (n,) → (n, 16)."""
+    def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> dict[str, Tensor]:
+        """Embed the layers of models: `embedded` (n, longest, 16), padded behind, and `lengths` (n,)."""
+        embedded = [vocabulary.embed(architecture) for architecture in architectures]
+        lengths = torch.tensor([len(layers) for layers in embedded])
+        return {"embedded": pad_sequence(embedded, batch_first=True), "lengths": lengths}
+
+    def forward(self, prepared: dict[str, Tensor]) -> Tensor:
+        """Encode prepared models: (n, 16)."""
+        embedded, lengths = prepared["embedded"], prepared["lengths"]
         hidden, _ = self.model(self.encode_layers(embedded, lengths))
         encoded: Tensor = hidden[torch.arange(len(lengths), device=hidden.device), lengths - 1]
         return encoded
+
+
+class FixedHead(nn.Sequential):
+    """The decider of Lamelas 5.6: model and time encodings → one output a growth point, and a last one for Nothing."""
+
+    def __init__(self, growth_points: int) -> None:
+        super().__init__(
+            nn.Linear(MODEL_ENCODING_SIZE + TIME_ENCODING_SIZE, DECIDER_HIDDEN_SIZE),
+            nn.ReLU(),
+            nn.Linear(DECIDER_HIDDEN_SIZE, DECIDER_HIDDEN_SIZE),
+            nn.ReLU(),
+            nn.Linear(DECIDER_HIDDEN_SIZE, growth_points + 1),
+        )
+
+    def score(self, encodings: Tensor, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
+        """Return the logits (n, growth points + 1) of states: which model (n,), and times (n,)."""
+        times = encode_time(time_left_s, time_budget_s)
+        logits: Tensor = self(torch.cat([times, encodings[models]], dim=1))
+        return logits
 
 
 def _mirror(lengths: Tensor, longest: int) -> Tensor:

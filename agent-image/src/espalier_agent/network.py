@@ -1,52 +1,48 @@
-"""The policy network of Lamelas, section 5: model encoding and time encoding → probabilities of actions.
+"""The policy network: an encoder of models, and a decider that scores the actions of a state.
 
-The decider has one output for each growth point, in the architecture's order, and a last one for doing nothing
-(Figure 5). Its number of growth points is fixed when the policy is made, to that of the largest model it learns
-from. A model with fewer points has the surplus outputs masked. Points of a model beyond the head are never chosen:
-no experience has shaped an output for them.
+Two kinds (`NetworkConfig.encoder`). `lstm` is that of Lamelas, section 5: its decider has one output for each growth
+point, in the architecture's order, and a last one for doing nothing (Figure 5). Its number of growth points is fixed
+when the policy is made, to that of the largest model it learns from; the surplus outputs of a smaller model are
+masked, and points beyond the head are never chosen: no experience has shaped an output for them. `graph` reads the
+architecture as a graph and scores each growth point by where it is, so it serves any number of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
-from espalier_agent.encoders import MODEL_ENCODING_SIZE, TIME_ENCODING_SIZE, LstmModelEncoder
+from espalier_agent.encoders import FixedHead, LstmModelEncoder
+from espalier_agent.vocabulary import Vocabulary
+from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 
-DECIDER_HIDDEN_SIZE: Final = 128
-"""Lamelas 5.6."""
+Prepared = dict[str, Tensor]
+"""Models as the fixed tensors that an encoder reads; made once, encoded in each update."""
 
 
 class NetworkConfig(Record):
     """What tells two policy networks apart."""
 
-    encoder: str = Field(default="lstm", pattern="^lstm$")
-    """Only the paper's for now."""
+    encoder: Literal["lstm"] = "lstm"
+    """How models are read."""
     growth_points: int = Field(ge=1, le=4096)
     """Growth points that the decider has outputs for."""
 
 
 class PolicyNetwork(nn.Module):
-    """Encoder and decider. The embeddings before it and the time encoding beside it are not trained."""
+    """Encoder and decider. What layers and times are turned into before is not trained."""
 
     def __init__(self, config: NetworkConfig) -> None:
         """Initialise with torch's defaults from the global generator; `seeded` makes it reproducible."""
         super().__init__()
         self.config = config
         self.encoder = LstmModelEncoder()
-        self.decider = nn.Sequential(
-            nn.Linear(MODEL_ENCODING_SIZE + TIME_ENCODING_SIZE, DECIDER_HIDDEN_SIZE),
-            nn.ReLU(),
-            nn.Linear(DECIDER_HIDDEN_SIZE, DECIDER_HIDDEN_SIZE),
-            nn.ReLU(),
-            nn.Linear(DECIDER_HIDDEN_SIZE, config.growth_points + 1),
-        )
+        self.decider = FixedHead(config.growth_points)
 
     @classmethod
     def seeded(cls, config: NetworkConfig, seed: int) -> PolicyNetwork:
@@ -70,20 +66,18 @@ class PolicyNetwork(nn.Module):
             network = cls(config)
         return {name: tuple(value.shape) for name, value in network.state_dict().items()}
 
-    def encode(self, embedded: Sequence[Tensor]) -> Tensor:
-        """Encode models, each given as its layers' embeddings (layers, 16): shape (models, 16)."""
-        lengths = torch.tensor([len(layers) for layers in embedded], device=embedded[0].device)
-        encoded: Tensor = self.encoder(pad_sequence(list(embedded), batch_first=True), lengths)
-        return encoded
+    def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
+        """Turn models into the fixed tensors that `logits` reads."""
+        return self.encoder.prepare(architectures, vocabulary)
 
-    def decide(self, model_encodings: Tensor, time_encodings: Tensor) -> Tensor:
-        """Return the logits (n, growth points + 1) for model encodings (n, 16) and time encodings (n, 8)."""
-        logits: Tensor = self.decider(torch.cat([time_encodings, model_encodings], dim=1))
-        return logits
+    def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
+        """Return the logits of n states, (n, width): one for each growth point, in order, and last that of Nothing.
 
-    def forward(self, embedded: Sequence[Tensor], time_encodings: Tensor) -> Tensor:
-        """Return the logits of n states: one model and one time encoding each."""
-        return self.decide(self.encode(embedded), time_encodings)
+        `models` (n,) says which prepared model each state has; times are (n,), in float64. The width is that of the
+        decider's head, or for `graph` one more than the growth points of the largest prepared model; what stands at
+        points that a model does not have means nothing.
+        """
+        return self.decider.score(self.encoder(prepared), models, time_left_s, time_budget_s)
 
 
 def masked_log_probabilities(logits: Tensor, legal: Tensor, temperature: float = 1.0) -> Tensor:

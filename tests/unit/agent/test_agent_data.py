@@ -8,8 +8,8 @@ import torch
 from espalier_agent.advice import decide
 from espalier_agent.data import NAMED_MODELS, carried_tables, lamelas_tables, named_architecture, table_sets
 from espalier_agent.evaluate import evaluate
+from espalier_agent.learners.reinforce import BATCHED, ReinforceConfig, learn
 from espalier_agent.policy import Policy
-from espalier_agent.reinforce import BATCHED, ReinforceConfig, learn
 from espalier_agent.tree import table_digest
 from espalier_api.advice import Action, AdviceRequest
 from espalier_api.job import Insertion

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from espalier_agent.evaluate import evaluate
+from espalier_agent.learners.reinforce import PAPER, learn
 from espalier_agent.policy import Policy
-from espalier_agent.reinforce import PAPER, learn
 from espalier_api.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]

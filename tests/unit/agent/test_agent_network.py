@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from espalier_agent.encoders import LstmModelEncoder, encode_time
 from espalier_agent.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
@@ -65,7 +66,7 @@ def test_layer_encoder_is_a_bidirectional_lstm_over_the_true_lengths() -> None:
     lengths = torch.tensor([7, 1, 4])
     embedded = torch.randn(3, 7, 16)
     layers = encoder.encode_layers(embedded, lengths)
-    models = encoder(embedded, lengths)
+    models = encoder({"embedded": embedded, "lengths": lengths})
     for row, length in enumerate(lengths.tolist()):
         alone, _ = reference(embedded[row : row + 1, :length])
         torch.testing.assert_close(layers[row, :length], alone[0])
@@ -74,9 +75,11 @@ def test_layer_encoder_is_a_bidirectional_lstm_over_the_true_lengths() -> None:
 
 
 def test_a_model_is_encoded_alike_alone_and_beside_longer_ones() -> None:
-    network = PolicyNetwork.seeded(NetworkConfig(growth_points=2), 0)
+    encoder = LstmModelEncoder()
     short, long = torch.randn(3, 16), torch.randn(40, 16)
-    torch.testing.assert_close(network.encode([short, long])[0], network.encode([short])[0])
+    both = {"embedded": pad_sequence([short, long], batch_first=True), "lengths": torch.tensor([3, 40])}
+    alone = {"embedded": short[None], "lengths": torch.tensor([3])}
+    torch.testing.assert_close(encoder(both)[0], encoder(alone)[0])
 
 
 def test_seeded_network_leaves_the_global_generator_alone() -> None:

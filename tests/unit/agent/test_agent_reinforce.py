@@ -8,21 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.encoders import encode_time
 from espalier_agent.evaluate import evaluate, greedy_sequence
 from espalier_agent.game import Game, Returns
+from espalier_agent.learners.learning import LearningError, Progress
+from espalier_agent.learners.reinforce import BATCHED, PAPER, Order, ReinforceConfig, learn, objective
 from espalier_agent.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policy import Policy
-from espalier_agent.reinforce import (
-    BATCHED,
-    PAPER,
-    LearningError,
-    Order,
-    Progress,
-    ReinforceConfig,
-    learn,
-    objective,
-)
 from espalier_agent.tree import TableError, decision_tree
 from espalier_agent.vocabulary import Vocabulary
 from espalier_api.outcomes import OutcomeTable
@@ -57,8 +48,8 @@ def test_one_episode_is_algorithm_4_step_by_step(tables: Tables) -> None:
     tree = decision_tree(tables["cnn1-middle"])
     vocabulary = Vocabulary.build([state.architecture for state in tree.states], seed=0)
     network = PolicyNetwork.seeded(NetworkConfig(growth_points=3), 3)
-    game = Game(tree, vocabulary, 3, Returns.PAPER)
-    log_probabilities = game.log_probabilities(network, network.encode(game.embedded))
+    game = Game(tree, vocabulary, network.config, Returns.PAPER)
+    log_probabilities = game.log_probabilities(network)
     recorded, ended = game.play(log_probabilities, 1, torch.Generator().manual_seed(11))
     fast = objective(recorded, game.returns[ended].float())
     fast_gradients = torch.autograd.grad(fast, list(network.parameters()))
@@ -69,8 +60,8 @@ def test_one_episode_is_algorithm_4_step_by_step(tables: Tables) -> None:
     at = 0
     for action in sequence:
         time_left = torch.tensor([tree.states[at].time_left_s], dtype=torch.float64)
-        times = encode_time(time_left, torch.tensor([400.0], dtype=torch.float64))
-        logits = network([vocabulary.embed(model)], times)
+        budget = torch.tensor([400.0], dtype=torch.float64)
+        logits = network.logits(network.prepare([model], vocabulary), torch.tensor([0]), time_left, budget)
         recorded_slowly.append(torch.log_softmax(logits[0], dim=0)[action])
         model = model if action == 3 else model.deepen(f"block{action}")
         at = tree.following[at][action]
@@ -85,7 +76,7 @@ def test_one_episode_is_algorithm_4_step_by_step(tables: Tables) -> None:
 
 def test_episodes_are_drawn_by_the_probabilities(make_table: MakeTable) -> None:
     tree = decision_tree(make_table(lambda _: 0.5, points=1, decisions=2))
-    game = Game(tree, Vocabulary.build((), 0), 1, Returns.PAPER)
+    game = Game(tree, Vocabulary.build((), 0), NetworkConfig(growth_points=1), Returns.PAPER)
     probabilities = torch.tensor([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]])
     recorded, ended = game.play(probabilities.log(), 20_000, torch.Generator().manual_seed(0))
     shares = torch.bincount(ended, minlength=4) / 20_000
@@ -97,7 +88,8 @@ def test_episodes_are_drawn_by_the_probabilities(make_table: MakeTable) -> None:
 
 def test_standardised_returns_weigh_tables_alike(tables: Tables) -> None:
     for name in ("cnn1-early", "cnn2-late"):
-        returns = Game(decision_tree(tables[name]), Vocabulary.build((), 0), 3, Returns.STANDARDISED).returns
+        config = NetworkConfig(growth_points=3)
+        returns = Game(decision_tree(tables[name]), Vocabulary.build((), 0), config, Returns.STANDARDISED).returns
         assert returns.mean().item() == pytest.approx(0, abs=1e-9)
         assert returns.std(correction=0).item() == pytest.approx(1)
 
@@ -148,11 +140,9 @@ def test_learning_rate_and_temperature_follow_the_papers_schedule(
         rates.append(self.param_groups[0]["lr"])
         return step(self)
 
-    def spied_probabilities(
-        self: Game, network: PolicyNetwork, encodings: torch.Tensor, temperature: float, shift: float
-    ) -> torch.Tensor:
+    def spied_probabilities(self: Game, network: PolicyNetwork, temperature: float, shift: float) -> torch.Tensor:
         temperatures.append(temperature)
-        return rate(self, network, encodings, temperature, shift)
+        return rate(self, network, temperature, shift)
 
     monkeypatch.setattr(torch.optim.Adam, "step", spied_step)
     monkeypatch.setattr(Game, "log_probabilities", spied_probabilities)

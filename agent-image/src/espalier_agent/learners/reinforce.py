@@ -7,9 +7,7 @@ returns standardised; the shipped policy is learnt with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -18,11 +16,16 @@ from pydantic import Field
 from torch import Tensor
 
 from espalier_agent.game import Game, Returns
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policy import DEFAULT_EMBEDDING_SEED, LearntTable, Lineage, Policy
-from espalier_agent.policy_files import make_policy
-from espalier_agent.tree import DecisionTree, decision_tree, table_digest
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.learners.learning import (
+    LearningError,
+    Progress,
+    ProgressCallback,
+    finish_learning,
+    one_thread,
+    start_learning,
+)
+from espalier_agent.network import PolicyNetwork
+from espalier_agent.policy import Policy
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
 
@@ -80,29 +83,11 @@ BATCHED: Final = ReinforceConfig(
 updates in whatever sequence was good first; .6 was the best of .02, .1, .3, .6 on the paper's six tables."""
 
 
-class LearningError(ValueError):
-    """Learning cannot start or go on. The message says why and what to change."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far learning is, after an update."""
-
-    episodes: int
-    total_episodes: int
-    objective: float
-    """Algorithm 3's O, mean over the update's episodes."""
-    mean_accuracy: float
-    """Final accuracy, mean over the update's episodes."""
-
-
-ProgressCallback = Callable[[Progress], None]
-
-
 def learn(
     tables: Sequence[OutcomeTable],
     *,
     config: ReinforceConfig = PAPER,
+    encoder: str = "lstm",
     seed: int = 0,
     name: str = "reinforce",
     parent: Policy | None = None,
@@ -113,31 +98,21 @@ def learn(
     `parent` is the policy to go on from (transfer, curricula over several calls); without it the network is fresh.
     Runs on one thread: the tensors are too small to share. Raises `TableError` for a table that cannot be played,
     `LearningError` without tables, for a parent with too small a head, and when the objective stops being finite.
+    `encoder` is that of a fresh network; a parent keeps its own.
     """
-    if not tables:
-        raise LearningError("there is no outcome table to learn from")
-    trees = [decision_tree(table) for table in tables]
-    architectures = [state.architecture for tree in trees for state in tree.states]
-    network, vocabulary = _starting_point(trees, parent, seed)
-    vocabulary = vocabulary.extended(architectures)
-    games = [Game(tree, vocabulary, network.config.growth_points, config.returns) for tree in trees]
+    start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
+    network, games = start.network, start.games
     generator = torch.Generator().manual_seed(seed)
     # Embeddings and time encodings are fixed; encoders and decider are the trainable components (Lamelas 5.7).
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
     played = 0
-    with _one_thread():
+    with one_thread():
         network.train()
         for stage in _stages(config.order, games):
             played = _learn_stage(stage, network, optimizer, generator, config, played, progress, len(games))
-    lineage = Lineage(
-        learner="reinforce",
-        config=config.model_dump(mode="json"),
-        seed=seed,
-        episodes=played,
-        tables=tuple(LearntTable(name=table.name, sha256=table_digest(table)) for table in tables),
-        parent=None if parent is None else parent.identity,
+    return finish_learning(
+        start, tables, learner="reinforce", config=config, seed=seed, name=name, parent=parent, episodes=played
     )
-    return make_policy(name, network, vocabulary, lineage)
 
 
 def objective(log_probabilities: Tensor, returns: Tensor) -> Tensor:
@@ -146,20 +121,6 @@ def objective(log_probabilities: Tensor, returns: Tensor) -> Tensor:
     One undiscounted return for all actions of an episode, a mean over actions instead of a sum, no baseline.
     """
     return (-log_probabilities * returns[:, None]).mean(dim=1).mean()
-
-
-def _starting_point(trees: list[DecisionTree], parent: Policy | None, seed: int) -> tuple[PolicyNetwork, Vocabulary]:
-    points = max(len(tree.actions) - 1 for tree in trees)
-    if parent is None:
-        config = NetworkConfig(growth_points=points)
-        return PolicyNetwork.seeded(config, seed), Vocabulary.build((), DEFAULT_EMBEDDING_SEED)
-    head = parent.network.config.growth_points
-    if head < points:
-        raise LearningError(
-            f"policy {parent.name!r} decides about {head} growth points, where the tables have {points}; "
-            "learn from a fresh network, with all tables at once"
-        )
-    return PolicyNetwork.with_weights(parent.network.config, parent.network.state_dict()), parent.vocabulary
 
 
 def _stages(order: Order, games: list[Game]) -> list[list[Game]]:
@@ -214,16 +175,12 @@ def _update_objective(
     entropy: float,
 ) -> tuple[Tensor, float, float]:
     """Play one batch on each table: return what to minimise, algorithm 3's part of it, and the mean accuracy."""
-    encodings = network.encode([layers for game in games for layers in game.embedded])
-    first = 0
     objectives, entropies, accuracies = [], [], []
     for game in games:
-        part = encodings[first : first + len(game.embedded)]
-        first += len(game.embedded)
         shift = 0.0
         if config.time_jitter > 0:
             shift = config.time_jitter * (2.0 * torch.rand((), generator=generator).item() - 1.0)
-        log_probabilities = game.log_probabilities(network, part, temperature, shift)
+        log_probabilities = game.log_probabilities(network, temperature, shift)
         if not bool(torch.isfinite(log_probabilities).all()):
             raise LearningError("the network's answers are not finite any more; lower the learning rate")
         recorded, ended = game.play(log_probabilities, config.episodes_per_update, generator)
@@ -235,13 +192,3 @@ def _update_objective(
     if entropy > 0:
         total = mean_objective - entropy * torch.stack(entropies).mean()
     return total, mean_objective.item(), torch.stack(accuracies).mean().item()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -1,0 +1,109 @@
+"""What learners share: where they start, how they report, how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from espalier_agent.game import Game, Returns
+from espalier_agent.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policy import DEFAULT_EMBEDDING_SEED, LearntTable, Lineage, Policy
+from espalier_agent.policy_files import make_policy
+from espalier_agent.tree import decision_tree, table_digest
+from espalier_agent.vocabulary import Vocabulary
+from espalier_api.base import Record
+from espalier_api.outcomes import OutcomeTable
+
+
+class LearningError(ValueError):
+    """Learning cannot start or go on. The message says why and what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far learning is, after an update."""
+
+    episodes: int
+    total_episodes: int
+    objective: float
+    """What the learner minimises, its mean over the update's episodes; for REINFORCE Algorithm 3's O."""
+    mean_accuracy: float
+    """Final accuracy, mean over the update's episodes."""
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What learning begins with."""
+
+    network: PolicyNetwork
+    vocabulary: Vocabulary
+    games: list[Game]
+    """One a table, in the tables' order."""
+
+
+def start_learning(
+    tables: Sequence[OutcomeTable], *, encoder: str, seed: int, parent: Policy | None, returns: Returns
+) -> Start:
+    """Unfold the tables, and take a fresh network of this seed, or a copy of the parent's.
+
+    Raises `TableError` for a table that cannot be played, `LearningError` without tables and for a parent whose
+    network cannot decide about as many growth points.
+    """
+    if not tables:
+        raise LearningError("there is no outcome table to learn from")
+    trees = [decision_tree(table) for table in tables]
+    points = max(len(tree.actions) - 1 for tree in trees)
+    if parent is None:
+        network = PolicyNetwork.seeded(NetworkConfig(encoder=encoder, growth_points=max(points, 1)), seed)
+        vocabulary = Vocabulary.build((), DEFAULT_EMBEDDING_SEED)
+    else:
+        head = parent.network.config.growth_points
+        if head < points and parent.network.config.encoder == "lstm":
+            raise LearningError(
+                f"policy {parent.name!r} decides about {head} growth points, where the tables have {points}; "
+                "learn from a fresh network, with all tables at once"
+            )
+        network = PolicyNetwork.with_weights(parent.network.config, parent.network.state_dict())
+        vocabulary = parent.vocabulary
+    vocabulary = vocabulary.extended(state.architecture for tree in trees for state in tree.states)
+    return Start(network, vocabulary, [Game(tree, vocabulary, network.config, returns) for tree in trees])
+
+
+def finish_learning(
+    start: Start,
+    tables: Sequence[OutcomeTable],
+    *,
+    learner: str,
+    config: Record,
+    seed: int,
+    name: str,
+    parent: Policy | None,
+    episodes: int,
+) -> Policy:
+    """Freeze what was learnt into a policy that says how it came to be."""
+    lineage = Lineage(
+        learner=learner,
+        config=config.model_dump(mode="json"),
+        seed=seed,
+        episodes=episodes,
+        tables=tuple(LearntTable(name=table.name, sha256=table_digest(table)) for table in tables),
+        parent=None if parent is None else parent.identity,
+    )
+    return make_policy(name, start.network, start.vocabulary, lineage)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread within: the tensors are too small to share."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

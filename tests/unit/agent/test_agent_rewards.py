@@ -1,0 +1,98 @@
+"""Dense rewards change when something is earned and nothing about what is best."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_agent.rewards import Floats, Indices, Reward, potentials, step_rewards, to_go
+from espalier_agent.tree import decision_tree
+from espalier_api.outcomes import OutcomeTable, reward
+
+DENSE = [each for each in Reward if each is not Reward.PAPER]
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[Indices, Floats]:
+    """Draw a full tree, as `DecisionTree.following` counts its states, and what its sequences are worth."""
+    width, decisions = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    states = sum(width**depth for depth in range(decisions))
+    following = 1 + np.arange(states * width).reshape(states, width)
+    last = states - width ** (decisions - 1)
+    following[last:] -= states
+    worth = st.floats(-100, 1000, allow_nan=False).map(lambda value: round(value, 3))
+    returns = draw(st.lists(worth, min_size=width**decisions, max_size=width**decisions))
+    return following, np.array(returns)
+
+
+def action_values(following: Indices, rewards: Floats, returns: Floats) -> Floats:
+    """Return the optimal Q of each state and action, by the slow way: the best of all ways to go on."""
+    last = len(following) - len(returns) // following.shape[1]
+
+    def best_from(state: int) -> float:
+        if state >= last:
+            return float(rewards[state].max())
+        return max(
+            float(worth) + best_from(int(after)) for worth, after in zip(rewards[state], following[state], strict=True)
+        )
+
+    values = rewards.copy()
+    for state, action in itertools.product(range(last), range(following.shape[1])):
+        values[state, action] += best_from(int(following[state, action]))
+    return values
+
+
+@pytest.mark.parametrize("kind", DENSE)
+@given(trees())
+def test_the_order_of_actions_is_the_papers_in_every_state(kind: Reward, tree: tuple[Indices, Floats]) -> None:
+    """Q differs by the state's potential alone, so every optimal policy of the one is optimal for the other."""
+    following, returns = tree
+    papers = action_values(following, step_rewards(following, returns, Reward.PAPER), returns)
+    ours = action_values(following, step_rewards(following, returns, kind), returns)
+    np.testing.assert_allclose(ours, papers - potentials(following, returns, kind)[:, None], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", Reward)
+@given(trees())
+def test_an_episode_earns_the_papers_reward_less_the_first_states_potential(
+    kind: Reward, tree: tuple[Indices, Floats]
+) -> None:
+    following, returns = tree
+    rewards, start = step_rewards(following, returns, kind), potentials(following, returns, kind)[0]
+    decisions = round(np.log(len(returns)) / np.log(following.shape[1])) if following.shape[1] > 1 else len(following)
+    for sequence, actions in enumerate(itertools.product(range(following.shape[1]), repeat=decisions)):
+        at, earned = 0, 0.0
+        for action in actions:
+            earned += rewards[at, action]
+            at = int(following[at, action])
+        assert at == sequence
+        assert earned == pytest.approx(returns[sequence] - start, abs=1e-6)
+
+
+def test_by_hand(make_table: Callable[..., OutcomeTable]) -> None:
+    """Two decisions between growing (0) and nothing (1): returns are those of accuracies .1, .2, .3, .6."""
+    accuracies = {(0, 0): 0.1, (0, 1): 0.2, (1, 0): 0.3, (1, 1): 0.6}
+    tree = decision_tree(make_table(lambda actions: accuracies[actions], decisions=2))
+    a, b, c, d = (reward(accuracy) for accuracy in (0.1, 0.2, 0.3, 0.6))
+    following, returns = np.array(tree.following), np.array([a, b, c, d])
+    expected: dict[Reward, list[list[float]]] = {
+        Reward.PAPER: [[0, 0], [a, b], [c, d]],
+        Reward.OVER_NOTHING: [[b - d, 0], [a - b, 0], [c - d, 0]],
+        Reward.OVER_MEAN: [
+            [(a + b) / 2 - (a + b + c + d) / 4, (c + d) / 2 - (a + b + c + d) / 4],
+            [(a - b) / 2, (b - a) / 2],
+            [(c - d) / 2, (d - c) / 2],
+        ],
+        Reward.OVER_BEST: [[b - d, 0], [a - b, 0], [c - d, 0]],
+    }
+    for kind in Reward:
+        np.testing.assert_allclose(step_rewards(following, returns, kind), expected[kind], atol=1e-9)
+
+
+def test_what_is_left_to_earn() -> None:
+    np.testing.assert_array_equal(to_go(np.array([[1.0, 2.0, 4.0], [0.0, 0.0, -3.0]])), [[7, 6, 4], [-3, -3, -3]])

@@ -71,9 +71,8 @@ def decide(weights: Weights, model_encodings: Tensor, time_encodings: Tensor) ->
     return at
 
 
-
 def _lstm(weights: Weights, name: str, inputs: Tensor) -> Tensor:
-    """Run `nn.LSTM(batch_first=True)` for each run: (runs, models, layers, features) → (runs, models, layers, hidden)."""
+    """Do what `nn.LSTM` does, for each run: (runs, models, layers, features) → (runs, models, layers, hidden)."""
     runs, models, longest, features = inputs.shape
     of_input, of_hidden = weights[f"{name}.weight_ih_l0"], weights[f"{name}.weight_hh_l0"].transpose(1, 2)
     bias = (weights[f"{name}.bias_ih_l0"] + weights[f"{name}.bias_hh_l0"])[:, None]

@@ -1,0 +1,70 @@
+"""`espalier agent reproduce`."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from espalier_agent.data import lamelas_tables
+from espalier_agent.study.experiments import run_study
+from espalier_agent.study.workers import workers
+from espalier_agent.tree import decision_tree
+from espalier_api.documents import write_bytes_atomically, write_text_atomically
+from espalier_cli.errors import BadInput
+from espalier_cli.study.figures import figures
+from espalier_cli.study.report import report
+
+
+@click.command()
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder for page and pictures.",
+)
+@click.option("--seeds", type=click.IntRange(min=1), default=2, show_default=True, help="Of learning from scratch.")
+@click.option(
+    "--episodes",
+    type=click.IntRange(min=1),
+    default=10_000,
+    show_default=True,
+    help="Of each stage; the paper's number.",
+)
+@click.option("--processes", type=click.IntRange(min=1), help="Default: one a core.")
+def reproduce(output: Path, seeds: int, episodes: int, processes: int | None) -> None:
+    """Learn the paper's agents again, and write its Figures 7 to 12 and tables beside ours.
+
+    Takes a few minutes. The tables are those published with the paper; they are carried.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--output {output}: {error.strerror}; name a folder that can be written") from error
+    progress = _Progress()
+    with workers(processes or os.cpu_count() or 1, progress) as learn:
+        study = run_study([decision_tree(table) for table in lamelas_tables()], range(seeds), episodes, learn)
+    for name, picture in figures(study).items():
+        write_bytes_atomically(output / name, picture)
+    page = output / "index.md"
+    write_text_atomically(page, report(study))
+    click.echo(page)
+
+
+class _Progress:
+    """A line on stderr every few seconds."""
+
+    EVERY_SECONDS = 5.0
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+
+    def __call__(self, stage: str, done: int, of: int) -> None:
+        now = time.monotonic()
+        if now - self._last < self.EVERY_SECONDS and done < of:
+            return
+        self._last = now
+        click.echo(f"{now - self._began:4.0f} s  {stage}: {done:,} of {of:,} episodes", err=True)

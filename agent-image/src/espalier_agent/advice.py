@@ -30,8 +30,7 @@ def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = Non
     points or with none allowed is left as it is.
     """
     actions = request.actions()
-    places = _head_places(policy, request, actions)
-    probabilities = _probabilities(policy, request, places)
+    probabilities = _probabilities(policy, request, actions)
     chosen = _greedy(probabilities) if sample_seed is None else _sampled(probabilities, sample_seed)
     return Decision(
         action=actions[chosen],
@@ -58,17 +57,8 @@ def answer_of(policy: Policy, decision: Decision, decision_id: str) -> AdviceRes
     )
 
 
-def _head_places(policy: Policy, request: AdviceRequest, actions: tuple[Action, ...]) -> tuple[int | None, ...]:
-    """Return the decider's output for each action; None for growth points that it has no output for."""
-    head = policy.network.config.growth_points
-    order = {point.id: index for index, point in enumerate(request.architecture.growth_points)}
-    indices = (order[action.target] for action in actions if action.target is not None)
-    return (*(index if index < head else None for index in indices), head)
-
-
-def _probabilities(policy: Policy, request: AdviceRequest, places: tuple[int | None, ...]) -> list[float]:
-    legal = torch.zeros(1, policy.network.config.growth_points + 1, dtype=torch.bool)
-    legal[0, [place for place in places if place is not None]] = True
+def _probabilities(policy: Policy, request: AdviceRequest, actions: tuple[Action, ...]) -> list[float]:
+    """Return the probability of each action; 0 for growth points that the decider has no output for."""
     with torch.inference_mode():
         logits = policy.network.logits(
             policy.network.prepare([request.architecture], policy.vocabulary),
@@ -76,6 +66,9 @@ def _probabilities(policy: Policy, request: AdviceRequest, places: tuple[int | N
             torch.tensor([request.time_left_seconds], dtype=torch.float64),
             torch.tensor([request.time_budget_seconds], dtype=torch.float64),
         )
+        places = _places(request, actions, logits.shape[1] - 1)
+        legal = torch.zeros(logits.shape, dtype=torch.bool)
+        legal[0, [place for place in places if place is not None]] = True
         row = masked_log_probabilities(logits.double(), legal)[0].exp()
     if not bool(torch.isfinite(row).all()):
         # Finite weights can still overflow. What such a network says means nothing, so nothing is done.
@@ -83,6 +76,13 @@ def _probabilities(policy: Policy, request: AdviceRequest, places: tuple[int | N
         row[-1] = 1.0
     values = row.tolist()
     return [0.0 if place is None else min(values[place], 1.0) for place in places]
+
+
+def _places(request: AdviceRequest, actions: tuple[Action, ...], head: int) -> tuple[int | None, ...]:
+    """Return the decider's output for each action, Nothing's last; None for growth points beyond its `head`."""
+    order = {point.id: index for index, point in enumerate(request.architecture.growth_points)}
+    indices = (order[action.target] for action in actions if action.target is not None)
+    return (*(index if index < head else None for index in indices), head)
 
 
 def _greedy(probabilities: list[float]) -> int:

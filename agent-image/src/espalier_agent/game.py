@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier_agent.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 from espalier_agent.tree import DecisionTree
@@ -78,3 +79,88 @@ class Game:
             recorded.append(log_probabilities[at, action])
             at = self.following[at, action]
         return torch.stack(recorded, dim=1), at
+
+
+class Games:
+    """Several games as one: all states of all tables in one pass, and every sequence by its exact probability.
+
+    Models that tables share are encoded once. Actions are padded to those of the widest table, decisions to those of
+    the longest.
+    """
+
+    def __init__(self, games: Sequence[Game], network: PolicyNetwork, vocabulary: Vocabulary) -> None:
+        self.games = tuple(games)
+        distinct = {model.fingerprint: model for game in games for model in game.architectures}
+        place = {fingerprint: index for index, fingerprint in enumerate(distinct)}
+        self.prepared = network.prepare(tuple(distinct.values()), vocabulary)
+        models = [torch.tensor([place[model.fingerprint] for model in game.architectures]) for game in games]
+        self.models = torch.cat([found[game.models] for found, game in zip(models, games, strict=True)])
+        self.time_left_s = torch.cat([game.time_left_s for game in games])
+        self.time_budget_s = torch.cat([game.time_budget_s for game in games])
+        self.game_of_state = torch.repeat_interleave(torch.tensor([len(game.models) for game in games]))
+        widest = max(game.following.shape[1] for game in games)
+        self.legal = torch.cat([nn.functional.pad(game.legal, (0, widest - game.legal.shape[1])) for game in games])
+        self._outputs = torch.cat(
+            [
+                torch.tensor([*range(game.following.shape[1] - 1), *[-1] * (widest - game.following.shape[1] + 1)])
+                .expand(len(game.models), widest)
+                for game in games
+            ]
+        )
+        self.paths = self._paths(widest)
+        """(sequences of all tables, decisions): where each decision's probability lies in (states · actions)."""
+        self.game_of_sequence = torch.repeat_interleave(torch.tensor([len(game.returns) for game in games]))
+        self.returns = torch.cat([game.returns for game in games])
+        self.accuracies = torch.cat([game.accuracies for game in games])
+        self.decisions = torch.tensor([game.tree.decisions for game in games], dtype=torch.float64)
+
+    def _paths(self, widest: int) -> Tensor:
+        first, rows = 0, []
+        nowhere = len(self.models) * widest
+        longest = max(game.tree.decisions for game in self.games)
+        for game in self.games:
+            for sequence in game.tree.sequences:
+                at, path = 0, []
+                for action in sequence:
+                    path.append((first + at) * widest + action)
+                    at = game.tree.following[at][action]
+                rows.append(path + [nowhere] * (longest - len(path)))
+            first += len(game.models)
+        return torch.tensor(rows)
+
+    def log_probabilities(
+        self, network: PolicyNetwork, temperature: float = 1.0, shifts: Tensor | None = None
+    ) -> Tensor:
+        """Return the log probabilities of all actions in all states, (states, actions); -inf for padding.
+
+        `shifts` (games,) moves the times left of each table by a share of the budget.
+        """
+        left = self.time_left_s
+        if shifts is not None:
+            left = left + shifts[self.game_of_state] * self.time_budget_s
+        logits = network.logits(self.prepared, self.models, left, self.time_budget_s)
+        # -1 is Nothing, the decider's last output.
+        own = logits.gather(1, self._outputs % logits.shape[1])
+        return masked_log_probabilities(own, self.legal, temperature)
+
+    def of_sequences(self, log_probabilities: Tensor) -> Tensor:
+        """Return the log probability of each sequence of each table, (sequences,)."""
+        flat = torch.cat([log_probabilities.flatten(), log_probabilities.new_zeros(1)])
+        return flat[self.paths].sum(dim=1)
+
+    def mean_by_game(self, probabilities: Tensor, values: Tensor) -> Tensor:
+        """Return Σ p·v over each table's sequences, (games,): an exact expectation."""
+        weighted = probabilities * values.to(probabilities.dtype)
+        return weighted.new_zeros(len(self.games)).index_add(0, self.game_of_sequence, weighted)
+
+    def soft_best(self, entropy: float) -> Tensor:
+        """Return exp(R / entropy) over each table's sequences, normalised, (sequences,).
+
+        Of all distributions it has the greatest expected return plus `entropy` times its entropy.
+        """
+        scaled = self.returns / entropy
+        highest = scaled.new_full((len(self.games),), -torch.inf)
+        highest = highest.scatter_reduce(0, self.game_of_sequence, scaled, "amax")
+        weights = (scaled - highest[self.game_of_sequence]).exp()
+        sums = weights.new_zeros(len(self.games)).index_add(0, self.game_of_sequence, weights)
+        return (weights / sums[self.game_of_sequence]).float()

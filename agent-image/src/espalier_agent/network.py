@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from espalier_agent.encoders import FixedHead, LstmModelEncoder
+from espalier_agent.graph_encoder import GraphModelEncoder, PointerHead
 from espalier_agent.vocabulary import Vocabulary
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
@@ -28,10 +29,10 @@ Prepared = dict[str, Tensor]
 class NetworkConfig(Record):
     """What tells two policy networks apart."""
 
-    encoder: Literal["lstm"] = "lstm"
+    encoder: Literal["lstm", "graph"] = "lstm"
     """How models are read."""
     growth_points: int = Field(ge=1, le=4096)
-    """Growth points that the decider has outputs for."""
+    """Growth points that the decider of `lstm` has outputs for; `graph` serves any number whatever stands here."""
 
 
 class PolicyNetwork(nn.Module):
@@ -41,8 +42,12 @@ class PolicyNetwork(nn.Module):
         """Initialise with torch's defaults from the global generator; `seeded` makes it reproducible."""
         super().__init__()
         self.config = config
-        self.encoder = LstmModelEncoder()
-        self.decider = FixedHead(config.growth_points)
+        self.encoder: LstmModelEncoder | GraphModelEncoder
+        self.decider: FixedHead | PointerHead
+        if config.encoder == "graph":
+            self.encoder, self.decider = GraphModelEncoder(), PointerHead()
+        else:
+            self.encoder, self.decider = LstmModelEncoder(), FixedHead(config.growth_points)
 
     @classmethod
     def seeded(cls, config: NetworkConfig, seed: int) -> PolicyNetwork:

@@ -12,8 +12,10 @@ from typing import Final
 import torch
 import uvicorn
 
-from espalier_agent.policy_files import default_policy, load_policy
-from espalier_agent.service import Settings, create_app
+from espalier_agent.outcome_schema import check_file
+from espalier_agent.policy_files import load_policy
+from espalier_agent.service import create_app
+from espalier_agent.serving import Settings, policy_of
 from espalier_api.documents import write_text_atomically
 
 DRAIN_SECONDS: Final = 1
@@ -35,12 +37,17 @@ def serve(
     """Serve until SIGTERM or SIGINT, then return within two seconds.
 
     Port 0 takes a free one. Once requests are accepted, the URL is given to `announce` and written to `url_file`
-    (atomically; removed at the end). Raises `ServerError` where the address cannot be had and `PolicyError` where
-    the policy cannot be read. Must be called from the main thread, as it handles signals.
+    (atomically; removed at the end). Raises `ServerError` where the address cannot be had, `PolicyError` where the
+    policy or its shadow cannot be read, and `StoreError` where the database is of another version or another program.
+    Must be called from the main thread, as it handles signals.
     """
     chosen = settings or Settings()
-    # Before the port is taken, so that a policy that cannot be read is a plain error.
-    policy = default_policy() if chosen.policy_path is None else load_policy(chosen.policy_path)
+    # Before the port is taken, so that what cannot be used is a plain error.
+    policy = policy_of(chosen.policy_path)
+    if chosen.shadow_path is not None:
+        load_policy(chosen.shadow_path)
+    if chosen.outcomes_path is not None:
+        check_file(chosen.outcomes_path)
     torch.set_num_threads(1)
     listener = _bind(host, port)
     url = _url(host, listener.getsockname()[1])

@@ -86,10 +86,23 @@ def layer_embedding(layer: Layer, seed: int) -> Vector:
     Numeric attributes enter by their logarithm along a direction that belongs to the attribute's name, so
     `Conv2d(32, 64)` is nearer to `Conv2d(32, 128)` than to `Linear(32, 64)`. Any operator and attribute will do.
     """
-    vector = _direction(seed, f"operator {layer.operator}").copy()
+    vector = operator_embedding(layer, seed).copy()
     for name, value in layer.attributes.items():
         vector += _attribute_part(seed, name, value)
     vector += np.float32(IDENTITY_WEIGHT) * _direction(seed, f"identity {canonical_key(layer)}")
+    return vector
+
+
+def operator_embedding(layer: Layer, seed: int) -> Vector:
+    """Return the part of a layer's embedding that its operator gives, shape (16,)."""
+    return _direction(seed, f"operator {layer.operator}")
+
+
+def attribute_embedding(layer: Layer, seed: int) -> Vector:
+    """Return the part of a layer's embedding that its attributes give, shape (16,): nothing of its identity."""
+    vector = np.zeros(EMBEDDING_SIZE, dtype=np.float32)
+    for name in sorted(layer.attributes):
+        vector += _attribute_part(seed, name, layer.attributes[name])
     return vector
 
 

@@ -1,0 +1,177 @@
+"""Double DQN over outcome tables, for models with any number of actions (van Hasselt, Guez and Silver 2016).
+
+The value of an action is the network's score of it: the same network that other learners read as a policy, so that
+a model with more growth points has more values and the maximum is over its own. The policy that is learnt decides
+by the largest value; the probabilities that it reports are the values' softmax, which says which is better and not
+how often it is played.
+
+Replay holds which action was taken in which state. What followed and what it was worth is the table's and never
+changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from espalier_agent.game import Returns
+from espalier_agent.learners.board import Board
+from espalier_agent.learners.learning import (
+    LearningError,
+    Progress,
+    ProgressCallback,
+    finish_learning,
+    one_thread,
+    start_learning,
+)
+from espalier_agent.network import PolicyNetwork
+from espalier_agent.policy import Policy
+from espalier_agent.rewards import Reward
+from espalier_api.base import Record
+from espalier_api.outcomes import OutcomeTable
+
+
+class DqnConfig(Record):
+    """What changes learning."""
+
+    episodes: int = Field(default=60_000, ge=1)
+    """Of all tables together; rounded up to whole updates."""
+    episodes_per_update: int = Field(default=10, ge=1)
+    """Of each table, between two steps of the optimiser."""
+    replay: int = Field(default=20_000, ge=1)
+    """Decisions remembered; the oldest make room."""
+    batch: int = Field(default=512, ge=1)
+    """Decisions drawn from the replay for a step of the optimiser."""
+    exploration: float = Field(default=1.0, ge=0, le=1)
+    """Share of decisions taken at random at the beginning, falling linearly over the first half of learning."""
+    least_exploration: float = Field(default=0.1, ge=0, le=1)
+    """Share of decisions taken at random from then on."""
+    target_every: int = Field(default=20, ge=1)
+    """Updates between two copies of the network to the one that values what follows."""
+    returns: Returns = Returns.STANDARDISED
+    """What a final accuracy is worth."""
+    reward: Reward = Reward.OVER_MEAN
+    """How that is spread over an episode's steps."""
+    learning_rate: float = Field(default=2e-3, gt=0)
+    """Of Adam, falling linearly to 0 at the end."""
+    gradient_norm: float = Field(default=10.0, gt=0)
+    """Gradients longer than this are shortened to it."""
+    time_jitter: float = Field(default=0.0, ge=0, le=0.5)
+    """Each update shifts a table's times left by a uniformly random share of the budget up to this, either way."""
+
+
+DEFAULT: Final = DqnConfig()
+"""For several tables at once."""
+
+
+class Replay:
+    """The latest decisions, a ring of (state, action)."""
+
+    def __init__(self, size: int) -> None:
+        """Hold up to `size` decisions."""
+        self._decisions = torch.zeros(size, 2, dtype=torch.long)
+        self._added = 0
+
+    def __len__(self) -> int:
+        return min(self._added, len(self._decisions))
+
+    def add(self, states: Tensor, actions: Tensor) -> None:
+        """Remember decisions; where there are more than it holds, the last of them."""
+        size = len(self._decisions)
+        new = torch.stack([states, actions], dim=1)
+        places = (self._added + torch.arange(len(new)))[-size:] % size
+        self._decisions[places] = new[-size:]
+        self._added += len(new)
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw states and actions, uniformly and with replacement."""
+        drawn = self._decisions[torch.randint(len(self), (count,), generator=generator)]
+        return drawn[:, 0], drawn[:, 1]
+
+
+def learn(
+    tables: Sequence[OutcomeTable],
+    *,
+    config: DqnConfig = DEFAULT,
+    encoder: str = "lstm",
+    seed: int = 0,
+    name: str = "dqn",
+    parent: Policy | None = None,
+    progress: ProgressCallback | None = None,
+) -> Policy:
+    """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy, bit for bit.
+
+    `parent` is the policy to go on from, its scores taken as values; without it the network is fresh and its encoder
+    is `encoder`. Raises `TableError` for a table that cannot be played, `LearningError` without tables, for a parent
+    with too small a head, and when the values or the loss stop being finite.
+    """
+    start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
+    network, board = start.network, Board(start, config.reward)
+    target = PolicyNetwork.with_weights(network.config, network.state_dict())
+    replay = Replay(config.replay)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
+    batch = config.episodes_per_update * len(tables)
+    updates = -(-config.episodes // batch)
+    with one_thread():
+        network.train()
+        for update in range(updates):
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rate * (1.0 - update / updates)
+            shifts = board.shifts(config.time_jitter, generator)
+            values = board.checked(board.logits(network, shifts))
+
+            # Play a batch, greedy but for the share at random; remember its decisions.
+            random = max(config.least_exploration, config.exploration * (1.0 - 2.0 * update / updates))
+            chances = exploring(values.detach(), board.legal, random)
+            played = board.play(chances, config.episodes_per_update, generator)
+            replay.add(played.states[played.playing], played.actions[played.playing])
+
+            # Value remembered decisions by what they earned and the best that follows.
+            if update % config.target_every == 0:
+                target.load_state_dict(network.state_dict())
+            with torch.no_grad():
+                later = board.logits(target, shifts)
+            states, actions = replay.sample(config.batch, generator)
+            goals = double_targets(
+                board.rewards[states, actions], board.following[states, actions], values.detach(), later, board.legal
+            )
+
+            # One step of the optimiser.
+            loss = torch.nn.functional.smooth_l1_loss(values[states, actions], goals)
+            if not bool(torch.isfinite(loss)):
+                raise LearningError(f"the loss is {loss.item()} after {update} updates; lower the learning rate")
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
+            optimizer.step()
+            if progress is not None:
+                accuracy = board.accuracies[played.ended].mean().item()
+                progress(Progress((update + 1) * batch, updates * batch, loss.item(), accuracy))
+    return finish_learning(
+        start, tables, learner="dqn", config=config, seed=seed, name=name, parent=parent, episodes=updates * batch
+    )
+
+
+def exploring(values: Tensor, legal: Tensor, random: float) -> Tensor:
+    """Return ε-greedy probabilities of the actions, (states, actions): 0 for those that are not legal."""
+    best = values.masked_fill(~legal, -torch.inf).argmax(dim=1)
+    chances = random * legal / legal.sum(dim=1, keepdim=True)
+    chances[torch.arange(len(best)), best] += 1.0 - random
+    return chances
+
+
+def double_targets(rewards: Tensor, following: Tensor, values: Tensor, later: Tensor, legal: Tensor) -> Tensor:
+    """Return r + Q_target(s', argmax Q(s', ·)) over the legal actions of s'; r alone where the episode is over.
+
+    `following` counts states first and ended sequences behind them; `values` and `later` are what the network and
+    the target network say of all states and actions.
+    """
+    chosen = values.masked_fill(~legal, -torch.inf).argmax(dim=1)
+    worth = later.gather(1, chosen[:, None]).squeeze(1)
+    on = following < len(legal)
+    return rewards + torch.where(on, worth[torch.where(on, following, 0)], 0.0)

@@ -1,0 +1,118 @@
+"""The exact learner: the gradient of the expected return over all sequences of all tables at once.
+
+A table is small enough to enumerate, so nothing is sampled: a sequence's probability is the product of those of its
+actions, and the expectation a sum. An entropy bonus, less and less, keeps the policy from settling in the first good
+sequence: while it is large the policy is nearly uniform, and as it falls it follows the best sequences down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from espalier_agent.game import Games, Returns
+from espalier_agent.learners.learning import (
+    LearningError,
+    Progress,
+    ProgressCallback,
+    finish_learning,
+    one_thread,
+    start_learning,
+)
+from espalier_agent.policy import Policy
+from espalier_api.base import Record
+from espalier_api.outcomes import OutcomeTable
+
+
+class ExpectedConfig(Record):
+    """What changes learning."""
+
+    updates: int = Field(default=600, ge=1)
+    """Each plays every sequence of every table, by its probability."""
+    returns: Returns = Returns.STANDARDISED
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """Of Adam at the beginning; it falls to a tenth by a half cosine."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Of AdamW: draws weights to 0, decoupled from the gradient."""
+    entropy_first: float = Field(default=1.0, gt=0)
+    """Weight of a sequence's entropy beside its standardised return, at the beginning."""
+    entropy_last: float = Field(default=0.01, gt=0)
+    """And at the end; it falls geometrically."""
+    imitation: float = Field(default=1.0, ge=0)
+    """Weight of the cross-entropy from the distribution that expected return and entropy together are greatest for, which
+    is known, to the policy's. The same optimum, but its gradient does not vanish where the policy has settled."""
+    time_jitter: float = Field(default=0.0, ge=0, le=0.5)
+    """Each update shifts each table's times left by a uniformly random share of the budget up to this, either way."""
+
+
+DEFAULT: Final = ExpectedConfig()
+
+
+def objective(
+    games: Games, log_probabilities: Tensor, entropy: float, imitation: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what to maximise (a mean over tables), the expected return and the expected accuracy of each table."""
+    sequences = games.of_sequences(log_probabilities)
+    probabilities = sequences.exp()
+    returns = games.mean_by_game(probabilities, games.returns)
+    entropies = -games.mean_by_game(probabilities, sequences)
+    accuracies = games.mean_by_game(probabilities.detach(), games.accuracies)
+    wanted = returns + entropy * entropies
+    if imitation > 0:
+        wanted = wanted + imitation * games.mean_by_game(games.soft_best(entropy), sequences)
+    return wanted.mean(), returns, accuracies
+
+
+def learn(
+    tables: Sequence[OutcomeTable],
+    *,
+    config: ExpectedConfig = DEFAULT,
+    encoder: str = "graph",
+    seed: int = 0,
+    name: str = "expected",
+    parent: Policy | None = None,
+    progress: ProgressCallback | None = None,
+) -> Policy:
+    """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy, bit for bit.
+
+    `parent` is the policy to go on from; it keeps its encoder, a fresh network gets `encoder`. Runs on one thread.
+    Raises `TableError` for a table that cannot be played, and `LearningError`.
+    """
+    start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
+    network = start.network
+    games = Games(start.games, network, start.vocabulary)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+    )
+    episodes = 0
+    with one_thread():
+        network.train()
+        for update in range(config.updates):
+            done = update / config.updates
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+            entropy = config.entropy_first * (config.entropy_last / config.entropy_first) ** done
+            shifts = None
+            if config.time_jitter > 0:
+                drawn = torch.rand(len(games.games), generator=generator, dtype=torch.float64)
+                shifts = config.time_jitter * (2.0 * drawn - 1.0)
+            log_probabilities = games.log_probabilities(network, shifts=shifts)
+            wanted, returns, accuracies = objective(games, log_probabilities, entropy, config.imitation)
+            if not bool(torch.isfinite(wanted)):
+                raise LearningError("the network's answers are not finite any more; lower the learning rate")
+            optimizer.zero_grad()
+            torch.autograd.backward(-wanted)
+            optimizer.step()
+            episodes += len(games.returns)
+            if progress is not None:
+                total = config.updates * len(games.returns)
+                progress(Progress(episodes, total, -returns.mean().item(), accuracies.mean().item()))
+    return finish_learning(
+        start, tables, learner="expected", config=config, seed=seed, name=name, parent=parent, episodes=episodes
+    )

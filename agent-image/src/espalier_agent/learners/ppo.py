@@ -1,0 +1,168 @@
+"""PPO over outcome tables: many episodes a batch, several clipped steps on each (Schulman et al. 2017).
+
+What differs from the usual:
+
+1. The critic is a table, one value for each state: there are few and each batch visits them many times. Only the
+   policy needs to say something about states that it has not seen.
+2. A pass evaluates all states of all tables at once and takes all steps of the batch: there are no minibatches.
+3. Advantages are not normalised. Returns are, once for each table, and the dense reward makes them small where
+   nothing is left to learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from espalier_agent.game import Returns
+from espalier_agent.learners.board import Board
+from espalier_agent.learners.learning import (
+    LearningError,
+    Progress,
+    ProgressCallback,
+    finish_learning,
+    one_thread,
+    start_learning,
+)
+from espalier_agent.policy import Policy
+from espalier_agent.rewards import Reward
+from espalier_api.base import Record
+from espalier_api.outcomes import OutcomeTable
+
+
+class PpoConfig(Record):
+    """What changes learning."""
+
+    episodes: int = Field(default=300_000, ge=1)
+    """Of all tables together; rounded up to whole updates."""
+    episodes_per_update: int = Field(default=100, ge=1)
+    """Of each table, in a batch."""
+    passes: int = Field(default=4, ge=1)
+    """Steps of the optimiser on each batch."""
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """How far the probability of a decision may move on one batch, as a share of what it was."""
+    gae: float = Field(default=1.0, ge=0, le=1)
+    """λ of generalised advantage estimation: 1 trusts what was earned, 0 the critic. Episodes are short: 1 will do."""
+    critic_rate: float = Field(default=0.5, gt=0, le=1)
+    """How far a state's value moves towards what the batch earned from it on."""
+    returns: Returns = Returns.STANDARDISED
+    """What a final accuracy is worth."""
+    reward: Reward = Reward.PAPER
+    """How that is spread over an episode's steps."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Of Adam, falling linearly to 0 at the end."""
+    gradient_norm: float = Field(default=0.5, gt=0)
+    """Gradients longer than this are shortened to it."""
+    entropy: float = Field(default=0.3, ge=0)
+    """Weight of the policy's entropy in the objective, falling linearly to 0 at the end."""
+    time_jitter: float = Field(default=0.0, ge=0, le=0.5)
+    """Each update shifts a table's times left by a uniformly random share of the budget up to this, either way."""
+
+
+DEFAULT: Final = PpoConfig()
+"""For several tables at once."""
+
+
+def learn(
+    tables: Sequence[OutcomeTable],
+    *,
+    config: PpoConfig = DEFAULT,
+    encoder: str = "lstm",
+    seed: int = 0,
+    name: str = "ppo",
+    parent: Policy | None = None,
+    progress: ProgressCallback | None = None,
+) -> Policy:
+    """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy, bit for bit.
+
+    `parent` is the policy to go on from; without it the network is fresh and its encoder is `encoder`. Raises
+    `TableError` for a table that cannot be played, `LearningError` without tables, for a parent with too small a
+    head, and when the network's answers or the loss stop being finite.
+    """
+    start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
+    network, board = start.network, Board(start, config.reward)
+    critic = torch.zeros(len(board.legal))
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
+    batch = config.episodes_per_update * len(tables)
+    updates = -(-config.episodes // batch)
+    with one_thread():
+        network.train()
+        for update in range(updates):
+            left = 1.0 - update / updates
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rate * left
+
+            # Play a batch by the policy as it is.
+            shifts = board.shifts(config.time_jitter, generator)
+            with torch.no_grad():
+                before = board.checked(board.log_probabilities(network, shifts))
+            played = board.play(before.exp(), config.episodes_per_update, generator)
+
+            # Advantages, and the critic's next values.
+            rewards = board.rewards[played.states, played.actions] * played.playing
+            values = critic[played.states] * played.playing
+            gained = advantages(rewards, values, config.gae)
+            improve(critic, played.states[played.playing], (gained + values)[played.playing], config.critic_rate)
+
+            # Several clipped steps on the batch.
+            steps = (played.states[played.playing], played.actions[played.playing])
+            losses = []
+            for _ in range(config.passes):
+                now = board.log_probabilities(network, shifts)
+                loss = clipped_loss(now[steps], before[steps], gained[played.playing], config.clip)
+                total = loss - config.entropy * left * entropy(now[steps[0]]).mean()
+                if not bool(torch.isfinite(total)):
+                    raise LearningError(f"the loss is {total.item()} after {update} updates; lower the learning rate")
+                optimizer.zero_grad()
+                torch.autograd.backward(total)
+                torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
+                optimizer.step()
+                losses.append(loss.item())
+            if progress is not None:
+                accuracy = board.accuracies[played.ended].mean().item()
+                progress(Progress((update + 1) * batch, updates * batch, sum(losses) / len(losses), accuracy))
+    return finish_learning(
+        start, tables, learner="ppo", config=config, seed=seed, name=name, parent=parent, episodes=updates * batch
+    )
+
+
+def advantages(rewards: Tensor, values: Tensor, gae: float) -> Tensor:
+    """Return generalised advantage estimates without discount, (episodes, decisions).
+
+    A_t = δ_t + λ·A_{t+1} with δ_t = r_t + V_{t+1} - V_t; after the last decision V and A are 0, as the end of a
+    budget is the end of what can be earned.
+    """
+    estimates = torch.zeros_like(rewards)
+    value_after = advantage_after = torch.zeros(len(rewards))
+    for step in reversed(range(rewards.shape[1])):
+        surprise = rewards[:, step] + value_after - values[:, step]
+        advantage_after = surprise + gae * advantage_after
+        value_after = values[:, step]
+        estimates[:, step] = advantage_after
+    return estimates
+
+
+def improve(critic: Tensor, states: Tensor, targets: Tensor, rate: float) -> None:
+    """Move the value of each visited state towards the mean of its targets, in place."""
+    visits = torch.zeros_like(critic).index_add_(0, states, torch.ones_like(targets))
+    sums = torch.zeros_like(critic).index_add_(0, states, targets)
+    seen = visits > 0
+    critic[seen] += rate * (sums[seen] / visits[seen] - critic[seen])
+
+
+def clipped_loss(now: Tensor, before: Tensor, gained: Tensor, clip: float) -> Tensor:
+    """Return PPO's clipped objective, to minimise, for log probabilities now and when played, and advantages."""
+    ratio = (now - before).exp()
+    return -torch.minimum(ratio * gained, ratio.clamp(1 - clip, 1 + clip) * gained).mean()
+
+
+def entropy(log_probabilities: Tensor) -> Tensor:
+    """Return the entropy of each row; actions that are not legal (-inf) add nothing."""
+    legal = torch.isfinite(log_probabilities)
+    safe = log_probabilities.masked_fill(~legal, 0.0)
+    return -(safe.exp() * safe * legal).sum(dim=1)

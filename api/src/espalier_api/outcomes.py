@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Final, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -18,21 +20,43 @@ from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError
 
+MEAN_TOLERANCE: Final = 1e-4
+"""How far a mean or a deviation may be from that of the figures beside it: both are rounded."""
+
+# Strict: text and booleans are no figures, though they can be read as such.
+_Index = Annotated[int, Field(strict=True)]
+_Seconds = Annotated[float, Field(strict=True)]
+_Accuracy = Annotated[float, Field(strict=True, ge=0, le=1)]
+
 
 class _TablePart(Record):
     # The published tables are snake_case; ours stay readable by the same programs.
     model_config = ConfigDict(alias_generator=None)
 
 
-class SequenceOutcome(_TablePart):
+class _Measured(_TablePart):
+    accuracy: _Accuracy
+    """Final accuracy on the test split; of several seeds their mean."""
+    accuracy_std: Annotated[float, Field(strict=True, ge=0, le=1)] | None = None
+    """Standard deviation over the seeds (of a sample: n - 1), where there are two or more."""
+    accuracies: tuple[_Accuracy, ...] | None = None
+    """Of each of the table's seeds, in their order."""
+
+
+class SequenceOutcome(_Measured):
     """The outcome of one sequence of decisions."""
 
-    actions: tuple[int, ...]
+    actions: tuple[_Index, ...]
     """Indices into the table's actions, in the order of the decisions."""
-    time_left_s: tuple[float, ...]
-    """Budget seconds left before each decision."""
-    accuracy: float = Field(ge=0, le=1)
-    """Final accuracy on the test split."""
+    time_left_s: tuple[_Seconds, ...]
+    """Budget seconds left before each decision; of several seeds their mean."""
+
+
+class Control(_Measured):
+    """What else was trained under the same budget, to compare the sequences with."""
+
+    name: str = Field(min_length=1)
+    description: str
 
 
 class OutcomeTable(_TablePart):
@@ -44,17 +68,25 @@ class OutcomeTable(_TablePart):
     source: str
     model: str
     scenario: str
-    time_budget_s: float = Field(gt=0)
-    adapt_from_s: float = Field(ge=0)
+    time_budget_s: float = Field(gt=0, strict=True)
+    adapt_from_s: float = Field(ge=0, strict=True)
     actions: tuple[str, ...] = Field(min_length=1)
-    decisions_per_episode: int = Field(ge=1)
-    sequences: tuple[SequenceOutcome, ...]
+    decisions_per_episode: int = Field(ge=1, strict=True)
+    sequences: tuple[SequenceOutcome, ...] = Field(min_length=1)
     architecture: Architecture | None = None
     """Of the starting model; absent in the published tables, whose models the agent knows by name."""
+    seeds: tuple[_Index, ...] | None = Field(default=None, min_length=1)
+    """Of the runs that every accuracy is the mean of; absent where that is not known."""
+    controls: tuple[Control, ...] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         count = self.decisions_per_episode
+        _check_distinct("actions", self.actions)
+        if self.adapt_from_s >= self.time_budget_s:
+            raise ValueError(
+                f"adapt_from_s {self.adapt_from_s} is not before the end of the budget, {self.time_budget_s}"
+            )
         seen: set[tuple[int, ...]] = set()
         for index, outcome in enumerate(self.sequences):
             place = f"sequences[{index}]"
@@ -69,6 +101,9 @@ class OutcomeTable(_TablePart):
             for left in outcome.time_left_s:
                 if not 0 <= left <= self.time_budget_s:
                     raise ValueError(f"{place}: time left {left} is outside the budget of {self.time_budget_s} s")
+            for earlier, later in itertools.pairwise(outcome.time_left_s):
+                if later > earlier:
+                    raise ValueError(f"{place}: time left rises from {earlier} to {later} s")
             if outcome.actions in seen:
                 raise ValueError(f"{place}: sequence {list(outcome.actions)} is there twice")
             seen.add(outcome.actions)
@@ -81,7 +116,30 @@ class OutcomeTable(_TablePart):
                 f"architecture has {len(self.architecture.growth_points)} growth points, "
                 f"where {len(self.actions)} actions need {len(self.actions) - 1}"
             )
+        self._check_seeds()
         return self
+
+    def _check_seeds(self) -> None:
+        _check_distinct("seeds", self.seeds or ())
+        controls = self.controls or ()
+        _check_distinct("controls", [control.name for control in controls])
+        measured: dict[str, _Measured] = {f"sequences[{index}]": outcome for index, outcome in enumerate(self.sequences)}
+        measured |= {f"controls[{index}]": control for index, control in enumerate(controls)}
+        for place, one in measured.items():
+            if one.accuracies is None:
+                continue
+            if len(one.accuracies) != len(self.seeds or ()):
+                raise ValueError(
+                    f"{place}: {len(one.accuracies)} accuracies, where the table has {len(self.seeds or ())} seeds"
+                )
+            mean = statistics.fmean(one.accuracies)
+            if abs(mean - one.accuracy) > MEAN_TOLERANCE:
+                raise ValueError(f"{place}: accuracy {one.accuracy} is not the mean of its accuracies, {mean:.5f}")
+            spread = statistics.stdev(one.accuracies) if len(one.accuracies) > 1 else 0.0
+            if one.accuracy_std is not None and abs(spread - one.accuracy_std) > MEAN_TOLERANCE:
+                raise ValueError(
+                    f"{place}: accuracy_std {one.accuracy_std} is not that of its accuracies, {spread:.5f}"
+                )
 
     @property
     def name(self) -> str:
@@ -101,6 +159,12 @@ class OutcomeTable(_TablePart):
         return 1 + sum(outcome.accuracy > accuracy for outcome in self.sequences)
 
 
+def _check_distinct(place: str, values: Sequence[object]) -> None:
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ValueError(f"{place}[{index}]: {value!r} is there twice")
+
+
 def reward(accuracy: float) -> float:
     """Return equation 2 of Lamelas: 100·tan(a·π/2), for an accuracy a in [0, 1).
 
@@ -112,13 +176,28 @@ def reward(accuracy: float) -> float:
 def read_table(path: Path) -> OutcomeTable:
     """Read one table; `DocumentError` names the file, the place in it and the reason."""
     try:
-        return OutcomeTable.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        return OutcomeTable.model_validate(json.loads(text, object_pairs_hook=_without_doubles))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise DocumentError(f"{path}: {place + ': ' if place else ''}{first['msg']}") from error
-    except ValueError as error:
+    except _DoubledKeyError as error:
+        raise DocumentError(f"{path}: key {error} is there twice in one object") from error
+    except (ValueError, RecursionError) as error:
         raise DocumentError(f"{path}: not JSON text ({error})") from error
+
+
+class _DoubledKeyError(Exception):
+    pass
+
+
+def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object as a dictionary: of a key that is there twice nobody knows which value was meant."""
+    whole = dict(pairs)
+    if len(whole) != len(pairs):
+        raise _DoubledKeyError(next(repr(key) for key, _ in pairs if [k for k, _ in pairs].count(key) > 1))
+    return whole
 
 
 def read_tables(folder: Path) -> tuple[OutcomeTable, ...]:

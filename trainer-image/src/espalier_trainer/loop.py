@@ -43,6 +43,8 @@ class Trainer:
     `advisor` None means that nobody is asked (as with mode Off). `checkpoints` None means that nothing is kept.
     `stop` is asked at every step boundary; when it says True, a checkpoint is written and the run ends as `Stopped`.
     `restart_only` is a control for studies: where the advice is to grow, only the schedule begins again.
+    `stop_before_decision` ends the run as `Stopped`, with a checkpoint, when the decision of this number (from 0) is
+    due, so that several runs can go on from there, each with another decision.
     `incarnation` is what the process calls itself in reports; made up when empty. `step_took` is told of the wall
     seconds between the ends of two optimizer steps.
     """
@@ -62,6 +64,7 @@ class Trainer:
         used_seconds: float = 0.0,
         stop: Cancelled = never,
         restart_only: bool = False,
+        stop_before_decision: int | None = None,
         incarnation: str = "",
         clock: Callable[[], float] = time.monotonic,
         step_took: Callable[[float], None] = lambda seconds: None,
@@ -75,6 +78,7 @@ class Trainer:
         self._checkpoints = checkpoints
         self._used_before = used_seconds
         self._stop = stop
+        self._stop_before_decision = stop_before_decision
         self._example = self._data.example_input()
         self._schedule: Schedule = build_schedule(self._training.schedule, self._training.optimizer.learning_rate)
         self._start, self._cannot_grow = new_network(
@@ -150,6 +154,9 @@ class Trainer:
     def _train(self) -> Ending:
         while (ending := self._boundary()) is None:
             if self._progress.cursor == 0:
+                if self._decision_is_due() and self._progress.consultations == self._stop_before_decision:
+                    message = f"decision {self._stop_before_decision} is left to who goes on from here"
+                    return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, message)
                 self._adapt()
                 if self._scheduler.time_left() <= 0:
                     continue  # adapting took the rest of the budget
@@ -181,15 +188,16 @@ class Trainer:
         self._narrator.report()
         return None
 
+    def _decision_is_due(self) -> bool:
+        return (
+            self._adapter is not None
+            and self._network.architecture is not None
+            and self._allocation.replicas > self._scheduler.base_replicas()
+            and self._progress.consultations < self._job.spec.adaptation.max_adaptations
+        )
+
     def _adapt(self) -> None:
-        extra = self._allocation.replicas > self._scheduler.base_replicas()
-        limit = self._job.spec.adaptation.max_adaptations
-        if (
-            self._adapter is None
-            or not extra
-            or self._progress.consultations >= limit
-            or self._network.architecture is None
-        ):
+        if self._adapter is None or not self._decision_is_due():
             return
         self._narrator.enter(TrainerPhase.ADAPTING)
         consultation = self._adapter.consult(self._network, self._progress, self._allocation)

@@ -1,0 +1,10 @@
+"""`espalier agent`: the agent's own commands, and those that need a trainer too."""
+
+from __future__ import annotations
+
+import click
+
+from espalier_agent.commands import agent as own
+from espalier_cli.collect.command import collect
+
+agent = click.Group(name=own.name, help=own.help, epilog=own.epilog, commands={**own.commands, "collect": collect})

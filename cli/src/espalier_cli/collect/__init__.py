@@ -1,0 +1,1 @@
+"""`espalier agent collect`: outcome tables, trained with shared prefixes."""

@@ -1,0 +1,210 @@
+"""The words of `espalier agent collect`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from pydantic import ValidationError
+
+from espalier_api.documents import write_text_atomically
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.outcomes import OutcomeTable
+from espalier_api.validation import JobFileError, load_job
+from espalier_cli.errors import BadInput
+from espalier_cli.timeline import TimelineError, parse_moment
+
+if TYPE_CHECKING:
+    from espalier_cli.collect.state import WorkFolder
+
+
+class CannotCollect(BadInput):
+    """As all commands of `espalier agent` end where an input cannot be used."""
+
+    exit_code = 1
+
+
+@click.command()
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.option("--start-at", required=True, metavar="WHEN", help="When a GPU arrives: 20s, or 30% of the budget.")
+@click.option("--decisions", type=click.IntRange(1, 100), default=3, show_default=True, help="In a sequence.")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each sequence.")
+@click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at the same time.")
+@click.option(
+    "--time",
+    "time_kind",
+    type=click.Choice(["virtual", "wall"]),
+    default="virtual",
+    show_default=True,
+    help="virtual: a step costs what it was measured to cost for its architecture.",
+)
+@click.option(
+    "--step-cost",
+    metavar="MS,MS,...",
+    help="Virtual time: ms of a step, then ms more for a layer at each growth point (1.9,0.6,0.5,0.2).  "
+    "[default: measured at the beginning]",
+)
+@click.option("--time-budget", type=float, help="Instead of spec.timeBudgetSeconds.")
+@click.option("--controls/--no-controls", default=True, show_default=True, help="Train the controls too.")
+@click.option(
+    "--throughput",
+    type=click.FloatRange(min=1),
+    default=1.8,
+    show_default=True,
+    help="How much faster steps are in the control with more throughput alone.",
+)
+@click.option("--scenario", help="Its name in the table.  [default: what --start-at says]")
+@click.option("--device", default="cpu", show_default=True, help="Where models are trained: cpu, cuda, cuda:1.")
+@click.option(
+    "--work-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep here what is done: another command with more --seeds trains only these.  "
+    "[default: OUTPUT.work, removed at the end]",
+)
+@click.option("--restart", is_flag=True, help="Forget what the work folder holds.")
+@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The table.")
+def collect(
+    job_file: Path,
+    start_at: str,
+    decisions: int,
+    seeds: int,
+    first_seed: int,
+    parallel: int,
+    time_kind: str,
+    step_cost: str | None,
+    time_budget: float | None,
+    controls: bool,
+    throughput: float,
+    scenario: str | None,
+    device: str,
+    work_dir: Path | None,
+    restart: bool,
+    output: Path,
+) -> None:
+    """Train the model of JOB under every sequence of decisions, and write the outcome table.
+
+    A GPU arrives at --start-at; from then on there is one decision at each epoch boundary. What sequences have in
+    common is trained once. Killed or stopped, the same command goes on from what is done.
+    """
+    # Imported here: the other commands of the agent need no trainer.
+    from espalier_api.architecture import GrowthError
+    from espalier_cli.collect.assemble import assemble
+    from espalier_cli.collect.collecting import collect as collect_runs
+    from espalier_cli.collect.cost import StepCostError
+    from espalier_cli.collect.plan import runs_for
+    from espalier_cli.collect.setting import set_up
+    from espalier_cli.collect.state import StateError, WorkFolder
+    from espalier_cli.collect.training import CollectError, Time
+    from espalier_trainer.errors import TrainerError
+
+    if step_cost is not None and time_kind == "wall":
+        raise click.UsageError("--step-cost is for virtual time; leave it out, or --time wall")
+    if not output.absolute().parent.is_dir():
+        raise CannotCollect(f"{output}: there is no folder {output.absolute().parent}")
+    job = _job(job_file, time_budget)
+    folder = WorkFolder(work_dir or output.with_name(f"{output.name}.work"))
+    which = range(first_seed, first_seed + seeds)
+    try:
+        with folder.held():
+            if restart:
+                folder.clear()
+            setting = set_up(
+                job,
+                start_at=parse_moment(start_at, job.spec.time_budget_seconds),
+                decisions=decisions,
+                time=Time(time_kind),
+                step_cost=step_cost,
+                known_cost=folder.step_cost,
+                throughput=throughput,
+                device=device,
+            )
+            collection = setting.collection
+            folder.begin(collection)
+            if collection.cost is not None:
+                click.echo(str(collection.cost), err=True)
+            if collection.cost is None and parallel > 1:
+                click.echo("warning: runs at the same time slow each other down, and this is wall time", err=True)
+            runs = runs_for(which, len(collection.points), decisions, controls=controls)
+            records = collect_runs(collection, runs, folder, parallel, _ProgressLines(), _warn)
+            table = assemble(
+                collection, records, which, scenario=scenario or start_at, architecture=setting.architecture
+            )
+            write_text_atomically(output, json.dumps(table.to_json()) + "\n")
+            if work_dir is None:
+                folder.remove()
+    except StateError as error:
+        raise CannotCollect(str(error), "--restart forgets what it holds; --work-dir names another") from error
+    except (TimelineError, StepCostError, CollectError, TrainerError, GrowthError, OSError) as error:
+        raise CannotCollect(str(error), _left_behind(folder)) from error
+    except KeyboardInterrupt:
+        click.echo("interrupted; the same command goes on from what is done", err=True)
+        sys.exit(130)
+    _print(table, output)
+
+
+def _job(path: Path, time_budget: float | None) -> AdaptiveTrainingJob:
+    try:
+        job = load_job(path)
+    except JobFileError as error:
+        raise CannotCollect(str(error)) from error
+    if time_budget is None:
+        return job
+    whole = job.to_json()
+    spec = whole["spec"]
+    if not isinstance(spec, dict):
+        raise TypeError(f"spec is {type(spec).__name__}")
+    spec["timeBudgetSeconds"] = time_budget
+    try:
+        return AdaptiveTrainingJob.model_validate(whole)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CannotCollect(f"--time-budget: is {first['input']}; {first['msg'].lower()}") from error
+
+
+def _left_behind(folder: WorkFolder) -> str | None:
+    """Return what to say of a work folder in which something is done."""
+    if any((folder.path / "runs").glob("*.json")):
+        return f"what is done is kept in {folder.path}: the same command goes on from it"
+    return None
+
+
+def _warn(message: str) -> None:
+    click.echo(f"warning: {message}", err=True)
+
+
+@dataclass
+class _ProgressLines:
+    """A line on stderr: rewritten on a terminal, elsewhere every few seconds."""
+
+    EVERY_SECONDS = 10.0
+    _last: float | None = None
+
+    def __call__(self, done: int, total: int, left_seconds: float | None) -> None:
+        terminal = sys.stderr.isatty()
+        now = time.monotonic()
+        if not terminal and self._last is not None and now - self._last < self.EVERY_SECONDS and done < total:
+            return
+        self._last = now
+        left = "" if left_seconds is None else ", about {} min {:02} s left".format(*divmod(round(left_seconds), 60))
+        line = f"{done}/{total} runs{left}"
+        click.echo(f"\r{line:<60}" if terminal else line, nl=not terminal or done == total, err=True)
+
+
+def _print(table: OutcomeTable, output: Path) -> None:
+    best = max(table.sequences, key=lambda outcome: outcome.accuracy)
+    nothing = table.outcome((len(table.actions) - 1,) * table.decisions_per_episode)
+    click.echo(f"{output}: {table.name}, {len(table.sequences)} sequences, {len(table.seeds or ())} seeds")
+    named = [
+        (f"best: {', '.join(table.actions[index] for index in best.actions)}", best),
+        (f"nothing (rank {table.rank(nothing.accuracy)})", nothing),
+        *((control.name, control) for control in table.controls or ()),
+    ]
+    for name, one in named:
+        spread = "" if one.accuracy_std is None else f" ± {one.accuracy_std:.4f}"
+        click.echo(f"  {one.accuracy:.4f}{spread}  {name}")

@@ -1,0 +1,83 @@
+"""What is to be trained for a table, as data: one run for each edge of the tree of decisions, and the controls.
+
+A run begins where its parent ended: at an epoch boundary at which a decision is due. So what sequences have in common
+is trained once (for decisions at f1 < f2 < f3 of the budget: f1 + 4(f2-f1) + 16(f3-f2) + 64(1-f3) budgets, not 64).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a run is for."""
+
+    TRUNK = "trunk"
+    """From the beginning to the first decision."""
+    EDGE = "edge"
+    """One decision, then on to the next one, or to the end of the budget."""
+    RESTART = "restart"
+    """Control: at each decision the learning rate begins again, and nothing grows."""
+    THROUGHPUT = "throughput"
+    """Control: from the first decision on a step costs less, and nothing grows."""
+    SCRATCH = "scratch"
+    """Control: one of the deepest nets, from its own random weights, with the whole budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run."""
+
+    kind: Kind
+    seed: int
+    actions: tuple[int, ...] = ()
+    """Of an edge, all decisions up to its own. Of a net from scratch, where it is deeper than the starting model."""
+
+    @property
+    def key(self) -> str:
+        """A name for files: `seed-0.edge-3-1`."""
+        return "-".join([f"seed-{self.seed}.{self.kind}", *map(str, self.actions)])
+
+    @property
+    def parent(self) -> Run | None:
+        """The run that this one goes on from; None where it begins at the beginning."""
+        if self.kind in (Kind.TRUNK, Kind.SCRATCH):
+            return None
+        if self.kind is Kind.EDGE and len(self.actions) > 1:
+            return Run(Kind.EDGE, self.seed, self.actions[:-1])
+        return Run(Kind.TRUNK, self.seed)
+
+    def ends(self, decisions: int) -> bool:
+        """Tell whether it trains to the end of the budget, where a table has so many decisions."""
+        return self.kind is not Kind.TRUNK and not (self.kind is Kind.EDGE and len(self.actions) < decisions)
+
+
+def sequences(actions: int, decisions: int) -> Iterator[tuple[int, ...]]:
+    """Return all sequences of decisions, in lexicographic order."""
+    return itertools.product(range(actions), repeat=decisions)
+
+
+def runs_for(seeds: Sequence[int], points: int, decisions: int, *, controls: bool) -> tuple[Run, ...]:
+    """Return all runs of a table, each after its parent: seed by seed, depth first, so that few checkpoints are kept.
+
+    The actions are the growth points and, last, to do nothing. The deepest nets are those that have all their layers at
+    one growth point.
+    """
+    runs: list[Run] = []
+    for seed in seeds:
+        runs.append(Run(Kind.TRUNK, seed))
+        if controls:
+            runs += [Run(Kind.RESTART, seed), Run(Kind.THROUGHPUT, seed)]
+            runs += [Run(Kind.SCRATCH, seed, (point,) * decisions) for point in range(points)]
+        # Lexicographic over all lengths is depth first: (0,), (0, 0), (0, 0, 0), (0, 0, 1), ...
+        prefixes = (p for length in range(1, decisions + 1) for p in sequences(points + 1, length))
+        runs += [Run(Kind.EDGE, seed, prefix) for prefix in sorted(prefixes)]
+    return tuple(runs)
+
+
+def next_run(runs: Sequence[Run], done: Collection[Run], begun: Collection[Run]) -> Run | None:
+    """Return the first run that is not begun and whose parent is done; None where there is none yet."""
+    return next((run for run in runs if run not in begun and (run.parent is None or run.parent in done)), None)

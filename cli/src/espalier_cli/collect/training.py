@@ -1,0 +1,208 @@
+"""One run of a collection: from its parent's checkpoint to the next decision, or to the end of the budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from espalier_api.advice import Action
+from espalier_api.base import Record
+from espalier_api.job import AdaptiveTrainingJob, DatasetSpec
+from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_cli.collect.clocks import WallScheduler
+from espalier_cli.collect.cost import StepCost
+from espalier_cli.collect.plan import Kind, Run
+from espalier_trainer.advisor import Scripted
+from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.data import load_data
+from espalier_trainer.data.source import Data
+from espalier_trainer.loop import Trainer
+from espalier_trainer.models import build_model
+from espalier_trainer.net2net import deepen
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.scheduler import Arrival, VirtualScheduler
+
+
+class CollectError(Exception):
+    """A table cannot be collected. The message names the run, the reason and the remedy."""
+
+
+class Time(StrEnum):
+    """What a second of the budget is."""
+
+    VIRTUAL = "virtual"
+    """A step costs what it was measured to cost: the table does not depend on the machine's load."""
+    WALL = "wall"
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What is collected."""
+
+    job: AdaptiveTrainingJob
+    """As `prepared` returns it."""
+    points: tuple[str, ...]
+    """The starting model's growth points."""
+    start_at: float
+    """When a GPU arrives, in budget seconds."""
+    decisions: int
+    cost: StepCost | None
+    """None in wall time."""
+    throughput: float
+    """How much faster steps are in the control that has more throughput alone."""
+    device: str = "cpu"
+
+    def action(self, index: int) -> Action:
+        """Return the action of an index: a growth point's, or the last one, nothing."""
+        return Action.deepen(self.points[index]) if index < len(self.points) else Action.nothing()
+
+
+class RunRecord(Record):
+    """What a run came to."""
+
+    key: str
+    time_left_s: tuple[float, ...]
+    """At the decisions that it took."""
+    used_s: float = Field(ge=0)
+    """Budget seconds used at its end."""
+    steps: int = Field(ge=0)
+    """From the beginning of the budget."""
+    accuracy: float | None = Field(default=None, ge=0, le=1)
+    """On the test split, where it trained to the end of the budget."""
+
+
+@dataclass
+class Fork(CheckpointStore):
+    """Gives a run the checkpoint that it begins with, and holds its last one in memory."""
+
+    start: Checkpoint | None = None
+    last: Checkpoint | None = None
+
+    def load_latest(self) -> Checkpoint | None:
+        """Return the parent's checkpoint."""
+        return self.start
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Hold it: its tensors are the run's own, so only the one of the end is good for anything."""
+        self.last = checkpoint
+        return self.folder
+
+
+def prepared(job: AdaptiveTrainingJob, decisions: int, time: Time) -> AdaptiveTrainingJob:
+    """Return the job as its runs train it: `decisions` of them, and nothing on the way that only costs time."""
+    training = job.spec.training
+    # In virtual time evaluations are free, so the result is the same without them, but for schedules that read them.
+    if time is Time.VIRTUAL and training.schedule.name != "torch:ReduceLROnPlateau":
+        training = training.model_copy(update={"evaluate_every_epochs": 1_000_000})
+    whole = job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})}).to_json()
+    spec = whole["spec"]
+    if not isinstance(spec, dict):
+        raise TypeError(f"spec is {type(spec).__name__}")
+    spec["checkpoint"]["intervalSeconds"] = 86400
+    spec["adaptation"] |= {"mode": "Auto", "maxAdaptations": decisions}
+    return AdaptiveTrainingJob.model_validate(whole)
+
+
+def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[RunRecord, Checkpoint | None]:
+    """Train one run from the checkpoint of its parent; return also its own, where others go on from it.
+
+    Raises `CollectError` where a decision is not reached or not carried out, or training fails.
+    """
+    seed_everything(run.seed)
+    job, ends = collection.job, run.ends(collection.decisions)
+    data = _data(job.spec.training.dataset)
+    model = build_model(job.spec.training.model, data.classes, data.example_input())
+    if run.kind is Kind.SCRATCH:
+        model = deepest(collection, run, model, data)
+    advisor = Scripted(_script(collection, run))
+    fork = Fork(Path(), start=start)
+    trainer = Trainer(
+        job,
+        model,
+        data,
+        _scheduler(collection, run),
+        advisor=advisor,
+        checkpoints=fork,
+        device=collection.device,
+        seed=run.seed,
+        restart_only=run.kind is Kind.RESTART,
+        stop_before_decision=None if ends else len(run.actions),
+    )
+    result = trainer.run()
+    wanted = TrainerPhase.COMPLETED if ends else TrainerPhase.STOPPED
+    asked = {Kind.TRUNK: 0, Kind.EDGE: 1}.get(run.kind, collection.decisions)
+    if result.phase is TrainerPhase.FAILED:
+        raise CollectError(f"{run.key}: {result.message}")
+    if result.phase is not wanted or len(advisor.asked) != asked:
+        raise CollectError(
+            f"{run.key}: the budget of {job.spec.time_budget_seconds:g} s ends before all {collection.decisions} "
+            "decisions, one an epoch, are made; start earlier, or have fewer decisions"
+        )
+    if run.kind is Kind.EDGE and result.adaptations[-1].result is AdaptationResult.FAILED:
+        raise CollectError(f"{run.key}: {collection.action(run.actions[-1])} failed: {result.adaptations[-1].message}")
+    record = RunRecord(
+        key=run.key,
+        time_left_s=tuple(request.time_left_seconds for request in advisor.asked),
+        used_s=result.used_seconds,
+        steps=result.steps,
+        accuracy=result.test_accuracy,
+    )
+    return record, None if ends else fork.last
+
+
+def deepest(collection: Collection, run: Run, model: nn.Module, data: Data) -> nn.Module:
+    """Return the model with a layer more for each of the run's actions, these with random weights of their own."""
+    known = set(dict(model.named_modules()))
+    for index in run.actions:
+        point = collection.points[index]
+        model = deepen(model, point, data.example_input(), collection.job.spec.adaptation.insertion)
+    for name, module in model.named_modules():
+        reset = getattr(module, "reset_parameters", None)
+        if name not in known and callable(reset):
+            reset()
+    return model
+
+
+def _script(collection: Collection, run: Run) -> tuple[Action, ...]:
+    if run.kind is Kind.EDGE:
+        return tuple(collection.action(index) for index in run.actions)
+    if run.kind is Kind.RESTART:
+        return (collection.action(0),) * collection.decisions
+    return ()
+
+
+def _scheduler(collection: Collection, run: Run) -> VirtualScheduler:
+    budget = collection.job.spec.time_budget_seconds
+    base = collection.job.spec.min_replicas
+    arrivals = (Arrival(collection.start_at, base + 1),)
+    faster = collection.throughput if run.kind is Kind.THROUGHPUT else 1.0
+    if collection.cost is None:
+        return WallScheduler(budget, lambda _: 0.0, arrivals, base, time_scale=1 / faster)
+    cost = collection.cost
+    return VirtualScheduler(budget, lambda architecture: cost(architecture) / faster, arrivals, base)
+
+
+@lru_cache(maxsize=1)
+def _read(dataset: str) -> Data:
+    return load_data(DatasetSpec.model_validate_json(dataset))
+
+
+def _data(dataset: DatasetSpec) -> Data:
+    """Return the data, read once a process."""
+    return _read(dataset.model_dump_json(by_alias=True, exclude_none=True))
+
+
+def usable_device(name: str) -> torch.device:
+    """Return the device of this name; `CollectError` where there is none."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise CollectError(f"--device {name}: {str(error).splitlines()[0]}") from error
+    return device

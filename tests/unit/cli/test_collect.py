@@ -1,0 +1,336 @@
+"""Tables that are really collected, from the digits net with budgets of a fraction of a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from espalier_api.advice import Action
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.outcomes import read_table
+from espalier_api.validation import load_job
+from espalier_cli.collect.assemble import assemble
+from espalier_cli.collect.collecting import collect
+from espalier_cli.collect.plan import Kind, Run, runs_for
+from espalier_cli.collect.setting import Setting, set_up
+from espalier_cli.collect.state import StateError, WorkFolder
+from espalier_cli.collect.training import CollectError, Time, deepest, train
+from espalier_cli.main import cli
+from espalier_trainer.advisor import Scripted
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.data import load_data
+from espalier_trainer.loop import Trainer
+from espalier_trainer.models import build_model
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.scheduler import Arrival, VirtualScheduler
+
+JOB = Path(__file__).parents[3] / "examples" / "digits.yaml"
+COST = "2,0.6,0.5,0.2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def job_with(**training: object) -> AdaptiveTrainingJob:
+    whole = json.loads(json.dumps(load_job(JOB).to_json()))
+    whole["spec"]["timeBudgetSeconds"] = 0.25
+    whole["spec"]["training"] |= training
+    return AdaptiveTrainingJob.model_validate(whole)
+
+
+def setting(job: AdaptiveTrainingJob, *, decisions: int = 2, start_at: float = 0.05) -> Setting:
+    return set_up(
+        job,
+        start_at=start_at,
+        decisions=decisions,
+        time=Time.VIRTUAL,
+        step_cost=COST,
+        known_cost=lambda points: None,
+        throughput=1.8,
+        device="cpu",
+    )
+
+
+SCHEDULES = [
+    {"schedule": {"name": "BudgetLinear"}},
+    {"schedule": {"name": "Exponential", "decay": 0.9}},
+    {"schedule": {"name": "torch:ReduceLROnPlateau", "options": {"patience": 0}}, "optimizer": {"name": "AdamW"}},
+]
+
+
+@pytest.mark.parametrize("training", SCHEDULES, ids=["linear", "exponential", "plateau"])
+def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(training: dict[str, object]) -> None:
+    """Bit for bit: accuracy, times, steps and all weights."""
+    collection = setting(job_with(**training), decisions=3).collection
+    sequence, seed = (0, 3, 2), 7
+    checkpoint: Checkpoint | None = None
+    _, checkpoint = train(collection, Run(Kind.TRUNK, seed), None)
+    assert checkpoint is not None
+    left = []
+    for length in range(1, 4):
+        record, following = train(collection, Run(Kind.EDGE, seed, sequence[:length]), checkpoint)
+        left += record.time_left_s
+        checkpoint = following or checkpoint
+
+    seed_everything(seed)
+    data = load_data(collection.job.spec.training.dataset)
+    model = build_model(collection.job.spec.training.model, data.classes, data.example_input())
+    advisor = Scripted((Action.deepen("block0"), Action.nothing(), Action.deepen("block2")))
+    assert collection.cost is not None
+    scheduler = VirtualScheduler(0.25, collection.cost, (Arrival(0.05, 2),))
+    whole = Trainer(collection.job, model, data, scheduler, advisor=advisor, seed=seed).run()
+
+    assert record.accuracy == whole.test_accuracy
+    assert record.steps == whole.steps
+    assert record.used_s == whole.used_seconds
+    assert left == [request.time_left_seconds for request in advisor.asked]
+    assert len(set(left)) == 3
+
+
+def test_a_run_before_a_decision_stops_at_an_epoch_boundary_after_the_arrival() -> None:
+    collection = setting(job_with()).collection
+    record, checkpoint = train(collection, Run(Kind.TRUNK, 0), None)
+    assert checkpoint is not None
+    assert checkpoint.state.cursor == 0
+    assert checkpoint.state.consultations == 0
+    assert record.accuracy is None
+    assert 0.05 <= record.used_s < 0.05 + 17 * 0.002
+    first, after = train(collection, Run(Kind.EDGE, 0, (1,)), checkpoint)
+    assert after is not None
+    assert after.state.epoch == checkpoint.state.epoch + 1
+    assert first.time_left_s == (pytest.approx(0.25 - record.used_s),)
+
+
+def test_controls_restart_the_rate_speed_up_steps_or_begin_deeper() -> None:
+    setup = setting(job_with())
+    collection = setup.collection
+    _, trunk = train(collection, Run(Kind.TRUNK, 0), None)
+    assert trunk is not None
+    nothing = trunk
+    for actions in ((3,), (3, 3)):
+        plain, following = train(collection, Run(Kind.EDGE, 0, actions), nothing)
+        nothing = following or nothing
+    restarted, _ = train(collection, Run(Kind.RESTART, 0), trunk)
+    assert restarted.steps == plain.steps
+    assert len(restarted.time_left_s) == 2
+    faster, _ = train(collection, Run(Kind.THROUGHPUT, 0), trunk)
+    after = plain.steps - trunk.state.step
+    assert faster.steps - trunk.state.step == pytest.approx(1.8 * after, abs=2)
+    scratch, _ = train(collection, Run(Kind.SCRATCH, 0, (0, 0)), None)
+    assert scratch.steps == pytest.approx(0.25 / (0.002 + 2 * 0.0006), abs=1.5)
+
+
+def test_the_deepest_net_from_scratch_has_random_weights_where_it_is_deeper() -> None:
+    collection = setting(job_with()).collection
+    data = load_data(collection.job.spec.training.dataset)
+    torch.manual_seed(3)
+    start = build_model(collection.job.spec.training.model, data.classes, data.example_input())
+    net = deepest(collection, Run(Kind.SCRATCH, 0, (0, 0)), start, data)
+    known = dict(start.named_parameters())
+    added = {name: value for name, value in net.named_parameters() if name not in known}
+    assert len(added) == 4
+    for name, value in net.named_parameters():
+        if name in known:
+            assert torch.equal(value, known[name])
+    kernels = [value for name, value in added.items() if name.endswith("weight")]
+    identity = torch.nn.init.dirac_(torch.empty_like(kernels[0]))
+    assert not torch.allclose(kernels[0], identity, atol=0.05)
+    assert not torch.equal(*kernels)
+
+
+def collected(folder: Path, setup: Setting, seeds: range, parallel: int) -> str:
+    collection = setup.collection
+    runs = runs_for(seeds, 3, collection.decisions, controls=True)
+    work = WorkFolder(folder)
+    with work.held():
+        work.begin(collection)
+        records = collect(collection, runs, work, parallel, lambda done, total, left: None, pytest.fail)
+    table = assemble(collection, records, seeds, scenario="test", architecture=setup.architecture)
+    return json.dumps(table.to_json())
+
+
+def test_two_at_a_time_give_the_table_of_one_at_a_time_and_seeds_can_be_added(tmp_path: Path) -> None:
+    setup = setting(job_with(), decisions=1)
+    alone = collected(tmp_path / "alone", setup, range(2), 1)
+    assert collected(tmp_path / "both", setup, range(1), 2) != alone
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "both" / "runs").iterdir()}
+    assert collected(tmp_path / "both", setup, range(2), 2) == alone
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    # Checkpoints are not kept where nothing goes on from them any more.
+    assert list((tmp_path / "both" / "checkpoints").iterdir()) == []
+
+
+def command(output: Path, *more: str) -> list[str]:
+    given = ["--start-at", "20%", "--time-budget", "0.3", "--decisions", "1", "--step-cost", COST, "--seeds", "2"]
+    return ["agent", "collect", str(JOB), *given, "--output", str(output), *more]
+
+
+def test_killed_it_goes_on_from_what_is_done_and_gives_the_same_table(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole.json", tmp_path / "killed.json"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-c", "from espalier_cli.main import main; main()"]
+    first = subprocess.run([*program, *command(whole)], env=environment, capture_output=True, text=True, check=True)
+    assert re.search(r"^20/20 runs", first.stderr, re.MULTILINE)
+    assert not (tmp_path / "whole.json.work").exists()
+
+    runs = tmp_path / "killed.json.work" / "runs"
+    process = subprocess.Popen(
+        [*program, *command(killed, "--parallel", "2")], env=environment, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not runs.is_dir() or len(list(runs.glob("seed*.json"))) < 4:
+        assert process.poll() is None, "it ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not killed.exists()
+    before = {path: path.stat().st_mtime_ns for path in runs.glob("seed*.json")}
+    assert 4 <= len(before) < 20
+
+    again = subprocess.run([*program, *command(killed)], env=environment, capture_output=True, text=True, check=True)
+    assert re.search(rf"^{len(before)}/20 runs", again.stderr, re.MULTILINE)
+    assert killed.read_text() == whole.read_text()
+    table = read_table(killed)
+    assert table.seeds == (0, 1)
+    assert [control.name for control in table.controls or ()] == [
+        "restart",
+        "throughput",
+        "scratch block0",
+        "scratch block1",
+        "scratch block2",
+    ]
+    for one in (*table.sequences, *(table.controls or ())):
+        assert one.accuracies is not None
+        assert len(one.accuracies) == 2
+        assert one.accuracy_std == pytest.approx(abs(one.accuracies[0] - one.accuracies[1]) / 2**0.5, abs=1e-4)
+
+
+def test_damaged_state_is_trained_again(tmp_path: Path) -> None:
+    setup = setting(job_with(), decisions=1)
+    whole = collected(tmp_path, setup, range(1), 1)
+    records = sorted((tmp_path / "runs").iterdir())
+    records[0].write_text('{"version": 1')
+    (tmp_path / "runs" / "seed-0.trunk.json").unlink()
+    work = WorkFolder(tmp_path)
+    runs = runs_for(range(1), 3, 1, controls=True)
+    done, complaints = work.done(runs, 1)
+    assert len(done) == len(runs) - 2
+    assert [str(records[0]) in complaint for complaint in complaints] == [True]
+    again = collect(setup.collection, runs, work, 1, lambda done, total, left: None, lambda message: None)
+    table = assemble(setup.collection, again, range(1), scenario="test", architecture=setup.architecture)
+    assert json.dumps(table.to_json()) == whole
+
+
+def test_a_run_whose_checkpoint_is_lost_is_trained_again(tmp_path: Path) -> None:
+    collection = setting(job_with(), decisions=1).collection
+    work, trunk = WorkFolder(tmp_path), Run(Kind.TRUNK, 0)
+    runs = runs_for(range(1), 3, 1, controls=False)
+    with work.held():
+        record, checkpoint = train(collection, trunk, None)
+        assert checkpoint is not None
+        work.save(trunk, checkpoint)
+        work.keep(trunk, record)
+    assert work.done(runs, 1) == ({trunk: record}, [])
+    work.forget_checkpoint(trunk)
+    done, complaints = work.done(runs, 1)
+    assert done == {}
+    assert "no whole checkpoint" in complaints[0]
+
+
+def test_a_folder_of_another_collection_is_refused_with_what_differs(tmp_path: Path) -> None:
+    work = WorkFolder(tmp_path)
+    work.begin(setting(job_with()).collection)
+    work.begin(setting(job_with()).collection)
+    with pytest.raises(StateError, match=r"start_at_s: 0.05 there, 0.1 here\)"):
+        work.begin(setting(job_with(), start_at=0.1).collection)
+    with pytest.raises(StateError, match="job: "):
+        work.begin(setting(job_with(batchSize=32)).collection)
+    with work.held(), pytest.raises(StateError, match="another collection works in it"), work.held():
+        pytest.fail("two hold it")
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(StateError, match=r"holds thesis\.txt"):
+        work.clear()
+
+
+def test_a_measured_cost_is_that_of_the_state_when_it_goes_on(tmp_path: Path) -> None:
+    collection = setting(job_with()).collection
+    work = WorkFolder(tmp_path)
+    assert work.step_cost(collection.points) is None
+    work.begin(collection)
+    assert work.step_cost(collection.points) == collection.cost
+
+
+def test_a_budget_that_ends_before_the_last_decision_is_an_error() -> None:
+    collection = setting(job_with(), decisions=3, start_at=0.2).collection
+    record, checkpoint = train(collection, Run(Kind.TRUNK, 0), None)
+    assert record.used_s < 0.25
+    with pytest.raises(CollectError, match=r"seed-0.edge-3: the budget of 0.25 s ends before all 3 decisions"):
+        for length in range(1, 4):
+            _, checkpoint = train(collection, Run(Kind.EDGE, 0, (3,) * length), checkpoint)
+
+
+def test_wall_time_is_kept_to(tmp_path: Path) -> None:
+    output = tmp_path / "t.json"
+    arguments = ["--start-at", "0.3s", "--decisions", "1", "--time", "wall", "--time-budget", "1", "--no-controls"]
+    outcome = CliRunner().invoke(cli, ["agent", "collect", str(JOB), *arguments, "-o", str(output)])
+    assert outcome.exit_code == 0, outcome.output
+    table = read_table(output)
+    assert "wall time" in table.source
+    assert table.controls is None
+    for sequence in table.sequences:
+        assert 0 <= sequence.time_left_s[0] <= 0.7
+    assert table.sequences[0].accuracies == (table.sequences[0].accuracy,)
+    assert table.sequences[0].accuracy_std is None
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        (["--start-at", "soon"], 1, "'soon' is no moment; write 20s"),
+        (["--start-at", "100%"], 1, "--start-at: 0.3 s is not before the end of the budget of 0.3 s"),
+        (["--step-cost", "2"], 1, "--step-cost '2': 1 numbers; write 4 numbers of ms"),
+        (["--time-budget", "-1"], 1, "--time-budget: is -1.0; input should be greater than 0"),
+        (["--device", "abacus"], 1, "--device abacus: "),
+        (["--time", "wall"], 2, "--step-cost is for virtual time"),
+        (["--decisions", "0"], 2, "0 is not in the range"),
+        (["--throughput", "0.5"], 2, "0.5 is not in the range"),
+        (["--output", "/nowhere/t.json"], 1, "there is no folder /nowhere"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, more: list[str], code: int, message: str) -> None:
+    outcome = CliRunner().invoke(cli, command(tmp_path / "t.json", *more))
+    assert outcome.exit_code == code
+    assert message in outcome.output
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_a_model_that_cannot_grow_and_training_that_fails_are_named(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    text = JOB.read_text()
+    job.write_text(text.replace("learningRate: 0.01", "learningRate: 100").replace("name: Adam,", "name: SGD,"))
+    outcome = CliRunner().invoke(cli, [part if part != str(JOB) else str(job) for part in command(tmp_path / "t.json")])
+    assert outcome.exit_code == 1, outcome.output
+    assert "lower training.optimizer.learningRate" in outcome.output
+
+
+def test_the_agents_own_program_has_no_collect() -> None:
+    """It needs a trainer, which the agent's image has not."""
+    from espalier_agent.commands import agent as own
+    from espalier_cli.agent_command import agent
+
+    assert "collect" in agent.commands
+    assert "collect" not in own.commands
+    assert set(agent.commands) - {"collect"} == set(own.commands)

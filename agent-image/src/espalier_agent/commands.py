@@ -16,6 +16,7 @@ from espalier_agent.evaluate import evaluate as evaluate_policy
 from espalier_agent.learners.learning import LearningError, Progress
 from espalier_agent.learners.reinforce import BATCHED, PAPER, Order, ReinforceConfig
 from espalier_agent.learners.reinforce import learn as learn_policy
+from espalier_agent.outcome_commands import outcomes
 from espalier_agent.policy import Policy
 from espalier_agent.policy_files import PolicyError, default_policy, load_policy, save_policy
 from espalier_agent.serve_command import serve
@@ -74,6 +75,7 @@ def agent() -> None:
 
 
 agent.add_command(serve)
+agent.add_command(outcomes)
 
 
 @agent.command()

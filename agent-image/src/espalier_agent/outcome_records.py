@@ -6,9 +6,13 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from espalier_agent.advice import Decision
 from espalier_api.advice import AdviceRequest, OutcomeReport, PolicyVersion
+
+if TYPE_CHECKING:
+    # Not while it runs: it brings torch with it, which takes seconds, and a database needs none.
+    from espalier_agent.advice import Decision
 
 Row = tuple[str | float | int, ...]
 Statement = tuple[str, Row]

@@ -80,6 +80,8 @@ LABELS: Final = {
     "version": "version of the software, or of the policy",
     "policy": "name of the policy",
     "route": "path of the HTTP API",
+    "record": "what is stored: `decision`, `outcome` or `shadow`",
+    "agreed": "`yes` where the shadow would have said the same, else `no`",
     "split": "part of the data: `train`, `validation`",
 }
 """What each label says."""
@@ -215,6 +217,11 @@ FAMILIES: Final = (
         (_C, "espalier_agent_advice_total", "Consultations answered.", ("action",), ()),
         (_C, "espalier_agent_unknown_layers_total", "Layers that the policy has never learnt from.", (), ()),
         (_C, "espalier_agent_outcomes_total", "Decisions whose outcome was reported.", (), ()),
+        (_C, "espalier_agent_records_total", "What the agent has stored for later learning.", ("record",), ()),
+        (_C, "espalier_agent_records_lost_total", "What could not be stored; advice goes on.", ("error",), ()),
+        (_C, "espalier_agent_shadow_total", "Consultations that a shadow answered as well.", ("agreed",), ()),
+        (_C, "espalier_agent_policy_switches_total", "Policies that took another's place.", (), ()),
+        (_C, "espalier_agent_policy_refusals_total", "New policies that could not be used.", (), ()),
         (_C, "espalier_agent_requests_total", "HTTP requests answered.", ("route", "code"), ()),
         (_G, "espalier_agent_policy_info", "1, with the policy in service.", ("policy", "version"), ()),
     ),

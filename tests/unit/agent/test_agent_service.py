@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from espalier_agent.advice import decide
 from espalier_agent.data import named_architecture
+from espalier_agent.history import decisions
+from espalier_agent.outcome_schema import StoreError
 from espalier_agent.policy import Policy
 from espalier_agent.policy_files import PolicyError, save_policy
-from espalier_agent.service import Settings, create_app
+from espalier_agent.service import create_app
+from espalier_agent.serving import Settings
 from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReceipt
 from espalier_api.architecture import Architecture, Layer
 
@@ -239,7 +245,10 @@ def test_policy_shows_its_lineage(ask: Ask, policy: Policy) -> None:
     assert shown["policy"] == {"name": policy.name, "version": policy.version}
     assert shown["growthPoints"] == policy.network.config.growth_points
     assert shown["vocabularySize"] == len(policy.vocabulary)
-    assert shown["lineage"]["learner"] == "reinforce"
+    assert shown["lineage"] == policy.lineage.to_json()
+    assert {"learner", "config", "seed", "tables"} <= set(shown["lineage"])
+    assert all(len(table["sha256"]) == 64 for table in shown["lineage"]["tables"])
+    assert "shadow" not in shown
 
 
 def test_health_and_readiness(call: Send, policy: Policy) -> None:
@@ -273,37 +282,86 @@ def test_start_up_ends_where_the_policy_cannot_be_read(call: Send, tmp_path: Pat
 
 
 def test_outcomes_are_on_disk_when_they_are_acknowledged(ask: Ask, tmp_path: Path) -> None:
-    path = tmp_path / "new" / "outcomes.jsonl"
+    path = tmp_path / "new" / "outcomes.db"
     settings = Settings(outcomes_path=path)
     for _ in range(2):
         response = ask("POST", "/v1/outcomes", settings=settings, json=OUTCOME)
         assert OutcomeReceipt.model_validate(response.json()).accepted == 2
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["decisionIds"] for line in lines] == [["a", "b"]] * 2
-    assert lines[0]["time"] <= lines[1]["time"]
+    with closing(sqlite3.connect(path)) as connection:
+        stored = connection.execute("SELECT decision_id, job, final_accuracy FROM outcomes").fetchall()
+    assert stored == [("a", "digits", 0.9), ("b", "digits", 0.9)]
 
 
-def test_a_line_cut_off_costs_itself_alone(ask: Ask, tmp_path: Path) -> None:
-    path = tmp_path / "outcomes.jsonl"
-    path.write_text('{"job": "a"}\n{"job": "b", "decisi')
-    ask("POST", "/v1/outcomes", settings=Settings(outcomes_path=path), json=OUTCOME)
-    first, cut, last = path.read_text().splitlines()
-    assert json.loads(first)["job"] == "a"
-    assert cut == '{"job": "b", "decisi'
-    assert json.loads(last)["job"] == "digits"
+def test_each_answer_is_kept_as_it_was_given(call: Send, policy: Policy, tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.db"
+    strange = Architecture(
+        layers=(Layer(name="input", operator="Input"), Layer(name="a", operator="Q", attributes={"\ud800": 10**40})),
+        outputs=("a",),
+    )
+    bodies = [question(), question(architecture=strange.model_dump(mode="python", by_alias=True), job="é")]
+    headers = {"content-type": "application/json"}
+    calls = [("POST", "/v1/advice", {"content": json.dumps(body).encode(), "headers": headers}) for body in bodies]
+    answers = [AdviceResponse.model_validate(each.json()) for each in call(app_with(policy, path), calls)]
+    kept = {decision.decision_id: decision for decision in decisions(path)}
+    assert len(kept) == 2
+    for body, answer in zip(bodies, answers, strict=True):
+        decision = kept[answer.decision_id]
+        request = AdviceRequest.model_validate(body)
+        # As JSON: half a surrogate pair is no text, and is kept as a mark in its place.
+        assert decision.architecture.to_json() == request.architecture.to_json()
+        assert (decision.job, decision.actions) == (body["job"], request.actions())
+        assert (decision.allocation, decision.progress) == (request.allocation, request.progress)
+        assert decision.probabilities == tuple(entry.probability for entry in answer.probabilities)
+        assert (decision.action, decision.policy) == (answer.action, answer.policy)
 
 
-def test_without_a_log_nothing_is_taken_in(ask: Ask) -> None:
+def app_with(policy: Policy, path: Path) -> FastAPI:
+    return create_app(Settings(outcomes_path=path), policy)
+
+
+def test_without_a_database_nothing_is_taken_in(ask: Ask) -> None:
     assert ask("POST", "/v1/outcomes", json=OUTCOME).json() == {"accepted": 0}
 
 
-def test_an_outcome_that_cannot_be_stored_says_so_and_advice_goes_on(ask: Ask) -> None:
-    full = Settings(outcomes_path=Path("/dev/full"))
-    response = ask("POST", "/v1/outcomes", settings=full, json=OUTCOME)
-    assert response.status_code == 503
-    assert response.json()["code"] == "OutcomeNotStored"
-    assert "No space left" in response.json()["message"]
-    assert ask("POST", "/v1/advice", settings=full, json=question()).status_code == 200
+def test_an_outcome_that_cannot_be_stored_says_so_and_advice_goes_on(
+    call: Send, policy: Policy, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    app = app_with(policy, tmp_path / "file" / "outcomes.db")
+    report: tuple[str, str, dict[str, Any]] = ("POST", "/v1/outcomes", {"json": OUTCOME})
+    refused, advised = call(app, [report, ("POST", "/v1/advice", {"json": question()})])
+    assert refused.status_code == 503
+    assert refused.json()["code"] == "OutcomeNotStored"
+    assert "not stored: " in refused.json()["message"]
+    assert advised.status_code == 200
+    (scrape,) = call(app, [("GET", "/metrics", {})])
+    assert 'espalier_agent_records_lost_total{error="Unwritable"} 2.0' in scrape.text
+
+
+def test_a_locked_database_holds_up_a_report_for_a_second_and_advice_not_at_all(
+    call: Send, policy: Policy, tmp_path: Path
+) -> None:
+    path = tmp_path / "outcomes.db"
+    app = app_with(policy, path)
+    call(app, [("POST", "/v1/outcomes", {"json": OUTCOME})])
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        report: tuple[str, str, dict[str, Any]] = ("POST", "/v1/outcomes", {"json": {**OUTCOME, "finalAccuracy": 0.1}})
+        answers = call(app, [report, *[("POST", "/v1/advice", {"json": question()})] * 5])
+        assert time.monotonic() - began < 5.0
+        other.execute("ROLLBACK")
+    assert [answer.status_code for answer in answers] == [503, *[200] * 5]
+    assert "not committed within 0.9 s; report it again" in answers[0].json()["message"]
+
+
+def test_a_database_of_another_version_ends_start_up(call: Send, policy: Policy, tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.db"
+    call(app_with(policy, path), [("POST", "/v1/outcomes", {"json": OUTCOME})])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 9")
+    with pytest.raises(StoreError, match=r"outcomes\.db: is of version 9, of a newer Espalier"):
+        call(app_with(policy, path), [("GET", "/healthz", {})])
 
 
 @pytest.mark.parametrize(
@@ -320,19 +378,26 @@ def test_an_outcome_that_cannot_be_is_refused(ask: Ask, change: dict[str, Any], 
 
 
 def test_many_at_once_are_answered_as_one_by_one(call: Send, policy: Policy, tmp_path: Path) -> None:
-    app = create_app(Settings(outcomes_path=tmp_path / "o.jsonl"), policy)
+    app = app_with(policy, tmp_path / "o.db")
     models = [named_architecture(name).deepen(point) for name in ("cnn1", "cnn2") for point in ("block0", "block2")]
     questions = [
         question(architecture=m.to_json(), timeLeftSeconds=left) for m in models for left in range(10, 400, 40)
     ]
     calls = [("POST", "/v1/advice", {"json": body}) for body in questions]
-    outcomes = [("POST", "/v1/outcomes", {"json": {**OUTCOME, "job": f"job{index}"}}) for index in range(40)]
+    outcomes = [
+        ("POST", "/v1/outcomes", {"json": {**OUTCOME, "job": f"job{index}", "decisionIds": [f"a{index}", f"b{index}"]}})
+        for index in range(40)
+    ]
     together = call(app, [*calls, *outcomes])
     alone = [call(app, [one])[0] for one in calls]
     assert all(response.status_code == 200 for response in together)
     assert [r.json()["probabilities"] for r in together[: len(calls)]] == [r.json()["probabilities"] for r in alone]
-    jobs = [json.loads(line)["job"] for line in (tmp_path / "o.jsonl").read_text().splitlines()]
-    assert sorted(jobs) == sorted(f"job{index}" for index in range(40))
+    kept = list(decisions(tmp_path / "o.db"))
+    # `alone` was asked of the same service.
+    assert len(kept) == 2 * len(calls)
+    assert {decision.decision_id for decision in kept} >= {r.json()["decisionId"] for r in together[: len(calls)]}
+    with closing(sqlite3.connect(tmp_path / "o.db")) as connection:
+        assert connection.execute("SELECT count(*), max(job) FROM outcomes").fetchone() == (80, "job9")
 
 
 def test_the_openapi_file_is_that_of_the_service() -> None:

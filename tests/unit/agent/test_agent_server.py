@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -15,6 +17,7 @@ import pytest
 
 from espalier_agent.advice import decide
 from espalier_agent.data import named_architecture
+from espalier_agent.history import decisions
 from espalier_agent.policy import Policy
 from espalier_agent.policy_files import default_policy
 from espalier_agent.server import ServerError, serve
@@ -86,3 +89,46 @@ def test_it_says_where_it_is_answers_and_ends_when_told(start: Start, tmp_path: 
 def test_a_host_that_is_not_ours_is_refused(policy: Policy) -> None:
     with pytest.raises(ServerError, match=r"cannot serve on 203\.0\.113\.1:0"):
         serve("203.0.113.1", 0)
+
+
+def test_what_is_acknowledged_survives_a_kill(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.db"
+    process = start("--port", "0", "--outcomes-db", str(path))
+    acknowledged = []
+    with httpx.Client(base_url=announced(process)) as client:
+        for number in range(30):
+            decision = client.post("/v1/advice", json=QUESTION).json()["decisionId"]
+            report = {"job": "a", "decisionIds": [decision], "finalAccuracy": number / 30, "timeBudgetSeconds": 1}
+            assert client.post("/v1/outcomes", json=report).status_code == 200
+            acknowledged.append((decision, number / 30))
+        process.kill()
+    process.wait(30)
+    assert [(each.decision_id, each.final_accuracy) for each in decisions(path)] == acknowledged
+
+
+def test_it_ends_when_told_though_its_database_is_locked(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.db"
+    process = start("--port", "0", "--outcomes-db", str(path))
+    with httpx.Client(base_url=announced(process)) as client:
+        report = {"job": "a", "decisionIds": ["a"], "finalAccuracy": 0.5, "timeBudgetSeconds": 1}
+        assert client.post("/v1/outcomes", json=report).status_code == 200
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert client.post("/v1/advice", json=QUESTION).status_code == 200
+            started = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=30)
+            assert time.monotonic() - started < 5.0
+    assert process.returncode == 0
+    assert "Traceback" not in log
+
+
+def test_a_database_of_another_program_is_refused_at_start(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (id)")
+        connection.commit()
+    process = start("--port", "0", "--outcomes-db", str(path))
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"error: {path}: is a database of another program; name another file" in log

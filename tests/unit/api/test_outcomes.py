@@ -60,6 +60,10 @@ def changed_first(**change: object) -> list[object]:
     return [sequences[0] | change, *sequences[1:]]
 
 
+def control(**change: object) -> dict[str, object]:
+    return {"name": "restart", "description": "nothing grows", "accuracy": 0.5, **change}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -70,7 +74,52 @@ def changed_first(**change: object) -> list[object]:
         ({"sequences": changed_first(time_left_s=[11, 1])}, r"time left 11.0 is outside the budget of 10.0 s"),
         ({"sequences": changed_first(accuracy=float("nan"))}, "sequences.0.accuracy: Input should be a finite number"),
         ({"sequences": changed_first(accuracy=1.5)}, "sequences.0.accuracy: Input should be less than or equal to 1"),
+        ({"sequences": changed_first(accuracy=None)}, "sequences.0.accuracy: Input should be a valid number"),
+        ({"sequences": changed_first(accuracy="0.5")}, "sequences.0.accuracy: Input should be a valid number"),
+        ({"sequences": changed_first(actions=[True, 0])}, "sequences.0.actions.0: Input should be a valid integer"),
+        ({"sequences": changed_first(actions=[0, -1])}, r"sequences\[0\]: action -1 is not among the 3 actions"),
+        ({"sequences": changed_first(time_left_s=[8])}, r"sequences\[0\]: 2 actions and 1 times left"),
+        ({"sequences": changed_first(time_left_s=[5, 8])}, r"sequences\[0\]: time left rises from 5.0 to 8.0 s"),
+        ({"sequences": changed_first(time_left_s=[8, float("nan")])}, "sequences.0.time_left_s.1: .* finite number"),
+        ({"sequences": []}, "sequences: Tuple should have at least 1 item"),
+        ({"sequences": [], "decisions_per_episode": 10**12}, "sequences: Tuple should have at least 1 item"),
+        ({"decisions_per_episode": 0}, "decisions_per_episode: Input should be greater than or equal to 1"),
+        ({"decisions_per_episode": 1.5}, "decisions_per_episode: Input should be a valid integer"),
+        ({"actions": []}, "actions: Tuple should have at least 1 item"),
+        ({"actions": ["deepen 0", "deepen 0", "nothing"]}, r"actions\[1\]: 'deepen 0' is there twice"),
         ({"time_budget_s": None}, "time_budget_s: Input should be a valid number"),
+        ({"time_budget_s": float("inf")}, "time_budget_s: Input should be a finite number"),
+        ({"time_budget_s": 0}, "time_budget_s: Input should be greater than 0"),
+        ({"adapt_from_s": 10}, "adapt_from_s 10.0 is not before the end of the budget, 10.0"),
+        ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
+        ({"seeds": [0, 0]}, r"seeds\[1\]: 0 is there twice"),
+        (
+            {"sequences": changed_first(accuracies=[0.0, 0.0])},
+            r"sequences\[0\]: 2 accuracies, where the table has 0 seeds",
+        ),
+        (
+            {"seeds": [0, 1, 2], "sequences": changed_first(accuracies=[0.0, 0.0])},
+            r"sequences\[0\]: 2 accuracies, where the table has 3 seeds",
+        ),
+        (
+            {"seeds": [0, 1], "sequences": changed_first(accuracies=[0.0, 0.5])},
+            r"sequences\[0\]: accuracy 0.0 is not the mean of its accuracies, 0.25000",
+        ),
+        (
+            {"seeds": [0, 1], "sequences": changed_first(accuracies=[0.0, 0.0], accuracy_std=0.1)},
+            r"sequences\[0\]: accuracy_std 0.1 is not that of its accuracies, 0.00000",
+        ),
+        (
+            {"seeds": [0, 1], "sequences": changed_first(accuracies=[0.0, float("nan")])},
+            "sequences.0.accuracies.1: Input should be a finite number",
+        ),
+        ({"sequences": changed_first(accuracy_std=-0.1)}, "sequences.0.accuracy_std: .* greater than or equal to 0"),
+        ({"controls": [{"name": "restart", "description": ""}]}, "controls.0.accuracy: Field required"),
+        ({"controls": [control(), control()]}, r"controls\[1\]: 'restart' is there twice"),
+        (
+            {"seeds": [0, 1], "controls": [control(accuracies=[0.5, 0.7])]},
+            r"controls\[0\]: accuracy 0.5 is not the mean of its accuracies, 0.60000",
+        ),
     ],
 )
 def test_a_damaged_table_is_refused_with_file_place_and_reason(
@@ -88,6 +137,42 @@ def test_text_that_is_no_json_and_a_folder_without_tables_are_named(tmp_path: Pa
     (tmp_path / "half.json").write_text('{"source": ')
     with pytest.raises(DocumentError, match=r"half.json: not JSON text"):
         read_tables(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"source": "a", "model": "m", "source": "b"}', "key 'source' is there twice in one object"),
+        (b'{"sequences": [{"accuracy": 0.1, "accuracy": 0.9}]}', "key 'accuracy' is there twice in one object"),
+        (b"[]", "Input should be a valid dictionary"),
+        (b"\xff\xfe", "not JSON text"),
+        (b"", "not JSON text"),
+        (b"[" * 200_000, "not JSON text"),
+        (b"{}", "source: Field required"),
+    ],
+    ids=["doubled", "doubled inside", "a list", "not text", "empty", "too deep", "nothing in it"],
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(DocumentError, match=f"bad.json: {message}"):
+        read_table(path)
+
+
+def test_a_table_of_several_seeds_with_controls_is_read_as_it_was_written(tmp_path: Path) -> None:
+    sequences = changed_first(accuracy=0.5, accuracies=[0.4, 0.6], accuracy_std=0.14142)
+    controls = [control(accuracies=[0.5, 0.5], accuracy_std=0.0), control(name="throughput")]
+    loaded = OutcomeTable.model_validate(table(seeds=[3, 4], sequences=sequences, controls=controls))
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(loaded.to_json()))
+    assert read_table(path) == loaded
+    assert loaded.outcome((0, 0)).accuracies == (0.4, 0.6)
+    assert [one.accuracy_std for one in loaded.controls or ()] == [0.0, None]
+
+
+def test_a_table_without_what_was_added_later_is_written_without_it() -> None:
+    """Policies name the tables that they were learnt from by the checksum of this."""
+    assert OutcomeTable.model_validate(table()).to_json().keys() == table().keys()
 
 
 def test_an_architecture_must_have_a_growth_point_for_each_action() -> None:

@@ -274,12 +274,11 @@ def test_a_measured_cost_is_that_of_the_state_when_it_goes_on(tmp_path: Path) ->
 
 
 def test_a_budget_that_ends_before_the_last_decision_is_an_error() -> None:
-    collection = setting(job_with(), decisions=3, start_at=0.2).collection
+    collection = setting(job_with(), decisions=3, start_at=0.22).collection
     record, checkpoint = train(collection, Run(Kind.TRUNK, 0), None)
-    assert record.used_s < 0.25
+    assert 0.22 < record.used_s < 0.25
     with pytest.raises(CollectError, match=r"seed-0.edge-3: the budget of 0.25 s ends before all 3 decisions"):
-        for length in range(1, 4):
-            _, checkpoint = train(collection, Run(Kind.EDGE, 0, (3,) * length), checkpoint)
+        train(collection, Run(Kind.EDGE, 0, (3,)), checkpoint)
 
 
 def test_wall_time_is_kept_to(tmp_path: Path) -> None:

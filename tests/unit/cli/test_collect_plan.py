@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from espalier_api.architecture import Architecture
+from espalier_agent.data import carried_tables
 from espalier_cli.collect.cost import StepCost, StepCostError, parse_cost
 from espalier_cli.collect.plan import Kind, Run, next_run, runs_for
 
@@ -68,18 +68,10 @@ def test_no_run_begins_before_its_parent_is_done() -> None:
 def test_a_step_costs_more_for_each_layer_added() -> None:
     cost = parse_cost("2,0.5,0.25,0", POINTS)
     assert cost == StepCost(0.002, (("block0", 0.0005), ("block1", 0.00025), ("block2", 0.0)))
-    point = {"kind": "Conv2d", "after": "images", "insertion": []}
-    architecture = Architecture.model_validate(
-        {
-            "layers": [{"name": "images", "operator": "Input"}],
-            "outputs": ["images"],
-            "growthPoints": [
-                {**point, "id": "block0", "block": "block0.grown", "grown": 2},
-                {**point, "id": "block1", "block": "block1.grown", "grown": 1},
-            ],
-        }
-    )
-    assert cost(None) == 0.002
+    start = carried_tables("digits")[0].architecture
+    assert start is not None
+    architecture = start.deepen("block0").deepen("block1").deepen("block0")
+    assert cost(None) == cost(start) == 0.002
     assert cost(architecture) == pytest.approx(0.00325)
 
 

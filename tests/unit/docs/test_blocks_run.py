@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 SHORTER = {
     " espalier run ": "--time-budget 3",
     " espalier agent learn ": "--episodes 500",
-    " hack/collect_outcomes.py ": "--time-budget 1 --seeds 1 --decisions 1 --step-cost 2,1,1,1",
+    " espalier agent collect ": "--time-budget 0.5 --seeds 1 --decisions 1 --step-cost 2,1,1,1",
 }
 """What is added to commands that take their time otherwise."""
 
@@ -36,7 +36,7 @@ class Laptop:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = str(free.getsockname()[1])
-        for name, target in (("examples", ROOT / "examples"), ("hack", ROOT / "hack"), (".venv", Path(sys.prefix))):
+        for name, target in (("examples", ROOT / "examples"), (".venv", Path(sys.prefix))):
             (folder / name).symlink_to(target)
 
     def type(self, command: str) -> str:

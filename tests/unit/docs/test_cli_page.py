@@ -25,7 +25,18 @@ def test_the_reference_is_the_commands_own_help() -> None:
 
 def test_every_command_is_in_it() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for name in {*cli.commands, "run", "agent serve", "list", "explain", "top", "watch", "snapshot", "plan"}:
+    for name in {
+        *cli.commands,
+        "run",
+        "agent serve",
+        "agent collect",
+        "list",
+        "explain",
+        "top",
+        "watch",
+        "snapshot",
+        "plan",
+    }:
         assert f"### `espalier {name}`" in page
 
 

@@ -136,6 +136,10 @@ affinity:
 {{- if and $policy.subPath (ne $policy.source "PersistentVolumeClaim") -}}
 {{- fail (printf "agent.policy.subPath is %q, and agent.policy.source is %s: only a PersistentVolumeClaim has one" $policy.subPath $policy.source) -}}
 {{- end -}}
+{{- $outcomes := .Values.agent.outcomes -}}
+{{- if and $outcomes.claim (not $outcomes.enabled) -}}
+{{- fail (printf "agent.outcomes.claim is %q, and agent.outcomes.enabled is false: enable it, or leave the claim out" $outcomes.claim) -}}
+{{- end -}}
 {{- $scaling := .Values.agent.autoscaling -}}
 {{- if and $scaling.enabled (gt (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
 {{- fail (printf "agent.autoscaling.minReplicas is %d, more than agent.autoscaling.maxReplicas, which is %d" (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from charts import ROOT, SYSTEM, Helm, Raw, of, one, parse, pod_templates
 
+from espalier_agent.serve_command import serve
 from espalier_operator.kube.main import main
 from espalier_operator.kube.options import settings_of
 from espalier_operator.kube.settings import KubeSettings
@@ -106,6 +108,30 @@ def test_the_folder_of_a_claim_and_of_an_image(helm: Helm) -> None:
     )
     full = one(helm.render("full"), "Deployment", "gpus-agent")["spec"]["template"]["spec"]
     assert full["initContainers"][0]["command"] == ["cp", "-R", "/policies/seven/.", "/var/run/espalier-policy/"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "volume"),
+    [("", {"emptyDir": {"sizeLimit": "356Mi"}}), ("kept", {"persistentVolumeClaim": {"claimName": "kept"}})],
+)
+def test_outcomes_are_kept_in_a_file_of_each_pod(helm: Helm, claim: str, volume: Raw) -> None:
+    given = {"enabled": True, "claim": claim, "limitMiB": 100}
+    rendered = helm.render(sets={"agent.outcomes": json.dumps(given)})
+    spec = one(rendered, "Deployment", "espalier-agent")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["args"][-2:] == ["--outcomes-db=/outcomes/$(POD_NAME).db", "--outcomes-limit=100"]
+    assert container["env"] == [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    assert {"name": "outcomes", "mountPath": "/outcomes"} in container["volumeMounts"]
+    assert {"name": "outcomes", **volume} in spec["volumes"]
+    parsed = serve.make_context("serve", container["args"][1:], resilient_parsing=False).params
+    assert (parsed["outcomes_db"], parsed["outcomes_limit"]) == (Path("/outcomes/$(POD_NAME).db"), 100)
+
+
+def test_outcomes_are_not_kept_unless_asked_for(helm: Helm) -> None:
+    spec = one(helm.render(), "Deployment", "espalier-agent")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert "env" not in container
+    assert [each["name"] for each in (*spec["volumes"], *container["volumeMounts"])] == ["tmp", "tmp"]
 
 
 def test_hostile_values_stay_what_they_are(helm: Helm) -> None:

@@ -45,6 +45,7 @@ SCHEMA: list[tuple[str, str, str]] = [
     ("agent.url", '"agent:8080"', "/agent/url': 'agent:8080' does not match"),
     ("agent.policy.source", '"Secret"', "/agent/policy/source': value must be one of 'BuiltIn'"),
     ("agent.policy.imagePath", '"policy"', "/agent/policy/imagePath': 'policy' does not match"),
+    ("agent.outcomes.limitMiB", "0", "/agent/outcomes/limitMiB': minimum: got 0, want 1"),
     ("agent.policy.subPath", '"/etc"', "/agent/policy/subPath': '/etc' does not match"),
     ("networkPolicy.metricsFrom", '[{"namespace": "x"}]', "additional properties 'namespace' not allowed"),
     ("networkPolicy.metricsFrom", "[{}]", "minProperties: got 0, want 1"),
@@ -65,6 +66,10 @@ TEMPLATES: list[tuple[dict[str, str], str]] = [
     (
         {"agent.policy.claim": '"mine"'},
         'agent.policy.claim is "mine", and agent.policy.source is BuiltIn: set the source to PersistentVolumeClaim',
+    ),
+    (
+        {"agent.outcomes.claim": '"kept"'},
+        'agent.outcomes.claim is "kept", and agent.outcomes.enabled is false: enable it, or leave the claim out',
     ),
     ({"agent.policy.subPath": '"a"'}, 'agent.policy.subPath is "a", and agent.policy.source is BuiltIn'),
     (

@@ -17,10 +17,9 @@ import json
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -31,11 +30,11 @@ from scipy import stats
 from espalier_agent.advice import advise
 from espalier_agent.policy_files import default_policy
 from espalier_api.advice import AdviceRequest, OutcomeReport
-from espalier_api.architecture import Architecture
 from espalier_api.events import EpochFinished
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.report import AdaptationSource
 from espalier_api.validation import load_job
+from espalier_cli.collect.clocks import WallScheduler
 from espalier_cli.timeline import parse_moment
 from espalier_trainer.advisor import Decision
 from espalier_trainer.data import load_data
@@ -43,37 +42,10 @@ from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.report import MemoryReporter
-from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.scheduler import Arrival
 
 ARMS = ("not grown", "restart only", "grown")
 COLORS = {"not grown": "#757575", "restart only": "#1565c0", "grown": "#2e7d32"}
-
-
-@dataclass
-class WallScheduler(VirtualScheduler):
-    """Real time, and arrivals that are known beforehand."""
-
-    _started: float = field(init=False, default=0.0)
-
-    def start(self, used_seconds: float) -> None:
-        """Begin to count."""
-        self._started = time.monotonic() - used_seconds
-
-    def used_seconds(self) -> float:
-        """Return the seconds since the start."""
-        self._used = time.monotonic() - self._started
-        return self._used
-
-    def time_left(self) -> float:
-        """Return the seconds left."""
-        return max(0.0, self.budget_seconds - self.used_seconds())
-
-    def wall_time_left(self) -> float:
-        """Return the seconds left."""
-        return self.time_left()
-
-    def step_finished(self, architecture: Architecture | None) -> None:
-        """Nothing: the clock moves by itself."""
 
 
 class DefaultPolicy:

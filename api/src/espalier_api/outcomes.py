@@ -123,9 +123,11 @@ class OutcomeTable(_TablePart):
         _check_distinct("seeds", self.seeds or ())
         controls = self.controls or ()
         _check_distinct("controls", [control.name for control in controls])
-        measured: dict[str, _Measured] = {f"sequences[{index}]": outcome for index, outcome in enumerate(self.sequences)}
-        measured |= {f"controls[{index}]": control for index, control in enumerate(controls)}
-        for place, one in measured.items():
+        measured: list[tuple[str, _Measured]] = [
+            *((f"sequences[{index}]", outcome) for index, outcome in enumerate(self.sequences)),
+            *((f"controls[{index}]", control) for index, control in enumerate(controls)),
+        ]
+        for place, one in measured:
             if one.accuracies is None:
                 continue
             if len(one.accuracies) != len(self.seeds or ()):

@@ -78,7 +78,7 @@ def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(training: dict[
     checkpoint: Checkpoint | None = None
     _, checkpoint = train(collection, Run(Kind.TRUNK, seed), None)
     assert checkpoint is not None
-    left = []
+    left: list[float] = []
     for length in range(1, 4):
         record, following = train(collection, Run(Kind.EDGE, seed, sequence[:length]), checkpoint)
         left += record.time_left_s
@@ -110,7 +110,7 @@ def test_a_run_before_a_decision_stops_at_an_epoch_boundary_after_the_arrival() 
     first, after = train(collection, Run(Kind.EDGE, 0, (1,)), checkpoint)
     assert after is not None
     assert after.state.epoch == checkpoint.state.epoch + 1
-    assert first.time_left_s == (pytest.approx(0.25 - record.used_s),)
+    assert first.time_left_s == (0.25 - record.used_s,)
 
 
 def test_controls_restart_the_rate_speed_up_steps_or_begin_deeper() -> None:
@@ -150,9 +150,9 @@ def test_the_deepest_net_from_scratch_has_random_weights_where_it_is_deeper() ->
     assert not torch.equal(*kernels)
 
 
-def collected(folder: Path, setup: Setting, seeds: range, parallel: int) -> str:
+def collected(folder: Path, setup: Setting, seeds: range, parallel: int, *, controls: bool = True) -> str:
     collection = setup.collection
-    runs = runs_for(seeds, 3, collection.decisions, controls=True)
+    runs = runs_for(seeds, 3, collection.decisions, controls=controls)
     work = WorkFolder(folder)
     with work.held():
         work.begin(collection)
@@ -163,20 +163,21 @@ def collected(folder: Path, setup: Setting, seeds: range, parallel: int) -> str:
 
 def test_two_at_a_time_give_the_table_of_one_at_a_time_and_seeds_can_be_added(tmp_path: Path) -> None:
     setup = setting(job_with(), decisions=1)
-    alone = collected(tmp_path / "alone", setup, range(2), 1)
-    assert collected(tmp_path / "both", setup, range(1), 2) != alone
+    alone = collected(tmp_path / "alone", setup, range(2), 1, controls=False)
+    assert collected(tmp_path / "both", setup, range(1), 2, controls=False) != alone
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "both" / "runs").iterdir()}
-    assert collected(tmp_path / "both", setup, range(2), 2) == alone
+    assert collected(tmp_path / "both", setup, range(2), 2, controls=False) == alone
     assert before == {path: path.stat().st_mtime_ns for path in before}
     # Checkpoints are not kept where nothing goes on from them any more.
     assert list((tmp_path / "both" / "checkpoints").iterdir()) == []
 
 
 def command(output: Path, *more: str) -> list[str]:
-    given = ["--start-at", "20%", "--time-budget", "0.3", "--decisions", "1", "--step-cost", COST, "--seeds", "2"]
+    given = ["--start-at", "20%", "--time-budget", "0.15", "--decisions", "1", "--step-cost", COST, "--seeds", "2"]
     return ["agent", "collect", str(JOB), *given, "--output", str(output), *more]
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_from_what_is_done_and_gives_the_same_table(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole.json", tmp_path / "killed.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -299,7 +300,7 @@ def test_wall_time_is_kept_to(tmp_path: Path) -> None:
     ("more", "code", "message"),
     [
         (["--start-at", "soon"], 1, "'soon' is no moment; write 20s"),
-        (["--start-at", "100%"], 1, "--start-at: 0.3 s is not before the end of the budget of 0.3 s"),
+        (["--start-at", "100%"], 1, "--start-at: 0.15 s is not before the end of the budget of 0.15 s"),
         (["--step-cost", "2"], 1, "--step-cost '2': 1 numbers; write 4 numbers of ms"),
         (["--time-budget", "-1"], 1, "--time-budget: is -1.0; input should be greater than 0"),
         (["--device", "abacus"], 1, "--device abacus: "),

@@ -122,6 +122,39 @@ _OUTCOMES: Final = Row(
     ),
 )
 
+_LEARNING: Final = Row(
+    title="Learning goes on",
+    panels=(
+        Panel(
+            title="Kept for learning",
+            about="Decisions, outcomes and answers of a shadow that were stored, in each interval.",
+            unit="short",
+            queries=((rises("espalier_agent_records_total", "record"), "{{record}}"),),
+        ),
+        Panel(
+            title="Not kept",
+            about="What could not be stored, by what went wrong; advice goes on. Nothing: all is well.",
+            unit="short",
+            queries=((rises("espalier_agent_records_lost_total", "error"), "{{error}}"),),
+        ),
+        Panel(
+            title="Does the shadow agree?",
+            about="Consultations by whether the shadow would have said the same. Nothing: there is no shadow.",
+            unit="short",
+            queries=((rises("espalier_agent_shadow_total", "agreed"), "{{agreed}}"),),
+        ),
+        Panel(
+            title="New policies",
+            about="Those that took another's place, and those that could not be used, in each interval.",
+            unit="short",
+            queries=(
+                (rises("espalier_agent_policy_switches_total"), "switched"),
+                (rises("espalier_agent_policy_refusals_total"), "refused"),
+            ),
+        ),
+    ),
+)
+
 
 def dashboard() -> Dashboard:
     """Return it."""
@@ -130,6 +163,6 @@ def dashboard() -> Dashboard:
             uid="espalier-agent",
             title="Espalier: agent",
             about="How fast the agent answers, what it advises, when jobs do without it, and what came of it.",
-            rows=(_SERVICE, _ADVICE, _OUTCOMES),
+            rows=(_SERVICE, _ADVICE, _OUTCOMES, _LEARNING),
         )
     )

@@ -29,6 +29,7 @@ from prometheus_process import PrometheusProcess, prometheus_binaries
 from trainer_process import TrainerProcess
 from trainers import Raw, Trainers
 
+from espalier_agent.policy_files import default_policy, save_policy
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
 from espalier_api.documents import dumps
 from espalier_api.metrics import FAMILIES, Exporter, MetricFamily
@@ -52,11 +53,13 @@ PROJECT = Path(__file__).parents[2]
 SERIES = {series: family for family in FAMILIES for series in family.series}
 NOT_IN_THIS_RUN = {
     "espalier_operator_errors_total": "nothing that the operator does fails here",
+    "espalier_agent_records_lost_total": "the agent's disk has room",
     "espalier_trainer_advice_problems_total": "the agent answers the trainer",
 }
 """Metrics that have no series after such a run, and why."""
 EMPTY_HERE = {
     "Espalier: fleet: Errors": "nothing that the operator does fails here",
+    "Espalier: agent: Not kept": "the agent's disk has room",
 }
 """Panels without data after such a run, and why."""
 BUDGET = 30
@@ -160,9 +163,11 @@ def run(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @contextmanager
 def _agent(world: World, directory: Path) -> Iterator[str]:
-    """Give the URL of an agent with the policy that it comes with."""
-    url, log = directory / "agent.url", directory / "agent.log"
-    command = [sys.executable, "-m", "espalier_agent", "serve", "--port=0", f"--url-file={url}"]
+    """Give the URL of an agent with the policy that it comes with, as its own shadow, too; it keeps what it decides."""
+    url, log, shadow = directory / "agent.url", directory / "agent.log", directory / "shadow"
+    save_policy(default_policy(), shadow)
+    kept = [f"--shadow={shadow}", f"--outcomes-db={directory / 'outcomes.db'}"]
+    command = [sys.executable, "-m", "espalier_agent", "serve", "--port=0", f"--url-file={url}", *kept]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
@@ -197,6 +202,8 @@ def _consult(run: Run) -> None:
         assert agent.post("/v1/outcomes", json={"job": "one", **outcome}).status_code == 200
         assert agent.post("/v1/advice", json={}).status_code == 422
     _until_scraped(run, 'espalier_agent_requests_total{route="/v1/advice", code="422"} == 1')
+    for record in ("decision", "outcome", "shadow"):
+        _until_scraped(run, f'espalier_agent_records_total{{record="{record}"}} > 0')
     # A rate needs a second look.
     _until_scraped(run, 'count_over_time(espalier_agent_requests_total{route="/v1/advice", code="422"}[1m]) > 1')
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from espalier_agent.advice import decide
+from espalier_agent.baselines import (
+    best_on_average,
+    best_sequence,
+    heuristic_sequence,
+    none_sequence,
+    random_mean,
+    random_mean_of_ten,
+)
 from espalier_agent.policy import Policy
-from espalier_agent.tree import DecisionTree, decision_tree
+from espalier_agent.tree import DecisionTree, decision_tree, table_digest
 from espalier_api.advice import AdviceRequest
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
@@ -38,7 +46,14 @@ class TableResult(Record):
     """Doing nothing each time."""
     random_mean_accuracy: float
     """Mean over all sequences: what uniformly random decisions give."""
+    random_ten_mean_accuracy: float
+    """Mean of ten random sequences, the paper's baseline; it depends on the seed."""
     best: SequenceResult
+    heuristic: SequenceResult
+    """The trainer's fallback: the first growth point while a tenth of the budget is left."""
+    best_on_average: SequenceResult | None
+    """The sequence that is best on the average of the tables that the policy has learnt: what can be had of them
+    without a network. None where no such table is among those given, or where they have other actions."""
 
 
 class Evaluation(Record):
@@ -50,9 +65,16 @@ class Evaluation(Record):
     mean_regret: float
 
 
-def evaluate(policy: Policy, tables: Sequence[OutcomeTable]) -> Evaluation:
-    """Roll the policy out greedily on each table; raises `TableError` for one that cannot be played."""
-    results = tuple(_result(policy, decision_tree(table)) for table in tables)
+def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -> Evaluation:
+    """Roll the policy out greedily on each table; raises `TableError` for one that cannot be played.
+
+    `seed` is that of the ten random sequences. Tables that the policy has learnt are found by their digest.
+    """
+    trees = [decision_tree(table) for table in tables]
+    known = {learnt.sha256 for learnt in policy.lineage.tables}
+    learnt = [tree for tree, table in zip(trees, tables, strict=True) if table_digest(table) in known]
+    average = best_on_average(learnt)
+    results = tuple(_result(policy, tree, average, seed) for tree in trees)
     return Evaluation(
         policy=policy.name,
         version=policy.version,
@@ -79,11 +101,17 @@ def greedy_sequence(policy: Policy, tree: DecisionTree) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def _result(policy: Policy, tree: DecisionTree) -> TableResult:
-    nothing = len(tree.actions) - 1
-    none = _sequence(tree, (nothing,) * tree.decisions)
-    best = _sequence(tree, tree.sequences[tree.accuracies.index(max(tree.accuracies))])
-    reached = _sequence(tree, greedy_sequence(policy, tree))
+def sequence_result(tree: DecisionTree, sequence: tuple[int, ...]) -> SequenceResult:
+    """Look up what a sequence led to."""
+    accuracy = tree.accuracies[tree.sequences.index(sequence)]
+    return SequenceResult(
+        actions=tuple(str(tree.actions[index]) for index in sequence), accuracy=accuracy, rank=tree.rank(accuracy)
+    )
+
+
+def _result(policy: Policy, tree: DecisionTree, average: tuple[int, ...] | None, seed: int) -> TableResult:
+    best = sequence_result(tree, best_sequence(tree))
+    reached = sequence_result(tree, greedy_sequence(policy, tree))
     return TableResult(
         table=tree.name,
         model=tree.model,
@@ -93,14 +121,10 @@ def _result(policy: Policy, tree: DecisionTree) -> TableResult:
         accuracy=reached.accuracy,
         rank=reached.rank,
         regret=best.accuracy - reached.accuracy,
-        none=none,
-        random_mean_accuracy=sum(tree.accuracies) / len(tree.accuracies),
+        none=sequence_result(tree, none_sequence(tree)),
+        random_mean_accuracy=random_mean(tree),
+        random_ten_mean_accuracy=random_mean_of_ten(tree, seed),
         best=best,
-    )
-
-
-def _sequence(tree: DecisionTree, sequence: tuple[int, ...]) -> SequenceResult:
-    accuracy = tree.accuracies[tree.sequences.index(sequence)]
-    return SequenceResult(
-        actions=tuple(str(tree.actions[index]) for index in sequence), accuracy=accuracy, rank=tree.rank(accuracy)
+        heuristic=sequence_result(tree, heuristic_sequence(tree)),
+        best_on_average=sequence_result(tree, average) if average in tree.sequences else None,
     )

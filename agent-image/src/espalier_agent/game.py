@@ -46,6 +46,8 @@ class Game:
         """(states, actions): the next state; after the last decision the index of the sequence."""
         self.legal = torch.ones(self.following.shape, dtype=torch.bool)
         """(states, actions): a table has every action in all of its states."""
+        self.paths = torch.tensor(_paths(tree, self.following.shape[1], tree.decisions, 0, 0))
+        """(sequences, decisions): where each decision's probability lies in (states · actions)."""
         self.accuracies = torch.tensor(tree.accuracies, dtype=torch.float64)
         """(sequences,)."""
         self.returns = torch.tensor([reward(accuracy) for accuracy in tree.accuracies], dtype=torch.float64)
@@ -80,6 +82,32 @@ class Game:
             at = self.following[at, action]
         return torch.stack(recorded, dim=1), at
 
+    def count(self, log_probabilities: Tensor, episodes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Play episodes and count those of each sequence: P (sequences, decisions) and the counts (sequences,).
+
+        The same distribution as `play`, which walks (a test): an episode is a sequence drawn by its probability, the
+        product of those of its actions. Worth it where episodes outnumber sequences.
+        """
+        recorded = log_probabilities.flatten()[self.paths]
+        probabilities = recorded.detach().double().sum(dim=1).exp()
+        drawn = torch.multinomial(probabilities, episodes, replacement=True, generator=generator)
+        return recorded, torch.bincount(drawn, minlength=len(probabilities))
+
+
+def _paths(tree: DecisionTree, width: int, longest: int, first: int, nowhere: int) -> list[list[int]]:
+    """Return for each sequence the places of its decisions in the flattened (states · `width`) of all tables.
+
+    `first` is the tree's first state there; shorter paths are filled up to `longest` with `nowhere`.
+    """
+    rows = []
+    for sequence in tree.sequences:
+        at, path = 0, []
+        for action in sequence:
+            path.append((first + at) * width + action)
+            at = tree.following[at][action]
+        rows.append(path + [nowhere] * (longest - len(path)))
+    return rows
+
 
 class Games:
     """Several games as one: all states of all tables in one pass, and every sequence by its exact probability.
@@ -102,8 +130,9 @@ class Games:
         self.legal = torch.cat([nn.functional.pad(game.legal, (0, widest - game.legal.shape[1])) for game in games])
         self._outputs = torch.cat(
             [
-                torch.tensor([*range(game.following.shape[1] - 1), *[-1] * (widest - game.following.shape[1] + 1)])
-                .expand(len(game.models), widest)
+                torch.tensor(
+                    [*range(game.following.shape[1] - 1), *[-1] * (widest - game.following.shape[1] + 1)]
+                ).expand(len(game.models), widest)
                 for game in games
             ]
         )
@@ -115,23 +144,16 @@ class Games:
         self.decisions = torch.tensor([game.tree.decisions for game in games], dtype=torch.float64)
 
     def _paths(self, widest: int) -> Tensor:
-        first, rows = 0, []
-        nowhere = len(self.models) * widest
+        first = 0
+        rows: list[list[int]] = []
         longest = max(game.tree.decisions for game in self.games)
         for game in self.games:
-            for sequence in game.tree.sequences:
-                at, path = 0, []
-                for action in sequence:
-                    path.append((first + at) * widest + action)
-                    at = game.tree.following[at][action]
-                rows.append(path + [nowhere] * (longest - len(path)))
+            rows.extend(_paths(game.tree, widest, longest, first, len(self.models) * widest))
             first += len(game.models)
         return torch.tensor(rows)
 
-    def log_probabilities(
-        self, network: PolicyNetwork, temperature: float = 1.0, shifts: Tensor | None = None
-    ) -> Tensor:
-        """Return the log probabilities of all actions in all states, (states, actions); -inf for padding.
+    def logits(self, network: PolicyNetwork, shifts: Tensor | None = None) -> Tensor:
+        """Return the logits of all actions in all states, (states, actions); those of padding mean nothing.
 
         `shifts` (games,) moves the times left of each table by a share of the budget.
         """
@@ -140,8 +162,13 @@ class Games:
             left = left + shifts[self.game_of_state] * self.time_budget_s
         logits = network.logits(self.prepared, self.models, left, self.time_budget_s)
         # -1 is Nothing, the decider's last output.
-        own = logits.gather(1, self._outputs % logits.shape[1])
-        return masked_log_probabilities(own, self.legal, temperature)
+        return logits.gather(1, self._outputs % logits.shape[1])
+
+    def log_probabilities(
+        self, network: PolicyNetwork, temperature: float = 1.0, shifts: Tensor | None = None
+    ) -> Tensor:
+        """Return the log probabilities of all actions in all states, (states, actions); -inf for padding."""
+        return masked_log_probabilities(self.logits(network, shifts), self.legal, temperature)
 
     def of_sequences(self, log_probabilities: Tensor) -> Tensor:
         """Return the log probability of each sequence of each table, (sequences,)."""

@@ -95,7 +95,9 @@ class PointerHead(nn.Module):
         # differs between states: the same as one layer over both, without repeating either.
         self.of_point = nn.Linear(STATE_SIZE + POINT_FEATURES, HIDDEN_SIZE)
         self.of_state = nn.Linear(whole, HIDDEN_SIZE, bias=False)
-        self.point_score = nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Linear(HIDDEN_SIZE, 1))
+        self.point_score = nn.Sequential(
+            nn.ReLU(), nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Linear(HIDDEN_SIZE, 1)
+        )
         self.nothing_score = nn.Sequential(
             nn.Linear(whole, HIDDEN_SIZE),
             nn.ReLU(),

@@ -1,4 +1,4 @@
-"""What the graph encoder reads of a model: features of layers, edges, growth points; all from attributes, none from names.
+"""What the graph encoder reads of a model: layers, edges and growth points, all by attributes, none by names.
 
 Nothing here depends on the order in which layers are listed, beyond what the edges say, or on what they are called:
 two descriptions of one graph have the same features. Any operator and attribute will do.

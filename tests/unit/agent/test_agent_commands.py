@@ -49,7 +49,7 @@ def test_learn_reads_folders_files_and_the_papers_tables_and_learns_the_same_twi
     (tmp_path / "folder" / "a.json").write_text(table)
     (tmp_path / "b.json").write_text(table.replace('"middle"', '"other"'))
     sources = ["--outcomes", tmp_path / "folder", "--outcomes", tmp_path / "b.json", "--outcomes", "lamelas"]
-    options = ["--episodes", "2000", "--seed", "3"]
+    options = ["--learner", "reinforce", "--recipe", "batched", "--episodes", "2000", "--seed", "3"]
     for name in ("one", "two"):
         result = run("learn", *sources, *options, "--name", "mine", "--output", tmp_path / name)
         assert result.exit_code == 0, result.stderr
@@ -62,14 +62,56 @@ def test_learn_reads_folders_files_and_the_papers_tables_and_learns_the_same_twi
     assert len(result.stdout.splitlines()) == 10
 
 
-def test_learn_by_the_papers_recipe_and_go_on(run: Run, tmp_path: Path) -> None:
-    assert run("learn", "--recipe", "paper", "--episodes", "12", "-o", tmp_path / "e").exit_code == 0
-    more = ["--recipe", "paper", "--episodes", "12", "--order", "curriculum", "--temperature", "10"]
-    assert run("learn", *more, "--from", tmp_path / "e", "-o", tmp_path / "l").exit_code == 0
+def test_learn_as_the_paper_and_go_on_in_a_curriculum(run: Run, tmp_path: Path) -> None:
+    reinforce = ["--learner", "reinforce", "--episodes", "12"]
+    assert run("learn", *reinforce, "-o", tmp_path / "e").exit_code == 0
+    more = ["--curriculum", "late-early-middle", "--temperature", "10", "--from", tmp_path / "e"]
+    result = run("learn", *reinforce, *more, "-o", tmp_path / "l")
+    assert result.exit_code == 0, result.stderr
     lineage = load_policy(tmp_path / "l").lineage
     assert lineage.parent == load_policy(tmp_path / "e").identity
     assert (lineage.config["order"], lineage.config["temperature"]) == ("curriculum", 10.0)
     assert lineage.config["learning_rate"] == 1e-4
+    assert [table.name.partition("-")[2] for table in lineage.tables] == ["late"] * 2 + ["early"] * 2 + ["middle"] * 2
+
+
+@pytest.mark.parametrize("encoder", ["lstm", "graph"])
+@pytest.mark.parametrize(
+    ("learner", "short"),
+    [
+        ("expected", ["updates=2"]),
+        ("reinforce", ["episodes=12"]),
+        ("ppo", ["episodes=12"]),
+        ("dqn", ["episodes=12"]),
+    ],
+)
+def test_every_learner_learns_with_every_encoder_what_evaluate_reads(
+    run: Run, tmp_path: Path, learner: str, short: list[str], encoder: str
+) -> None:
+    options = [part for field in short for part in ("--set", field)]
+    result = run("learn", "--learner", learner, "--encoder", encoder, *options, "-o", tmp_path / "p")
+    assert result.exit_code == 0, result.stderr
+    policy = load_policy(tmp_path / "p")
+    assert (policy.lineage.learner, policy.network.config.encoder) == (learner, encoder)
+    judged = run("evaluate", "--policy", tmp_path / "p")
+    assert judged.exit_code == 0
+    assert judged.stdout == result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--episodes", "3"], "learner expected has no field 'episodes'; its fields: updates, returns"),
+        (["--set", "updates=none"], "updates=none: Input should be a valid integer"),
+        (["--recipe", "paper"], "learner expected has no recipe 'paper'; its recipes: fit, smooth"),
+        (["--curriculum", "early-late"], "curriculum 'early-late' must name each scenario of the tables once"),
+    ],
+)
+def test_what_a_learner_cannot_be_told_is_one_line(run: Run, tmp_path: Path, options: list[str], message: str) -> None:
+    result = run("learn", *options, "-o", tmp_path / "p")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {message}")
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

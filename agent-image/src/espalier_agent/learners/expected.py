@@ -42,15 +42,20 @@ class ExpectedConfig(Record):
     entropy_first: float = Field(default=1.0, gt=0)
     """Weight of a sequence's entropy beside its standardised return, at the beginning."""
     entropy_last: float = Field(default=0.01, gt=0)
-    """And at the end; it falls geometrically."""
+    """And at the end; it falls geometrically. It is the regularisation: small fits the tables, large smooths them."""
     imitation: float = Field(default=1.0, ge=0)
-    """Weight of the cross-entropy from the distribution that expected return and entropy together are greatest for, which
-    is known, to the policy's. The same optimum, but its gradient does not vanish where the policy has settled."""
+    """Weight of the cross-entropy of the policy to the distribution for which expected return and entropy together
+    are greatest, and which is known. Same optimum, but its gradient does not vanish where a policy has settled."""
     time_jitter: float = Field(default=0.0, ge=0, le=0.5)
     """Each update shifts each table's times left by a uniformly random share of the budget up to this, either way."""
 
 
-DEFAULT: Final = ExpectedConfig()
+FIT: Final = ExpectedConfig()
+"""Ends nearly greedy: the best sequence of each table that is learnt."""
+
+SMOOTH: Final = ExpectedConfig(entropy_last=0.5)
+"""Stops while good sequences share the probability, so that what many of them have in common decides, and less of
+what a table's noise put first. Worse on the tables learnt, better on another model (`make bench-agent`)."""
 
 
 def objective(
@@ -71,7 +76,7 @@ def objective(
 def learn(
     tables: Sequence[OutcomeTable],
     *,
-    config: ExpectedConfig = DEFAULT,
+    config: ExpectedConfig = FIT,
     encoder: str = "graph",
     seed: int = 0,
     name: str = "expected",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from espalier_agent.learners import reinforce
-from espalier_agent.learners.learning import ProgressCallback
+from espalier_agent.learners import dqn, expected, ppo, reinforce
+from espalier_agent.learners.learning import LearningError, ProgressCallback
 from espalier_agent.policy import Policy
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
@@ -32,11 +32,30 @@ class Learn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A learner and its configuration when nothing is said."""
+    """A learner, its recipes (configurations with a name), and the encoder of a fresh network when none is named."""
 
     name: str
-    config: Record
     learn: Learn
+    recipes: Mapping[str, Record]
+    """The first is the one when nothing is said."""
+    encoder: str
+
+    def recipe(self, name: str | None) -> Record:
+        """Return the recipe of this name, or the first; `LearningError` names those there are."""
+        if name is None:
+            return next(iter(self.recipes.values()))
+        if name not in self.recipes:
+            raise LearningError(f"learner {self.name} has no recipe {name!r}; its recipes: {', '.join(self.recipes)}")
+        return self.recipes[name]
 
 
-LEARNERS: Final = {learner.name: learner for learner in (Learner("reinforce", reinforce.BATCHED, reinforce.learn),)}
+LEARNERS: Final = {
+    learner.name: learner
+    for learner in (
+        Learner("expected", expected.learn, {"fit": expected.FIT, "smooth": expected.SMOOTH}, "graph"),
+        Learner("reinforce", reinforce.learn, {"paper": reinforce.PAPER, "batched": reinforce.BATCHED}, "lstm"),
+        Learner("ppo", ppo.learn, {"default": ppo.DEFAULT}, "graph"),
+        Learner("dqn", dqn.learn, {"default": dqn.DEFAULT}, "graph"),
+    )
+}
+DEFAULT_LEARNER: Final = "expected"

@@ -123,6 +123,12 @@ def objective(log_probabilities: Tensor, returns: Tensor) -> Tensor:
     return (-log_probabilities * returns[:, None]).mean(dim=1).mean()
 
 
+def counted_objective(log_probabilities: Tensor, returns: Tensor, counts: Tensor) -> Tensor:
+    """Return `objective` of episodes that are given as how many of them took each sequence."""
+    each = (-log_probabilities * returns[:, None]).mean(dim=1)
+    return (each * counts).sum() / counts.sum()
+
+
 def _stages(order: Order, games: list[Game]) -> list[list[Game]]:
     return [[game] for game in games] if order is Order.CURRICULUM else [games]
 
@@ -183,10 +189,16 @@ def _update_objective(
         log_probabilities = game.log_probabilities(network, temperature, shift)
         if not bool(torch.isfinite(log_probabilities).all()):
             raise LearningError("the network's answers are not finite any more; lower the learning rate")
-        recorded, ended = game.play(log_probabilities, config.episodes_per_update, generator)
-        objectives.append(objective(recorded, game.returns[ended].float()))
+        episodes = config.episodes_per_update
+        if episodes <= len(game.returns):
+            recorded, ended = game.play(log_probabilities, episodes, generator)
+            objectives.append(objective(recorded, game.returns[ended].float()))
+            accuracies.append(game.accuracies[ended].mean())
+        else:
+            recorded, counts = game.count(log_probabilities, episodes, generator)
+            objectives.append(counted_objective(recorded, game.returns.float(), counts))
+            accuracies.append((game.accuracies * counts).sum() / episodes)
         entropies.append(-(log_probabilities.exp() * log_probabilities).sum(dim=1).mean())
-        accuracies.append(game.accuracies[ended].mean())
     mean_objective = torch.stack(objectives).mean()
     total = mean_objective
     if entropy > 0:

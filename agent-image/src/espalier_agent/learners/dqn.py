@@ -5,6 +5,11 @@ a model with more growth points has more values and the maximum is over its own.
 by the largest value; the probabilities that it reports are the values' softmax, which says which is better and not
 how often it is played.
 
+States that were grown in another order look alike to the network, although the tables tell them apart: a value that
+is carried back through such a state is the mean of unlike ones. Returns that are earned whole (REINFORCE, PPO with
+λ = 1) do not mind. Here a dense reward is the remedy and the default: it pays at each step what the table expects from
+there, and leaves less to be carried back.
+
 Replay holds which action was taken in which state. What followed and what it was worth is the table's and never
 changes.
 """
@@ -18,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.game import Returns
+from espalier_agent.game import Games, Returns
 from espalier_agent.learners.board import Board
 from espalier_agent.learners.learning import (
     LearningError,
@@ -110,7 +115,9 @@ def learn(
     with too small a head, and when the values or the loss stop being finite.
     """
     start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
-    network, board = start.network, Board(start, config.reward)
+    network = start.network
+    games = Games(start.games, network, start.vocabulary)
+    board = Board(games, config.reward)
     target = PolicyNetwork.with_weights(network.config, network.state_dict())
     replay = Replay(config.replay)
     generator = torch.Generator().manual_seed(seed)
@@ -123,7 +130,7 @@ def learn(
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * (1.0 - update / updates)
             shifts = board.shifts(config.time_jitter, generator)
-            values = board.checked(board.logits(network, shifts))
+            values = board.checked(games.logits(network, shifts))
 
             # Play a batch, greedy but for the share at random; remember its decisions.
             random = max(config.least_exploration, config.exploration * (1.0 - 2.0 * update / updates))
@@ -135,14 +142,14 @@ def learn(
             if update % config.target_every == 0:
                 target.load_state_dict(network.state_dict())
             with torch.no_grad():
-                later = board.logits(target, shifts)
+                later = games.logits(target, shifts)
             states, actions = replay.sample(config.batch, generator)
             goals = double_targets(
                 board.rewards[states, actions], board.following[states, actions], values.detach(), later, board.legal
             )
 
             # One step of the optimiser.
-            loss = torch.nn.functional.smooth_l1_loss(values[states, actions], goals)
+            loss = torch.nn.functional.mse_loss(values[states, actions], goals)
             if not bool(torch.isfinite(loss)):
                 raise LearningError(f"the loss is {loss.item()} after {update} updates; lower the learning rate")
             optimizer.zero_grad()
@@ -150,7 +157,7 @@ def learn(
             torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
             optimizer.step()
             if progress is not None:
-                accuracy = board.accuracies[played.ended].mean().item()
+                accuracy = games.accuracies[played.ended].mean().item()
                 progress(Progress((update + 1) * batch, updates * batch, loss.item(), accuracy))
     return finish_learning(
         start, tables, learner="dqn", config=config, seed=seed, name=name, parent=parent, episodes=updates * batch

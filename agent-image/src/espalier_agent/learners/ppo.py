@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.game import Returns
+from espalier_agent.game import Games, Returns
 from espalier_agent.learners.board import Board
 from espalier_agent.learners.learning import (
     LearningError,
@@ -84,7 +84,9 @@ def learn(
     head, and when the network's answers or the loss stop being finite.
     """
     start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
-    network, board = start.network, Board(start, config.reward)
+    network = start.network
+    games = Games(start.games, network, start.vocabulary)
+    board = Board(games, config.reward)
     critic = torch.zeros(len(board.legal))
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
@@ -100,7 +102,7 @@ def learn(
             # Play a batch by the policy as it is.
             shifts = board.shifts(config.time_jitter, generator)
             with torch.no_grad():
-                before = board.checked(board.log_probabilities(network, shifts))
+                before = board.checked(games.log_probabilities(network, shifts=shifts))
             played = board.play(before.exp(), config.episodes_per_update, generator)
 
             # Advantages, and the critic's next values.
@@ -113,7 +115,7 @@ def learn(
             steps = (played.states[played.playing], played.actions[played.playing])
             losses = []
             for _ in range(config.passes):
-                now = board.log_probabilities(network, shifts)
+                now = games.log_probabilities(network, shifts=shifts)
                 loss = clipped_loss(now[steps], before[steps], gained[played.playing], config.clip)
                 total = loss - config.entropy * left * entropy(now[steps[0]]).mean()
                 if not bool(torch.isfinite(total)):
@@ -124,7 +126,7 @@ def learn(
                 optimizer.step()
                 losses.append(loss.item())
             if progress is not None:
-                accuracy = board.accuracies[played.ended].mean().item()
+                accuracy = games.accuracies[played.ended].mean().item()
                 progress(Progress((update + 1) * batch, updates * batch, sum(losses) / len(losses), accuracy))
     return finish_learning(
         start, tables, learner="ppo", config=config, seed=seed, name=name, parent=parent, episodes=updates * batch

@@ -93,8 +93,8 @@ format: .venv/.ready  ## let ruff format and mend what it can
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-.PHONY: bench bench-growth bench-advice bench-plan bench-digits
-bench: bench-growth bench-advice bench-plan bench-digits  ## all benchmarks
+.PHONY: bench bench-growth bench-advice bench-plan bench-agent bench-digits
+bench: bench-growth bench-advice bench-plan bench-agent bench-digits  ## all benchmarks
 
 bench-growth: .venv/.ready  ## ms a growth and its exactness, beside the naive insertion
 	.venv/bin/python benchmarks/growth.py
@@ -104,6 +104,9 @@ bench-advice: .venv/.ready  ## latency of the agent's advice
 
 bench-plan: .venv/.ready  ## milliseconds of one plan()
 	.venv/bin/python benchmarks/plan.py
+
+bench-agent: .venv/.ready  ## the agent's learners: speed, fit, generalisation, controls (ten minutes); ARGS=--quick
+	.venv/bin/python benchmarks/agent.py $(ARGS)
 
 bench-digits: .venv/.ready  ## does growing pay on the example? ten seeds beside two controls (6 minutes on two cores)
 	@mkdir -p $(RUNS)

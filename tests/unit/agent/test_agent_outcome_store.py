@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import resource
 import signal
 import sqlite3
@@ -219,12 +218,10 @@ def test_a_folder_that_cannot_be_made_is_counted_and_used_once_it_can(
     assert store.report(outcome("a")).result(PATIENCE) == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
-def test_a_folder_that_is_read_only_is_counted(open_store: Open, path: Path, lost: Counter[str]) -> None:
-    path.parent.mkdir()
-    path.parent.chmod(0o555)
+def test_a_folder_that_is_read_only_is_counted(open_store: Open, lost: Counter[str]) -> None:
+    # There nobody makes a file, root included.
     with pytest.raises(NotStoredError, match="unable to open"):
-        open_store().report(outcome("a")).result(PATIENCE)
+        open_store(Path("/proc/outcomes.db")).report(outcome("a")).result(PATIENCE)
     assert lost == {"Unwritable": 1}
 
 

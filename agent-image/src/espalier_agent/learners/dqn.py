@@ -49,7 +49,7 @@ class DqnConfig(Record):
     """Of each table, between two steps of the optimiser."""
     replay: int = Field(default=20_000, ge=1)
     """Decisions remembered; the oldest make room."""
-    batch: int = Field(default=512, ge=1)
+    batch: int = Field(default=1024, ge=1)
     """Decisions drawn from the replay for a step of the optimiser."""
     exploration: float = Field(default=1.0, ge=0, le=1)
     """Share of decisions taken at random at the beginning, falling linearly over the first half of learning."""
@@ -61,7 +61,7 @@ class DqnConfig(Record):
     """What a final accuracy is worth."""
     reward: Reward = Reward.OVER_MEAN
     """How that is spread over an episode's steps."""
-    learning_rate: float = Field(default=2e-3, gt=0)
+    learning_rate: float = Field(default=4e-3, gt=0)
     """Of Adam, falling linearly to 0 at the end."""
     gradient_norm: float = Field(default=10.0, gt=0)
     """Gradients longer than this are shortened to it."""

@@ -37,11 +37,11 @@ from espalier_api.outcomes import OutcomeTable
 class PpoConfig(Record):
     """What changes learning."""
 
-    episodes: int = Field(default=300_000, ge=1)
+    episodes: int = Field(default=150_000, ge=1)
     """Of all tables together; rounded up to whole updates."""
     episodes_per_update: int = Field(default=100, ge=1)
     """Of each table, in a batch."""
-    passes: int = Field(default=4, ge=1)
+    passes: int = Field(default=8, ge=1)
     """Steps of the optimiser on each batch."""
     clip: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of a decision may move on one batch, as a share of what it was."""
@@ -53,18 +53,19 @@ class PpoConfig(Record):
     """What a final accuracy is worth."""
     reward: Reward = Reward.PAPER
     """How that is spread over an episode's steps."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=3e-3, gt=0)
     """Of Adam, falling linearly to 0 at the end."""
     gradient_norm: float = Field(default=0.5, gt=0)
     """Gradients longer than this are shortened to it."""
-    entropy: float = Field(default=0.3, ge=0)
+    entropy: float = Field(default=1.0, ge=0)
     """Weight of the policy's entropy in the objective, falling linearly to 0 at the end."""
     time_jitter: float = Field(default=0.0, ge=0, le=0.5)
     """Each update shifts a table's times left by a uniformly random share of the budget up to this, either way."""
 
 
 DEFAULT: Final = PpoConfig()
-"""For several tables at once."""
+"""For several tables at once. On the paper's six tables an entropy weight of 1 with 8 passes ended with a smaller mean
+regret than .3 or .6 with 4 (one seed each): with less, learning settles in a sequence that was good first."""
 
 
 def learn(

@@ -75,8 +75,10 @@ def carried() -> dict[str, OutcomeTable]:
     return {table_digest(table): table for name in table_sets() for table in carried_tables(name)}
 
 
-def test_the_shipped_policy_was_learnt_from_all_tables_that_are_carried(policy: Policy) -> None:
-    assert {table.sha256 for table in policy.lineage.tables} == set(carried())
+def test_the_shipped_policy_was_learnt_from_carried_tables(policy: Policy) -> None:
+    """Of several sets: others are carried to judge by."""
+    learnt = {table_digest(table) for name in ("lamelas", "digits") for table in carried_tables(name)}
+    assert {table.sha256 for table in policy.lineage.tables} == learnt
     assert policy.lineage.learner == "reinforce"
     assert policy.lineage.parent is None
 

@@ -70,7 +70,8 @@ class DqnConfig(Record):
 
 
 DEFAULT: Final = DqnConfig()
-"""For several tables at once."""
+"""For several tables at once: on the paper's six a mean regret of .0032 to .0036 in about 10 s of one core (2 seeds of
+`graph`, 1 of `lstm`). That is behind PPO."""
 
 
 class Replay:

@@ -65,7 +65,9 @@ class PpoConfig(Record):
 
 DEFAULT: Final = PpoConfig()
 """For several tables at once. On the paper's six tables an entropy weight of 1 with 8 passes ended with a smaller mean
-regret than .3 or .6 with 4 (one seed each): with less, learning settles in a sequence that was good first."""
+regret than .3 or .6 with 4 (one seed each): with less, learning settles in a sequence that was good first.
+In less than 20 s of one core, `lstm` then has rank 1 of 64 on all six (3 of 3 seeds), `graph` on five or four of them
+(mean regret .0015 to .0017, 3 seeds)."""
 
 
 def learn(

@@ -55,7 +55,7 @@ FIT: Final = ExpectedConfig()
 
 SMOOTH: Final = ExpectedConfig(entropy_last=0.5)
 """Stops while good sequences share the probability, so that what many of them have in common decides, and less of
-what a table's noise put first. Worse on the tables learnt, better on another model (`make bench-agent`)."""
+what a table's noise put first. Worse on the tables learnt; what it gives on others, `make bench-agent` says."""
 
 
 def objective(

@@ -5,10 +5,10 @@ a model with more growth points has more values and the maximum is over its own.
 by the largest value; the probabilities that it reports are the values' softmax, which says which is better and not
 how often it is played.
 
-States that were grown in another order look alike to the network, although the tables tell them apart: a value that
-is carried back through such a state is the mean of unlike ones. Returns that are earned whole (REINFORCE, PPO with
-λ = 1) do not mind. Here a dense reward is the remedy and the default: it pays at each step what the table expects from
-there, and leaves less to be carried back.
+With the paper's reward it often stays below the best sequence of three decisions. A reason may be that states grown
+in another order look alike to the network where the tables tell them apart, so that the value carried back through
+such a state is the mean of unlike ones; that was not isolated. A dense reward is the remedy and the default: it pays
+at each step what the table expects from there, and leaves less to be carried back.
 
 Replay holds which action was taken in which state. What followed and what it was worth is the table's and never
 changes.

@@ -269,6 +269,13 @@ class World:
             stands = self.jobs.status(job).get("conditions")
             raise AssertionError(f"{job}: {kind} is not {status}, {reason}; it stands so: {stands}") from None
 
+    def until_event(self, job: str, *reasons: str) -> None:
+        """Wait until a job has Events of these reasons: they come after the status that they tell of."""
+        self.until(
+            f"{job}: Events {reasons}",
+            lambda: set(reasons) <= {event["reason"] for event in self.jobs.events(job)},
+        )
+
     def pods(self, job: str) -> dict[str, Raw]:
         """Return the pods of a job by name."""
         found = self.kubelet.pods(self.namespace, f"espalier.dev/job={job}")

@@ -78,7 +78,7 @@ def test_a_report_is_copied_into_the_status_and_a_bad_one_leaves_the_last_good(w
     assert status["adaptationCount"] == 1
     assert (status["adaptations"][0]["action"], status["adaptations"][0]["depthAfter"]) == ("Deepen(features.0)", 4)
     assert status["lastCheckpointTime"].startswith("2026-05-01T12:00:00")
-    assert "AdaptationGrown" in {event["reason"] for event in world.jobs.events("job")}
+    world.until_event("job", "AdaptationGrown")
 
     for nonsense in (
         "{",

@@ -22,7 +22,7 @@ def test_a_job_that_cannot_be_run_is_told_so_until_it_is_changed(world: World) -
     world.jobs.make("odd", template={"spec": {"containers": [other]}})
     world.until_condition("odd", "Admitted", "False", "InvalidSpec")
     assert "no container has a limit of nvidia.com/gpu" in message(world, "odd", "Admitted")
-    assert "InvalidSpec" in {event["reason"] for event in world.jobs.events("odd")}
+    world.until_event("odd", "InvalidSpec")
     assert world.jobs.status("odd")["observedGeneration"] == 1
     limits = {"nvidia.com/gpu": 1}
     world.jobs.change("odd", template={"spec": {"containers": [{**other, "resources": {"limits": limits}}]}})

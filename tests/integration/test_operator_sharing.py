@@ -63,8 +63,7 @@ def test_other_people_s_pods_get_gpus_from_extra_workers_without_an_eviction(wor
     assert world.running("job") == ["job-base-0-0"]
     status = world.jobs.status("job")
     assert (status["preemptions"], status["restarts"]) == (0, 0), "it was asked, not robbed"
-    reasons = {event["reason"] for event in world.jobs.events("job")}
-    assert {"NeededByOtherJob", "ReclaimAcknowledged"} <= reasons
+    world.until_event("job", "NeededByOtherJob", "ReclaimAcknowledged")
 
 
 def test_extra_gpus_are_lent_noticed_acknowledged_and_given_to_the_second_job(world: World) -> None:
@@ -113,7 +112,7 @@ def test_who_does_not_give_back_in_time_is_robbed_and_it_is_counted(world: World
     world.jobs.make("second")
     world.until_condition("second", "Running", "True", "Running")
     assert world.jobs.status("first")["preemptions"] == 1
-    assert "ReclaimForced" in {event["reason"] for event in world.jobs.events("first")}
+    world.until_event("first", "ReclaimForced")
 
 
 def test_nodes_that_are_cordoned_not_ready_or_have_failing_gpus_offer_nothing(world: World) -> None:
@@ -145,7 +144,7 @@ def test_a_job_whose_gpu_fails_gives_back_what_it_was_lent(world: World) -> None
     world.until("the extra worker runs", lambda: len(world.running("job")) == 2)
     world.kubelet.set_gpus("node", 2, allocatable=1)
     world.until("it is given back", lambda: world.running("job") == ["job-base-0-0"])
-    assert "GPULost" in {event["reason"] for event in world.jobs.events("job")}
+    world.until_event("job", "GPULost")
 
 
 def test_a_job_stays_on_one_type_of_gpu(world: World) -> None:
@@ -202,4 +201,7 @@ def test_a_node_that_is_lost_costs_no_failure(world: World) -> None:
     world.until_condition("job", "Running", "True", "Running")
     status = world.jobs.status("job")
     assert (status["restarts"], status["preemptions"], status["scheduling"]["failures"]) == (1, 1, 0)
-    assert any("the node of its leader" in event["message"] for event in world.jobs.events("job"))
+    world.until(
+        "it is told why",
+        lambda: any("the node of its leader" in event["message"] for event in world.jobs.events("job")),
+    )

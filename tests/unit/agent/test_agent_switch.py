@@ -81,9 +81,11 @@ def served(settings: Settings) -> Iterator[str]:
 
 
 def damage(folder: Path) -> None:
-    """Cut the weights short, as a copy that broke off."""
+    """Cut the weights short, as a copy that broke off; at once, or a look in between would see another damage."""
     (weights,) = folder.glob("*.safetensors")
-    weights.write_bytes(weights.read_bytes()[:100])
+    short = folder / "short"
+    short.write_bytes(weights.read_bytes()[:100])
+    short.rename(weights)
 
 
 def samples(url: str) -> dict[str, float]:

@@ -184,7 +184,9 @@ def test_counted_step_by_step_it_comes_to_the_same_as_at_once(
         for tally in tallies(before, after, OWNER):
             assert tally.amount > 0
             counted[tally.metric, *tally.labels] += tally.amount
-    assert dict(counted) == pytest.approx(told(statuses[0], statuses[-1]))
+    at_once = told(statuses[0], statuses[-1])
+    # What rounding leaves of a GPU-second may be counted by one and not by the other.
+    assert dict.fromkeys(counted, 0.0) | at_once == pytest.approx(dict.fromkeys(at_once, 0.0) | counted, abs=1e-6)
 
 
 @given(st.data())

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from espalier_agent.baselines import PAPER_RANDOM_RUNS, none_sequence, random_mean
 from espalier_agent.study.many_runs import Learnt, Run, greedy
-from espalier_agent.study.paper import CURRICULA, RANDOM_SEQUENCES, TEMPERATURES
+from espalier_agent.study.paper import CURRICULA, TEMPERATURES
 from espalier_agent.tree import DecisionTree
 
 Floats = npt.NDArray[np.float64]
@@ -128,11 +129,10 @@ def run_study(trees: Sequence[DecisionTree], seeds: Sequence[int], episodes: int
 
 def baselines(tree: DecisionTree, seed: int) -> Baselines:
     """Return what a table gives without an agent; `seed` draws the ten random sequences."""
-    nothing = (len(tree.actions) - 1,) * tree.decisions
-    drawn = random.Random(f"{seed} {tree.name}").choices(tree.accuracies, k=RANDOM_SEQUENCES)
+    drawn = random.Random(f"{seed} {tree.name}").choices(tree.accuracies, k=PAPER_RANDOM_RUNS)
     return Baselines(
-        none=tree.accuracies[tree.sequences.index(nothing)],
-        random_mean=sum(tree.accuracies) / len(tree.accuracies),
+        none=tree.accuracies[tree.sequences.index(none_sequence(tree))],
+        random_mean=random_mean(tree),
         random_ten=sum(drawn) / len(drawn),
         best=max(tree.accuracies),
     )

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from espalier_agent.encoders import encode_time
+from espalier_agent.game import Game, Returns
 from espalier_agent.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policy import DEFAULT_EMBEDDING_SEED
 from espalier_agent.study.many_networks import Models, decide, encode, stacked, unstacked
 from espalier_agent.tree import DecisionTree
 from espalier_agent.vocabulary import Vocabulary
-from espalier_api.outcomes import reward
 
 LEARNING_RATE: Final = 1e-4
 """Of Adam; Lamelas 6.5."""
@@ -110,21 +110,14 @@ class _Boards:
     """The trees of all runs as tensors."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        trees = [run.tree for run in runs]
-        self._decisions = trees[0].decisions
-        embedded, encoding_of = [], []
-        for tree in trees:
-            vocabulary = Vocabulary.build((), DEFAULT_EMBEDDING_SEED)
-            distinct = {state.architecture.fingerprint: state.architecture for state in tree.states}
-            place = {fingerprint: index for index, fingerprint in enumerate(distinct)}
-            embedded.append([vocabulary.embed(architecture) for architecture in distinct.values()])
-            encoding_of.append([place[state.architecture.fingerprint] for state in tree.states])
-        self._models = Models(embedded)
-        self._encoding_of = torch.tensor(encoding_of)
-        self._times = torch.stack([_times(tree) for tree in trees])
-        self._following = torch.tensor([tree.following for tree in trees])
-        self.accuracies = torch.tensor([tree.accuracies for tree in trees], dtype=torch.float64)
-        self.returns = torch.tensor([[reward(accuracy) for accuracy in tree.accuracies] for tree in trees])
+        vocabulary = Vocabulary.build((), DEFAULT_EMBEDDING_SEED)
+        games = [Game(run.tree, vocabulary, _config(run.tree), Returns.PAPER) for run in runs]
+        self._models = Models([[vocabulary.embed(each) for each in game.architectures] for game in games])
+        self._encoding_of = torch.stack([game.models for game in games])
+        self._times = torch.stack([encode_time(game.time_left_s, game.time_budget_s) for game in games])
+        self._following = torch.stack([game.following for game in games])
+        self.accuracies = torch.stack([game.accuracies for game in games])
+        self.returns = torch.stack([game.returns for game in games]).float()
 
     def log_probabilities(self, weights: dict[str, Tensor], temperatures: Tensor) -> Tensor:
         """Return those of all actions in all states, (runs, states, actions)."""
@@ -147,14 +140,11 @@ class _Boards:
         return torch.stack(recorded, dim=1), at
 
 
-def _times(tree: DecisionTree) -> Tensor:
-    left = torch.tensor([state.time_left_s for state in tree.states], dtype=torch.float64)
-    budget = torch.tensor([state.time_budget_s for state in tree.states], dtype=torch.float64)
-    return encode_time(left, budget)
+def _config(tree: DecisionTree) -> NetworkConfig:
+    return NetworkConfig(growth_points=len(tree.actions) - 1)
 
 
 def _starting_weights(run: Run) -> Mapping[str, Tensor]:
     if run.start is not None:
         return run.start
-    config = NetworkConfig(growth_points=len(run.tree.actions) - 1)
-    return PolicyNetwork.seeded(config, run.seed).state_dict()
+    return PolicyNetwork.seeded(_config(run.tree), run.seed).state_dict()

@@ -40,6 +40,3 @@ CURRICULA: Final = (
     ("early", "late", "middle"),
     ("late", "middle", "early"),
 )
-
-RANDOM_SEQUENCES: Final = 10
-"""The paper's baseline is the mean of so many random sequences of actions."""

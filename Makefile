@@ -11,6 +11,10 @@ export UV_PYTHON_DOWNLOADS ?= never
 BUDGET ?= 20
 SEED ?= 0
 RUNS ?= runs
+# Tests at a time. Each of them may be training a model or have an API server beside it: more than cores are no faster.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
+# Tests start hundreds of processes; without bytecode each of them compiles torch anew, which doubles the time.
+unexport PYTHONDONTWRITEBYTECODE
 
 MEMBERS := api operator trainer-image agent-image cli
 
@@ -38,8 +42,8 @@ run: .venv/.ready  ## run the example job, then the same job without growth, and
 	@.venv/bin/espalier compare $(RUNS)/not-grown $(RUNS)/grown
 
 .PHONY: test
-test: .venv/.ready  ## run all tests that need no cluster
-	.venv/bin/pytest tests --ignore tests/e2e/cluster
+test: .venv/.ready  ## run all tests that need no cluster, WORKERS at a time (as many as cores, at most 4)
+	OMP_NUM_THREADS=1 .venv/bin/pytest tests --ignore tests/e2e/cluster --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: test-integration
 test-integration: .venv/.ready  ## the tests that need a real API server; gets one where there is none
@@ -96,8 +100,9 @@ format: .venv/.ready  ## let ruff format and mend what it can
 .PHONY: bench bench-growth bench-advice bench-plan bench-agent bench-digits
 bench: bench-growth bench-advice bench-plan bench-agent bench-digits  ## all benchmarks
 
-bench-growth: .venv/.ready  ## ms a growth and its exactness, beside the naive insertion
+bench-growth: .venv/.ready  ## ms a growth and its exactness, beside the naive insertion and Net2WiderNet as published
 	.venv/bin/python benchmarks/growth.py
+	.venv/bin/python benchmarks/widening.py
 
 bench-advice: .venv/.ready  ## latency of the agent's advice
 	.venv/bin/python benchmarks/advice.py
@@ -105,7 +110,7 @@ bench-advice: .venv/.ready  ## latency of the agent's advice
 bench-plan: .venv/.ready  ## milliseconds of one plan()
 	.venv/bin/python benchmarks/plan.py
 
-bench-agent: .venv/.ready  ## the agent's learners: speed, fit, generalisation, controls (ten minutes); ARGS=--quick
+bench-agent: .venv/.ready  ## the agent's learners: speed, fit, generalisation, controls (twenty minutes); ARGS=--quick
 	.venv/bin/python benchmarks/agent.py $(ARGS)
 
 bench-digits: .venv/.ready  ## does growing pay on the example? ten seeds beside two controls (6 minutes on two cores)
@@ -117,6 +122,24 @@ bench-cifar8: .venv/.ready  ## the same on CIFAR-10 at 8×8 pixels: five seeds (
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/pays.py examples/cifar8.yaml --arrive 20% --seeds 5 --picture $(RUNS)/cifar8.png \
 		$(if $(DATA),--data $(DATA))
+
+.PHONY: bench-pays
+bench-pays: .venv/.ready  ## a GPU comes and goes: train with it, grow into it, both, or nothing? (2 hours); DATA=folder or archive
+	@mkdir -p $(RUNS)
+	.venv/bin/python benchmarks/elastic_pays.py examples/digits.yaml --runs $(RUNS)/pays-digits.jsonl \
+		--picture $(RUNS)/pays-digits.png --markdown $(RUNS)/pays-digits.md $(ARGS)
+	.venv/bin/python benchmarks/elastic_pays.py examples/cifar8.yaml --runs $(RUNS)/pays-cifar8.jsonl \
+		--picture $(RUNS)/pays-cifar8.png --markdown $(RUNS)/pays-cifar8.md $(if $(DATA),--data $(DATA)) $(ARGS)
+
+.PHONY: bench-shrinking
+bench-shrinking: .venv/.ready  ## GPUs taken back: keep the grown model, go back, or distil? six seeds; WORKLOAD=digits, ARGS=...
+	@mkdir -p $(RUNS)
+	.venv/bin/python benchmarks/shrinking.py $(or $(WORKLOAD),digits) --dearer 1,8 --picture $(RUNS)/shrinking.png \
+		--json $(RUNS)/shrinking.json $(ARGS)
+
+.PHONY: bench-elastic
+bench-elastic: .venv/.ready  ## workers that join and leave: pauses, throughput, beside DDP and torchrun (an hour); ARGS=--quick
+	.venv/bin/python benchmarks/elastic.py $(ARGS)
 
 .PHONY: bench-operator
 bench-operator: .venv/.ready  ## the operator at 100, 5,000 and 10,000 nodes (kwok), 1,000 jobs; ARGS=--quick: in a minute

@@ -1,18 +1,21 @@
 """The description of a network: layers, edges, growth points; and growth carried out on the description alone.
 
 The agent sees only this. `espalier_trainer.architecture.describe` makes it from a module, and growing symbolically
-commutes with growing for real: `describe(deepen(model, p)) == describe(model).deepen(p)`.
+commutes with growing for real: `describe(deepen(model, p)) == describe(model).deepen(p)`, and likewise for `widen`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from espalier_api.base import Record
+from espalier_api.channel_insertion import inserted
+from espalier_api.channels import Changes, ChannelGroup, Channels
 
 AttributeValue = bool | int | float | str | tuple[int, ...] | None
 
@@ -55,6 +58,8 @@ class GrowthPoint(Record):
     block: str
     grown: int = Field(default=0, ge=0)
     insertion: tuple[Layer, ...] = Field(min_length=1)
+    channels: Channels | None = None
+    """How the insertion's channels hang together, names relative to it; absent where the architecture's is."""
 
 
 class Architecture(Record):
@@ -64,6 +69,8 @@ class Architecture(Record):
     outputs: tuple[str, ...] = Field(min_length=1)
     """Names of the layers whose outputs the network returns."""
     growth_points: tuple[GrowthPoint, ...] = ()
+    channels: Channels | None = None
+    """Where it can be widened; absent where nobody asked. Groups are those of the starting model, as points are."""
 
     @model_validator(mode="after")
     def _is_a_dag_in_order(self) -> Self:
@@ -85,6 +92,13 @@ class Architecture(Record):
             ids.add(point.id)
             if point.after not in seen:
                 raise ValueError(f"growth point {point.id!r} follows {point.after!r}, which is not a layer")
+            if point.channels is not None:
+                point.channels.check({"", *(layer.name for layer in point.insertion)})
+        if self.channels is not None:
+            self.channels.check(seen)
+            for group in self.channels.groups:
+                if not group.carriers:
+                    raise ValueError(f"group of channels {group.id!r} has no layer that carries it")
         return self
 
     @property
@@ -149,4 +163,79 @@ class Architecture(Record):
             if other.after == point.after:
                 update["after"] = output
             points.append(other.model_copy(update=update) if update else other)
-        return Architecture(layers=tuple(layers), outputs=rewired(self.outputs), growth_points=tuple(points))
+        return Architecture(
+            layers=tuple(layers),
+            outputs=rewired(self.outputs),
+            growth_points=tuple(points),
+            channels=self._channels_with(point, layers, output, absolute),
+        )
+
+    def _channels_with(
+        self, point: GrowthPoint, layers: Sequence[Layer], output: str, absolute: Callable[[str], str]
+    ) -> Channels | None:
+        if self.channels is None or point.channels is None:
+            return None
+        inputs = {layer.name: layer.inputs for layer in layers}
+        return inserted(self.channels, point.channels.renamed(absolute), point.after, output, inputs)
+
+    @property
+    def channel_groups(self) -> tuple[ChannelGroup, ...]:
+        """The groups that can be widened; none where nobody asked for them."""
+        return () if self.channels is None else self.channels.groups
+
+    def channel_group(self, group_id: str) -> ChannelGroup:
+        """Return the group of channels with this id; `GrowthError` names the ids there are."""
+        for group in self.channel_groups:
+            if group.id == group_id:
+                return group
+        known = ", ".join(group.id for group in self.channel_groups) or "none"
+        raise GrowthError(f"{group_id!r} is not a widening group of this model; its groups: {known}")
+
+    def widen(self, group_id: str, width: int) -> Architecture:
+        """Return the description with `width` channels in a group.
+
+        Raises `GrowthError` where there is no such group, and for a width that it cannot have.
+        """
+        group = self.channel_group(group_id)
+        if self.channels is None or not group.accepts(width):
+            raise GrowthError(
+                f"{group_id!r} has {group.width} channels and cannot be widened to {width}; "
+                f"give a multiple of {group.multiple_of} above {group.width}"
+            )
+        more = width - group.width
+        channels, changes = self.channels.widened({group_id: more})
+        return Architecture(
+            layers=tuple(_changed(layer, changes) for layer in self.layers),
+            outputs=self.outputs,
+            growth_points=tuple(
+                _widened(point, more * group.carriers.get(point.after, 0)) for point in self.growth_points
+            ),
+            channels=channels,
+        )
+
+
+def _widened(point: GrowthPoint, more: int) -> GrowthPoint:
+    """Return the point when the output that its insertion reads has so many more channels."""
+    if point.channels is None or not more:
+        return point
+    channels, changes = point.channels.widened({group.id: more for group in point.channels.groups})
+    insertion = tuple(_changed(layer, changes) for layer in point.insertion)
+    return point.model_copy(update={"insertion": insertion, "channels": channels})
+
+
+def _changed(layer: Layer, changes: Changes) -> Layer:
+    attributes = dict(layer.attributes)
+    for (name, attribute, dim), more in changes.attributes.items():
+        if name == layer.name and attribute in attributes:
+            attributes[attribute] = _raised(attributes[attribute], dim, more)
+    parameters = layer.parameters + changes.parameters.get(layer.name, 0)
+    if attributes == layer.attributes and parameters == layer.parameters:
+        return layer
+    return layer.model_copy(update={"attributes": attributes, "parameters": parameters})
+
+
+def _raised(value: AttributeValue, dim: int, more: int) -> AttributeValue:
+    """Return a size that has grown: a number, or one of a shape."""
+    if isinstance(value, tuple):
+        return tuple(size + more if place == dim else size for place, size in enumerate(value))
+    return value + more if isinstance(value, int) else value

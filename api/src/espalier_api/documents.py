@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -18,11 +19,36 @@ from pydantic import BaseModel, ValidationError
 VERSION: Final = 1
 """The version of all documents that this Espalier writes. Raised when an older reader would misread a newer one."""
 
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""Of a file of text that is read. Those that Espalier writes are thousands of times smaller."""
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class DocumentError(ValueError):
     """A contract file cannot be used. The message names the file, what is wrong and what to do."""
+
+
+class DoubledKeyError(ValueError):
+    """A JSON object has a key twice. The message names it."""
+
+
+def without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object as a dictionary: of a key that is there twice nobody knows which value was meant."""
+    whole = dict(pairs)
+    if len(whole) != len(pairs):
+        key = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise DoubledKeyError(f"key {key!r} is there twice in one object")
+    return whole
+
+
+def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """Return what is in a file; `DocumentError` where that is more than `limit` bytes, and no more is read."""
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise DocumentError(f"{path}: is larger than {limit / 2**20:g} MiB, which is more than is read")
+    return content
 
 
 def dumps(model: BaseModel) -> str:
@@ -37,8 +63,10 @@ def loads(text: str, model: type[ModelT], source: str) -> ModelT:
     Raises `DocumentError` when the text is half-written or damaged, of another kind, or of another version.
     """
     try:
-        body = json.loads(text)
-    except ValueError as error:
+        body = json.loads(text, object_pairs_hook=without_doubles)
+    except DoubledKeyError as error:
+        raise DocumentError(f"{source}: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise DocumentError(f"{source}: not complete JSON ({error}); it is damaged or half-written") from error
     if not isinstance(body, dict):
         raise DocumentError(f"{source}: holds {type(body).__name__} where a {model.__name__} is expected")
@@ -60,15 +88,26 @@ def loads(text: str, model: type[ModelT], source: str) -> ModelT:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DocumentError(f"{source}: {place}: {first['msg']}") from error
+        raise DocumentError(f"{source}: {first_fault(error)}") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the place and the reason of the first thing that a model found wrong.
+
+    Of what may be of several types all are tried, and the first to complain is not the one that knows best: a figure
+    that is not finite is named before all else.
+    """
+    faults = error.errors()
+    fault = next((each for each in faults if each["type"] == "finite_number"), faults[0])
+    place = ".".join(str(part) for part in fault["loc"])
+    reason = fault["msg"].removeprefix("Value error, ")
+    return f"{place}: {reason}" if place else reason
 
 
 def read_document(path: Path, model: type[ModelT]) -> ModelT:
     """Read the document at `path`; `DocumentError` as `loads`, `FileNotFoundError` where there is none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path).decode()
     except UnicodeDecodeError as error:
         raise DocumentError(f"{path}: not UTF-8 text; it is damaged") from error
     return loads(text, model, str(path))

@@ -59,6 +59,18 @@ class AdaptationFinished(Event):
     adaptation: Adaptation
 
 
+class TrialStarted(Event):
+    """GPUs were taken back: a smaller model learns from the grown one, which is kept till the two are compared."""
+
+    type: Literal["TrialStarted"] = "TrialStarted"
+    step: int
+    depth: int
+    """Of the smaller model."""
+    parameters: int
+    seconds: float
+    """Of the budget, until they are compared."""
+
+
 class CheckpointSaved(Event):
     """A checkpoint is complete on disk."""
 
@@ -66,6 +78,16 @@ class CheckpointSaved(Event):
     path: str
     step: int
     seconds: float
+
+
+class WorkersChanged(Event):
+    """Workers joined or left the training; all that train together take each step together."""
+
+    type: Literal["WorkersChanged"] = "WorkersChanged"
+    workers: int
+    """That train together now, the leader included."""
+    seconds: float
+    """For which training paused."""
 
 
 class Warned(Event):
@@ -129,7 +151,9 @@ AnyEvent = Annotated[
     TrainerStarted
     | EpochFinished
     | AdaptationFinished
+    | TrialStarted
     | CheckpointSaved
+    | WorkersChanged
     | Warned
     | TrainerFinished
     | AllocationChanged

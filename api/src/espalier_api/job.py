@@ -66,19 +66,26 @@ class Fallback(StrEnum):
     """Leave the model as it is."""
     RANDOM = "Random"
     HEURISTIC = "Heuristic"
-    """Deepen the first growth point while enough budget is left."""
+    """Deepen the first growth point, or widen the first group where only that is allowed, while enough budget is
+    left."""
 
 
 class GrowthAction(StrEnum):
     """The kinds of growth that a job allows."""
 
     DEEPEN = "Deepen"
+    """A layer more at a growth point."""
+    WIDEN = "Widen"
+    """Twice the channels in a group of layers. The shipped policy never chooses it."""
 
 
 class OnReclaim(StrEnum):
     """What becomes of a grown model when GPUs are taken back."""
 
     KEEP = "Keep"
+    """It goes on as it is."""
+    DISTILL = "Distill"
+    """Where the GPUs left do not carry it, a smaller model learns from it, and the better of the two goes on."""
 
 
 class Insertion(StrEnum):
@@ -92,6 +99,24 @@ class Insertion(StrEnum):
     """Convolution + batch norm calibrated on a batch. Near-exact in train mode on similar batches."""
 
 
+class ElasticBatch(StrEnum):
+    """What becomes of the batch when several workers train together."""
+
+    KEEP_GLOBAL = "keepGlobal"
+    """The batch stays as it is and is cut among the workers; the learning rate stays too."""
+    SCALE_LINEAR = "scaleLinear"
+    """Each worker takes a whole batch, and the learning rate is multiplied by their number (Goyal et al. 2017)."""
+
+
+class Stragglers(StrEnum):
+    """What becomes of a worker that is much slower than those that it trains with."""
+
+    REPORT = "Report"
+    """It is said in the job's events; all wait for it."""
+    DROP = "Drop"
+    """It is left out, for a minute first, twice as long the second time, and the third time for good."""
+
+
 class Preemption(Strict):
     """How extra GPUs are lent and taken back."""
 
@@ -100,7 +125,7 @@ class Preemption(Strict):
     cooldown_seconds: float = Field(default=60, ge=0, le=86400)
     """After a change of the allocation, no extra GPUs are lent for this long."""
     min_runtime_seconds: float = Field(default=60, ge=0, le=86400)
-    """Extra GPUs are not taken back for the sake of other jobs' extra GPUs before this time."""
+    """Extra GPUs are not taken back for the sake of other jobs' extra GPUs for this long after they last changed."""
 
 
 class AgentRef(Strict):
@@ -116,6 +141,9 @@ class AdaptationSpec(Strict):
     mode: AdaptationMode = AdaptationMode.AUTO
     actions: tuple[GrowthAction, ...] = Field(default=(GrowthAction.DEEPEN,), min_length=1)
     """The kinds of growth that are allowed."""
+    max_parameters: int | None = Field(default=None, ge=1, le=10**13)
+    """No growth beyond so many trainable parameters. When absent, a job that may widen ends at 16 times those of the
+    starting model; one that only deepens is bounded by `maxAdaptations` alone."""
     max_adaptations: int = Field(default=3, ge=0, le=100)
     """Consultations of the agent while the job has extra GPUs, one an epoch (the paper's 3)."""
     agent: AgentRef | None = None
@@ -201,6 +229,14 @@ class TrainingSpec(Strict):
     dataset: DatasetSpec = DatasetSpec(name="digits")
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
     """Samples a step, of all workers together."""
+    elastic_batch: ElasticBatch | None = None
+    """`keepGlobal` or `scaleLinear`: all workers train together, and join and leave a running job. When absent, extra
+    workers hold their GPUs and do not train."""
+    sync_batch_norm: bool | None = None
+    """True: batch norms take their statistics over the examples of all workers, not of each alone; costs messages."""
+    stragglers: Stragglers | None = None
+    """With elasticBatch: `Report` (also when absent) or `Drop` an extra or base worker five times slower than the
+    others for twenty steps. A dropped one may come again after a minute; the third time it stays out."""
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     evaluate_every_epochs: int = Field(default=1, ge=1, le=1_000_000)
@@ -235,7 +271,8 @@ class JobSpec(Strict):
     priority_class_name: str | None = Field(default=None, pattern=_SUBDOMAIN, max_length=253)
     """PriorityClass of the base workers' pods."""
     priority: int = Field(default=0, ge=-2_147_483_648, le=1_000_000_000)
-    """Higher goes first. On Kubernetes the value of priorityClassName wins over it."""
+    """Higher goes first, and weighs more where extra GPUs are shared. On Kubernetes the value of priorityClassName wins
+    over it."""
     suspend: bool = False
     """True: give all GPUs back after a checkpoint, or do not begin; false again: go on from the checkpoint."""
     pre_running_deadline_seconds: float | None = Field(default=None, gt=0, le=_YEAR)

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
-from espalier_api.documents import DocumentError
+from espalier_api.documents import DocumentError, DoubledKeyError, first_fault, read_bounded, without_doubles
 
 MEAN_TOLERANCE: Final = 1e-4
 """How far a mean or a deviation may be from that of the figures beside it: both are rounded."""
@@ -27,6 +27,10 @@ MEAN_TOLERANCE: Final = 1e-4
 _Index = Annotated[int, Field(strict=True)]
 _Seconds = Annotated[float, Field(strict=True)]
 _Accuracy = Annotated[float, Field(strict=True, ge=0, le=1)]
+_Text = Annotated[str, Field(min_length=1)]
+"""A bound on its length makes that it is Unicode, too: JSON can carry half a character."""
+MAX_DECISIONS: Final = 32
+"""All sequences of more than these are no table that could be collected."""
 
 
 class _TablePart(Record):
@@ -62,16 +66,17 @@ class Control(_Measured):
 class OutcomeTable(_TablePart):
     """All sequences of `decisions_per_episode` decisions among the actions, each with its outcome.
 
-    Action i deepens the starting model's growth point i; the last action does nothing.
+    Action i deepens the starting model's growth point i. Where its architecture has groups of channels, the next
+    actions each double the channels of one. The last action does nothing.
     """
 
-    source: str
-    model: str
-    scenario: str
+    source: _Text
+    model: _Text
+    scenario: _Text
     time_budget_s: float = Field(gt=0, strict=True)
     adapt_from_s: float = Field(ge=0, strict=True)
-    actions: tuple[str, ...] = Field(min_length=1)
-    decisions_per_episode: int = Field(ge=1, strict=True)
+    actions: tuple[_Text, ...] = Field(min_length=1)
+    decisions_per_episode: int = Field(ge=1, le=MAX_DECISIONS, strict=True)
     sequences: tuple[SequenceOutcome, ...] = Field(min_length=1)
     architecture: Architecture | None = None
     """Of the starting model; absent in the published tables, whose models the agent knows by name."""
@@ -111,13 +116,26 @@ class OutcomeTable(_TablePart):
             if sequence not in seen:
                 missing = len(self.actions) ** count - len(seen)
                 raise ValueError(f"sequence {list(sequence)} is missing ({missing} in all)")
-        if self.architecture and len(self.architecture.growth_points) != len(self.actions) - 1:
-            raise ValueError(
-                f"architecture has {len(self.architecture.growth_points)} growth points, "
-                f"where {len(self.actions)} actions need {len(self.actions) - 1}"
-            )
+        self._check_actions()
+        for point in self.architecture.growth_points if self.architecture else ():
+            if not point.id.isprintable():
+                raise ValueError(f"architecture: growth point {point.id!r} has a name that cannot be printed")
         self._check_seeds()
         return self
+
+    def _check_actions(self) -> None:
+        if self.architecture is None:
+            return
+        points, groups = len(self.architecture.growth_points), len(self.architecture.channel_groups)
+        if points + groups != len(self.actions) - 1:
+            widened = f" and {groups} groups of channels" if groups else ""
+            raise ValueError(
+                f"architecture has {points} growth points{widened}, "
+                f"where {len(self.actions)} actions need {len(self.actions) - 1}"
+            )
+        for group in self.architecture.channel_groups:
+            if not group.id.isprintable():
+                raise ValueError(f"architecture: group {group.id!r} has a name that cannot be printed")
 
     def _check_seeds(self) -> None:
         _check_distinct("seeds", self.seeds or ())
@@ -162,9 +180,11 @@ class OutcomeTable(_TablePart):
 
 
 def _check_distinct(place: str, values: Sequence[object]) -> None:
+    seen = set()
     for index, value in enumerate(values):
-        if value in values[:index]:
+        if value in seen:
             raise ValueError(f"{place}[{index}]: {value!r} is there twice")
+        seen.add(value)
 
 
 def reward(accuracy: float) -> float:
@@ -178,33 +198,28 @@ def reward(accuracy: float) -> float:
 def read_table(path: Path) -> OutcomeTable:
     """Read one table; `DocumentError` names the file, the place in it and the reason."""
     try:
-        text = path.read_text(encoding="utf-8")
-        return OutcomeTable.model_validate(json.loads(text, object_pairs_hook=_without_doubles))
+        text = read_bounded(path).decode()
+        return OutcomeTable.model_validate(json.loads(text, object_pairs_hook=without_doubles))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DocumentError(f"{path}: {place + ': ' if place else ''}{first['msg']}") from error
-    except _DoubledKeyError as error:
-        raise DocumentError(f"{path}: key {error} is there twice in one object") from error
+        raise DocumentError(f"{path}: {first_fault(error)}") from error
+    except DoubledKeyError as error:
+        raise DocumentError(f"{path}: {error}") from error
+    except DocumentError:
+        raise
     except (ValueError, RecursionError) as error:
         raise DocumentError(f"{path}: not JSON text ({error})") from error
-
-
-class _DoubledKeyError(Exception):
-    pass
-
-
-def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object as a dictionary: of a key that is there twice nobody knows which value was meant."""
-    whole = dict(pairs)
-    if len(whole) != len(pairs):
-        raise _DoubledKeyError(next(repr(key) for key, _ in pairs if [k for k, _ in pairs].count(key) > 1))
-    return whole
+    except OSError as error:
+        raise DocumentError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def read_tables(folder: Path) -> tuple[OutcomeTable, ...]:
-    """Read all `*.json` tables of a folder, by name; `DocumentError` where there is none or one is damaged."""
+    """Read all tables of a folder, by name; `DocumentError` where there is none or one is damaged."""
+    return tuple(read_table(path) for path in table_files(folder))
+
+
+def table_files(folder: Path) -> list[Path]:
+    """Return the tables of a folder (`*.json`), by name; `DocumentError` where there is none."""
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise DocumentError(f"{folder}: holds no outcome table (*.json)")
-    return tuple(read_table(path) for path in paths)
+    return paths

@@ -13,6 +13,9 @@ DEFAULT_GPU_RESOURCE: Final = "nvidia.com/gpu"
 DNS_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 QUANTITY_PATTERN: Final = r"[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?"
 _QUANTITY: Final = re.compile(QUANTITY_PATTERN)
+_NATIVE: Final = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.*", re.DOTALL)
+"""Resources that Kubernetes divides; all others are extended resources, of which it takes whole numbers only."""
+_WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,7}")
 MAX_CONTAINERS: Final = 32
 MAX_RESOURCES: Final = 32
 """Bounds so that the API server can reckon what checking costs it."""
@@ -41,6 +44,18 @@ class ResourceRequirements(Strict):
     """At most so much; the GPUs of a worker are the sum over its containers."""
     requests: dict[str, Quantity] = Field(default_factory=dict, max_length=MAX_RESOURCES)
     """At least so much."""
+
+    @field_validator("limits")
+    @classmethod
+    def _extended_are_whole(cls, value: dict[str, Quantity]) -> dict[str, Quantity]:
+        for resource, limit in value.items():
+            whole = limit >= 0 if isinstance(limit, int) else _WHOLE_NUMBER.fullmatch(str(limit))
+            if not _NATIVE.fullmatch(resource) and not whole:
+                raise ValueError(
+                    f"has a limit of {str(limit)[:40]} {resource[:80]}; GPUs and other extended resources come in "
+                    "whole numbers; write 1 (or, as text, up to 7 digits)"
+                )
+        return value
 
 
 class VolumeMount(Strict):

@@ -30,6 +30,15 @@ class Reason(StrEnum):
     AGENT_UNAVAILABLE = "AgentUnavailable"
     AGENT_DECLINED = "AgentDeclined"
     ILLEGAL_ADVICE = "IllegalAdvice"
+    STILL_CARRIED = "StillCarried"
+    NOT_CHEAPER = "NotCheaper"
+    TOO_LATE_TO_DISTIL = "TooLateToDistil"
+    CANNOT_SHRINK = "CannotShrink"
+    DISTILLING = "Distilling"
+    DISTILLED = "Distilled"
+    LARGER_IS_BETTER = "LargerIsBetter"
+    GPUS_CAME_BACK = "GPUsCameBack"
+    TRIAL_FAILED = "TrialFailed"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     UNSCHEDULABLE = "Unschedulable"
     POD_REJECTED = "PodRejected"
@@ -60,7 +69,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.MIN_RUNTIME: "its extra GPUs are younger than preemption.minRuntimeSeconds",
     Reason.AT_MAX_REPLICAS: "it has all the workers that maxReplicas allows",
     Reason.NO_REPORT: "its workers sent no report: the image does not use the trainer library, or it still starts",
-    Reason.ADAPTATION_OFF: "adaptation.mode is Off, so extra GPUs would stand idle",
+    Reason.ADAPTATION_OFF: "adaptation.mode is Off, training.elasticBatch absent: extra GPUs would stand idle",
     Reason.RECLAIM_PENDING: "it is giving GPUs back",
     Reason.GPUS_GRANTED: "its base GPUs were granted",
     Reason.EXTRA_GPUS_GRANTED: "spare GPUs were lent to it",
@@ -71,6 +80,15 @@ SENTENCES: dict[Reason, str] = {
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",
     Reason.AGENT_DECLINED: "the agent advised to leave the model as it is",
     Reason.ILLEGAL_ADVICE: "the agent advised what the model does not allow; adaptation.fallback decided",
+    Reason.STILL_CARRIED: "GPUs were taken back, but those left carry the grown model about as fast; it is kept",
+    Reason.NOT_CHEAPER: "GPUs were taken back, but no smaller model's steps are much cheaper; the grown one is kept",
+    Reason.TOO_LATE_TO_DISTIL: "GPUs were taken back too late to teach a smaller model; the grown one is kept",
+    Reason.CANNOT_SHRINK: "GPUs were taken back, but the model cannot be taken back to an earlier size",
+    Reason.DISTILLING: "GPUs were taken back: a smaller model learns from the grown one, which is kept meanwhile",
+    Reason.DISTILLED: "GPUs were taken back: a smaller model learnt from the grown one, and took its place",
+    Reason.LARGER_IS_BETTER: "a smaller model that learnt from the grown one did not come up to it, which is kept",
+    Reason.GPUS_CAME_BACK: "GPUs came back while a smaller model was tried; the grown one is kept",
+    Reason.TRIAL_FAILED: "a smaller model was tried, which could not be finished; the grown one is kept",
     Reason.IMAGE_PULL_FAILED: "its image cannot be pulled",
     Reason.UNSCHEDULABLE: "no node takes its pods",
     Reason.POD_REJECTED: "the API server refuses its pods (quota, pod security, a missing object)",

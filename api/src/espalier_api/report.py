@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from pydantic import AwareDatetime, Field
 
 from espalier_api.base import Record
 from espalier_api.reasons import Reason
+
+WORKERS_METRIC: Final = "workers"
+"""The figure that says how many workers train together."""
 
 
 class Metric(Record):
@@ -41,6 +45,10 @@ class AdaptationResult(StrEnum):
     DRY_RUN = "DryRun"
     FAILED = "Failed"
     """The advice could not be carried out; the model is as it was."""
+    SHRUNK = "Shrunk"
+    """GPUs were taken back, and a smaller model, which learnt from the grown one, took its place."""
+    KEPT = "Kept"
+    """GPUs were taken back, and the grown model goes on."""
 
 
 class AdaptationSource(StrEnum):
@@ -48,6 +56,8 @@ class AdaptationSource(StrEnum):
 
     AGENT = "agent"
     FALLBACK = "fallback"
+    RECLAIM = "reclaim"
+    """The rule of `adaptation.onReclaim`; nobody was asked."""
 
 
 class Adaptation(Record):
@@ -64,7 +74,8 @@ class Adaptation(Record):
     generation: int = Field(ge=0)
     """Generation of that allocation."""
     action: str
-    """`Deepen(<growth point>)` or `Nothing`."""
+    """`Deepen(<growth point>)`, `Widen(<group>)`, `Widen(<group>, <width>)`, `Nothing`; `Distill` where GPUs were taken
+    back."""
     source: AdaptationSource
     policy: str = ""
     """`name@version` of the policy, or the fallback's name."""
@@ -72,7 +83,8 @@ class Adaptation(Record):
     """The policy's probability of each action, by the action's text; empty for a fallback."""
     result: AdaptationResult
     reason: Reason | None = None
-    """What kept the agent from deciding (`AgentUnavailable`, `IllegalAdvice`), where a fallback did."""
+    """What kept the agent from deciding (`AgentUnavailable`, `IllegalAdvice`), where a fallback did; after a reclaim,
+    why the model is what it is."""
     message: str = ""
     """What went wrong or was left out, in words."""
     depth_before: int
@@ -83,6 +95,10 @@ class Adaptation(Record):
     """Trainable parameters before."""
     parameters_after: int
     """Trainable parameters after."""
+    width_before: int | None = None
+    """Channels of the widened group before; only where one was widened."""
+    width_after: int | None = None
+    """Channels of the widened group after."""
     accuracy_before: float | None = None
     """Validation accuracy at the last evaluation before it."""
     accuracy_after: float | None = None

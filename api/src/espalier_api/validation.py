@@ -192,11 +192,15 @@ def _plain(document: Any) -> Any:
 
 
 def _most_specific(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """Leave out the errors of a union's other branches: the first error of a place is enough."""
+    """Leave out the errors of a union's other branches: the first error of a place is enough.
+
+    pydantic counts only those items of a list that are right; a list that is too short for that alone is long enough.
+    """
     seen: set[_Loc] = set()
     for details in errors:
         place = _place(details["loc"])
-        if place not in seen:
+        miscounted = details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
+        if place not in seen and not miscounted:
             seen.add(place)
             yield details
 

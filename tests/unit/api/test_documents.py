@@ -76,6 +76,25 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         read_document(path, Report)
 
 
+def test_a_key_that_is_there_twice_is_refused() -> None:
+    text = dumps(DOCUMENT)
+    with pytest.raises(DocumentError, match="x: key 'generation' is there twice in one object"):
+        loads(text.replace('"generation":', '"generation": 1, "generation":'), AllocationDocument, "x")
+
+
+def test_text_that_is_nested_too_deep_is_refused() -> None:
+    with pytest.raises(DocumentError, match="x: not complete JSON"):
+        loads("[" * 200_000, AllocationDocument, "x")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # of holes: it takes no room on the disk
+    with pytest.raises(DocumentError, match="report.json: is larger than 64 MiB"):
+        read_document(path, Report)
+
+
 def test_a_reader_beside_a_writer_never_sees_half(tmp_path: Path) -> None:
     path = tmp_path / "allocation.json"
     write_document(path, DOCUMENT)

@@ -60,6 +60,21 @@ def changed_first(**change: object) -> list[object]:
     return [sequences[0] | change, *sequences[1:]]
 
 
+def model(**change: object) -> dict[str, object]:
+    """Return an architecture of one layer, and a growth point whose name is half a character."""
+    layer = {"name": "input", "operator": "Input", **change}
+    added = {"name": "linear", "operator": "Linear", "inputs": [""]}
+    point = {"id": "\ud800", "kind": "Linear", "after": "input", "block": "b", "insertion": [added]}
+    return {"layers": [layer], "outputs": ["input"], "growthPoints": [point]}
+
+
+def ended_by_one_of_two() -> list[object]:
+    return [
+        {"actions": list(actions), "time_left_s": [8.0, 5.0], "accuracy": 0.1}
+        for actions in itertools.product(range(2), repeat=2)
+    ]
+
+
 def control(**change: object) -> dict[str, object]:
     return {"name": "restart", "description": "nothing grows", "accuracy": 0.5, **change}
 
@@ -82,7 +97,7 @@ def control(**change: object) -> dict[str, object]:
         ({"sequences": changed_first(time_left_s=[5, 8])}, r"sequences\[0\]: time left rises from 5.0 to 8.0 s"),
         ({"sequences": changed_first(time_left_s=[8, float("nan")])}, "sequences.0.time_left_s.1: .* finite number"),
         ({"sequences": []}, "sequences: Tuple should have at least 1 item"),
-        ({"sequences": [], "decisions_per_episode": 10**12}, "sequences: Tuple should have at least 1 item"),
+        ({"decisions_per_episode": 10**12}, "decisions_per_episode: Input should be less than or equal to 32"),
         ({"decisions_per_episode": 0}, "decisions_per_episode: Input should be greater than or equal to 1"),
         ({"decisions_per_episode": 1.5}, "decisions_per_episode: Input should be a valid integer"),
         ({"actions": []}, "actions: Tuple should have at least 1 item"),
@@ -91,6 +106,29 @@ def control(**change: object) -> dict[str, object]:
         ({"time_budget_s": float("inf")}, "time_budget_s: Input should be a finite number"),
         ({"time_budget_s": 0}, "time_budget_s: Input should be greater than 0"),
         ({"adapt_from_s": 10}, "adapt_from_s 10.0 is not before the end of the budget, 10.0"),
+        ({"model": ""}, "model: String should have at least 1 character"),
+        ({"scenario": "\ud800"}, "scenario: Input should be a valid string, unable to parse raw data as a unicode"),
+        ({"actions": ["a", "\ud800", "b"]}, "actions.1: Input should be a valid string"),
+        (
+            {"actions": [f"deepen {index}" for index in range(200_000)]},
+            r"sequence \[0, 3\] is missing \(39999999991 in all\)",
+        ),
+        (
+            {
+                "decisions_per_episode": 10_000,
+                "sequences": [{"actions": [0] * 10_000, "time_left_s": [1.0] * 10_000, "accuracy": 0.5}],
+            },
+            "decisions_per_episode: Input should be less than or equal to 32",
+        ),
+        (
+            {"architecture": model(attributes={"kernel": float("nan")})},
+            "architecture.layers.0.attributes.kernel.int: Input should be a finite number",
+        ),
+        ({"architecture": model(parameters=-1)}, "architecture.layers.0.parameters: .* greater than or equal to 0"),
+        (
+            {"architecture": model(), "actions": ["deepen 0", "nothing"], "sequences": ended_by_one_of_two()},
+            r"architecture: growth point '\\ud800' has a name that cannot be printed",
+        ),
         ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
         ({"seeds": [0, 0]}, r"seeds\[1\]: 0 is there twice"),
         (
@@ -157,6 +195,22 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, content: bytes, mess
     path.write_bytes(content)
     with pytest.raises(DocumentError, match=f"bad.json: {message}"):
         read_table(path)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # of holes: it takes no room on the disk
+    with pytest.raises(DocumentError, match="bad.json: is larger than 64 MiB"):
+        read_table(path)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(DocumentError, match=r"a.json: cannot be read \(Is a directory\)"):
+        read_tables(tmp_path)
+    with pytest.raises(DocumentError, match=r"none.json: cannot be read \(No such file"):
+        read_table(tmp_path / "none.json")
 
 
 def test_a_table_of_several_seeds_with_controls_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -155,7 +155,15 @@ spec:
         ),
         (
             MINIMAL + "  template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: 500m}}}]}}\n",
-            "container 'trainer' has a limit of 500m nvidia.com/gpu; must be a whole number",
+            "limits: has a limit of 500m nvidia.com/gpu; GPUs and other extended resources come in whole numbers",
+        ),
+        (
+            MINIMAL + "  template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: '12345678'}}}]}}\n",
+            "limits: has a limit of 12345678 nvidia.com/gpu; GPUs and other extended resources come in whole numbers",
+        ),
+        (
+            MINIMAL + "  template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1, a/b: 1.5}}}]}}\n",
+            "limits: has a limit of 1.5 a/b; GPUs and other extended resources come in whole numbers; write 1",
         ),
         (
             MINIMAL + "  template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: ١}}}]}}\n",
@@ -264,6 +272,6 @@ spec:
     assert [str(problem) for problem in caught.value.problems] == [
         "job.yaml:5: spec.timeBudgetSeconds: is 0; must be greater than 0",
         "job.yaml:6: spec.checkpoint.path: is empty; text is needed",
-        "job.yaml:7: spec.template.spec.containers: container 'trainer' has a limit of 1.5 nvidia.com/gpu; "
-        "must be a whole number",
+        "job.yaml:7: spec.template.spec.containers[0].resources.limits: has a limit of 1.5 nvidia.com/gpu; GPUs and "
+        "other extended resources come in whole numbers; write 1 (or, as text, up to 7 digits)",
     ]

@@ -17,13 +17,13 @@ import torch
 from espalier_api import environment
 from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
 from espalier_api.architecture import Architecture
-from espalier_api.documents import read_document, write_document
+from espalier_api.documents import read_document, write_document, write_text_atomically
 from espalier_api.events import EVENT, AnyEvent
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_trainer.advisor import Advisor
-from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
@@ -33,6 +33,38 @@ from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
 STEP_SECONDS = 0.002
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint() -> Callable[..., Checkpoint]:
+    """Return what makes a small checkpoint by its step; two of its tensors share memory."""
+    return _checkpoint
+
+
+def _checkpoint(step: int = 0) -> Checkpoint:
+    state = CheckpointState(
+        identity=CheckpointIdentity(job="default/t", model="m", dataset="d", optimizer="Adam", batch_size=1, seed=0),
+        architecture=None,
+        epoch=0,
+        step=step,
+        cursor=0,
+        epoch_loss_sum=0.1 + 0.2,
+        used_seconds=1 / 3,
+        consultations=0,
+        adaptations=(),
+        metrics=(),
+        depth_before=1,
+        parameters_before=1,
+        max_step_gap_seconds=0.0,
+        schedule={},
+        optimizer_groups=({"lr": 0.1, "params": ["w"]},),
+        optimizer_values={},
+        random={},
+    )
+    weights = torch.arange(6, dtype=torch.float32).view(2, 3)
+    return Checkpoint(
+        state, {"w": weights, "tied": weights, "row": weights[1:]}, {"optimizer.w|step": torch.tensor(3.0)}
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -199,15 +231,17 @@ def advice_body() -> Callable[..., bytes]:
 _CHILD = """
 import os, sys
 handle = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.dup2(handle, 1)
 os.dup2(handle, 2)
 os.environ.update({variables!r})
 sys.path[:0] = {path!r}
 {prelude}
 import torch
 torch.set_num_threads(1)
-from espalier_trainer.main import main
-sys.exit(main())
+{run}
 """
+
+_TRAINER = "from espalier_trainer.main import main; sys.exit(main())"
 
 
 @dataclass
@@ -220,6 +254,10 @@ class Workplace:
     time_scale: float = 1.0
     prelude: str = ""
     python_path: tuple[str, ...] = ()
+    rendezvous: str = ""
+    """Where workers meet; a file in the folder when empty."""
+    run: str = _TRAINER
+    """What each process does, once it is set up."""
     _generation: int = 0
 
     @property
@@ -228,7 +266,13 @@ class Workplace:
 
     @property
     def log(self) -> str:
-        return (self.folder / "log").read_text()
+        path = self.folder / "log"
+        return path.read_text() if path.exists() else ""
+
+    def logs(self, extra: int) -> str:
+        """Return what extra worker `extra` has logged."""
+        path = self.folder / f"log-{extra}"
+        return path.read_text() if path.exists() else ""
 
     def variables(self) -> dict[str, str]:
         return {
@@ -239,25 +283,41 @@ class Workplace:
             environment.CHECKPOINT_DIR: str(self.checkpoints),
             environment.AGENT_URL: self.agent_url,
             environment.TIME_SCALE: str(self.time_scale),
+            environment.RENDEZVOUS: self.rendezvous or str(self.folder / "rendezvous"),
         }
 
     def allocate(
-        self, replicas: int, *, generation: int | None = None, stop: Reason | None = None, reason: str = ""
+        self,
+        replicas: int,
+        *,
+        generation: int | None = None,
+        stop: Reason | None = None,
+        reason: str = "",
+        budget: float | None = None,
     ) -> None:
         """Write the allocation file, as a scheduler does."""
         self._generation = self._generation + 1 if generation is None else generation
         allocation = Allocation(generation=self._generation, replicas=replicas, gpus=replicas, reason=reason)
-        budget = TimeBudget(budget_seconds=self.job.spec.time_budget_seconds)
-        document = AllocationDocument(job=self.job.key, allocation=allocation, time_budget=budget, stop=stop)
+        time_budget = TimeBudget(budget_seconds=self.job.spec.time_budget_seconds if budget is None else budget)
+        document = AllocationDocument(job=self.job.key, allocation=allocation, time_budget=time_budget, stop=stop)
         write_document(self.folder / "allocation.json", document)
 
-    def start(self) -> Any:
-        """Start a trainer process (forked from a server that has torch imported already)."""
+    def start(self, extra: int | None = None) -> Any:
+        """Start the leader, or extra worker `extra` (forked from a server that has torch imported already)."""
         job = self.job.model_dump(mode="json", by_alias=True, exclude_none=True)
-        (self.folder / "job.json").write_text(json.dumps(job))
+        # At once: the process that was started before may be reading it.
+        write_text_atomically(self.folder / "job.json", json.dumps(job))
         context = multiprocessing.get_context("forkserver")
+        variables, log = self.variables(), "log"
+        if extra is not None:
+            variables |= {environment.WORKER_ROLE: "extra", environment.WORKER_INDEX: str(extra)}
+            log = f"log-{extra}"
         code = _CHILD.format(
-            log=str(self.folder / "log"), variables=self.variables(), path=list(self.python_path), prelude=self.prelude
+            log=str(self.folder / log),
+            variables=variables,
+            path=list(self.python_path),
+            prelude=self.prelude,
+            run=self.run,
         )
         process = context.Process(target=exec, args=(code, {}))
         process.start()
@@ -284,15 +344,15 @@ def workplace(tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
         place = Workplace(tmp_path, job, **options)
         begin = place.start
 
-        def start() -> Any:
-            started.append(begin())
+        def start(extra: int | None = None) -> Any:
+            started.append(begin(extra))
             return started[-1]
 
         place.start = start  # type: ignore[method-assign]
         return place
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["torch", "torch._dynamo", "espalier_trainer.main", "espalier_trainer.session"]
+        ["torch", "torch._dynamo", "espalier_trainer.main", "espalier_trainer.session", "espalier_trainer.own"]
     )
     yield make
     for process in started:

@@ -7,44 +7,15 @@ import torch
 
 from espalier_trainer import checkpoint as module
 from espalier_trainer.checkpoint import (
-    Checkpoint,
-    CheckpointIdentity,
-    CheckpointState,
     CheckpointStore,
     DamagedCheckpointError,
     read_checkpoint,
 )
 
 
-def _checkpoint(step: int = 0) -> Checkpoint:
-    state = CheckpointState(
-        identity=CheckpointIdentity(job="default/t", model="m", dataset="d", optimizer="Adam", batch_size=1, seed=0),
-        architecture=None,
-        epoch=0,
-        step=step,
-        cursor=0,
-        epoch_loss_sum=0.1 + 0.2,
-        used_seconds=1 / 3,
-        consultations=0,
-        adaptations=(),
-        metrics=(),
-        depth_before=1,
-        parameters_before=1,
-        max_step_gap_seconds=0.0,
-        schedule={},
-        optimizer_groups=({"lr": 0.1, "params": ["w"]},),
-        optimizer_values={},
-        random={},
-    )
-    weights = torch.arange(6, dtype=torch.float32).view(2, 3)
-    return Checkpoint(
-        state, {"w": weights, "tied": weights, "row": weights[1:]}, {"optimizer.w|step": torch.tensor(3.0)}
-    )
-
-
-def test_what_is_read_is_what_was_saved(tmp_path):
+def test_what_is_read_is_what_was_saved(tmp_path, make_checkpoint):
     store = CheckpointStore(tmp_path / "made" / "here")
-    saved = _checkpoint(7)
+    saved = make_checkpoint(7)
     path = store.save(saved)
     read = store.load_latest()
     assert read.state == saved.state
@@ -55,15 +26,15 @@ def test_what_is_read_is_what_was_saved(tmp_path):
     assert path.name == "checkpoint-00000001"
 
 
-def test_last_two_are_kept(tmp_path):
+def test_last_two_are_kept(tmp_path, make_checkpoint):
     store = CheckpointStore(tmp_path)
     for step in range(5):
-        store.save(_checkpoint(step))
+        store.save(make_checkpoint(step))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000004", "checkpoint-00000005"]
     assert store.load_latest().state.step == 4
 
 
-def test_nothing_there_is_no_checkpoint(tmp_path):
+def test_nothing_there_is_no_checkpoint(tmp_path, make_checkpoint):
     assert CheckpointStore(tmp_path / "never").load_latest() is None
 
 
@@ -79,10 +50,10 @@ def _flip(path):
 
 @pytest.mark.parametrize("file", ["model.safetensors", "training.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", [_cut, _flip, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
-def test_every_kind_of_damage_is_found_and_the_one_before_is_used(tmp_path, file, damage):
+def test_every_kind_of_damage_is_found_and_the_one_before_is_used(tmp_path, file, damage, make_checkpoint):
     store = CheckpointStore(tmp_path)
-    store.save(_checkpoint(1))
-    newest = store.save(_checkpoint(2))
+    store.save(make_checkpoint(1))
+    newest = store.save(make_checkpoint(2))
     if file == "manifest.json" and damage is _cut:
         (newest / file).write_text((newest / file).read_text().rstrip())  # its last byte is a line end
     damage(newest / file)
@@ -92,7 +63,7 @@ def test_every_kind_of_damage_is_found_and_the_one_before_is_used(tmp_path, file
     assert len(store.warnings) == 1
     assert str(newest) in store.warnings[0]
     # It is set aside, and does not count as one of the two that are kept.
-    store.save(_checkpoint(3))
+    store.save(make_checkpoint(3))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "checkpoint-00000001",
         "checkpoint-00000002",
@@ -100,17 +71,17 @@ def test_every_kind_of_damage_is_found_and_the_one_before_is_used(tmp_path, file
     ]
 
 
-def test_both_damaged_is_a_fresh_start_with_two_warnings(tmp_path):
+def test_both_damaged_is_a_fresh_start_with_two_warnings(tmp_path, make_checkpoint):
     store = CheckpointStore(tmp_path)
     for step in (1, 2):
-        _cut(store.save(_checkpoint(step)) / "model.safetensors")
+        _cut(store.save(make_checkpoint(step)) / "model.safetensors")
     assert store.load_latest() is None
     assert len(store.warnings) == 2
 
 
-def test_state_of_a_future_version_is_not_guessed_at(tmp_path):
+def test_state_of_a_future_version_is_not_guessed_at(tmp_path, make_checkpoint):
     store = CheckpointStore(tmp_path)
-    path = store.save(_checkpoint(1))
+    path = store.save(make_checkpoint(1))
     manifest = path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
     assert store.load_latest() is None
@@ -118,9 +89,9 @@ def test_state_of_a_future_version_is_not_guessed_at(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["model.safetensors", "training.safetensors", "state.json", "manifest.json"])
-def test_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, failing):
+def test_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, failing, make_checkpoint):
     store = CheckpointStore(tmp_path)
-    store.save(_checkpoint(1))
+    store.save(make_checkpoint(1))
     real = module._write
 
     def full(path, content):
@@ -131,16 +102,16 @@ def test_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, failing):
 
     monkeypatch.setattr(module, "_write", full)
     with pytest.raises(OSError, match="No space left"):
-        store.save(_checkpoint(2))
+        store.save(make_checkpoint(2))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
     assert store.load_latest().state.step == 1
 
 
-def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path, make_checkpoint):
     leftover = tmp_path / "writing-00000001-999"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
     store = CheckpointStore(tmp_path)
     assert store.load_latest() is None
-    store.save(_checkpoint(1))
+    store.save(make_checkpoint(1))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]

@@ -153,7 +153,7 @@ def test_growth_that_fails_is_recorded_and_training_goes_on(run, make_job):
 def test_growth_that_does_not_fit_into_memory_is_taken_back(run, make_job, monkeypatch, tmp_path):
     real = loop._optimize
 
-    def small_device(network, inputs, labels):
+    def small_device(network, inputs, labels, judge=None):
         if network.depth > 4:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return real(network, inputs, labels)
@@ -208,7 +208,7 @@ def test_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint
 def test_weights_that_are_not_finite_are_never_saved(run, make_job, tmp_path, monkeypatch):
     real = loop._optimize
 
-    def poisoned(network, inputs, labels):
+    def poisoned(network, inputs, labels, judge=None):
         loss = real(network, inputs, labels)
         with torch.no_grad():
             next(network.module.parameters()).view(-1)[0] = math.nan
@@ -276,7 +276,7 @@ def test_model_that_cannot_be_described_is_trained_as_it_is(run, make_job, tmp_p
     from espalier_api.architecture import GrowthError
     from espalier_trainer import network
 
-    def opaque(*_args):
+    def opaque(*_args, **_options):
         raise GrowthError("the model cannot be traced")
 
     monkeypatch.setattr(network, "describe", opaque)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from torch import Tensor
 
-from espalier_api.advice import ActionKind, AdviceRequest, OutcomeReport
+from espalier_api.advice import Action, ActionKind, AdviceRequest, OutcomeReport
 from espalier_api.advice import Progress as AdviceProgress
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import GrowthError
@@ -17,6 +17,7 @@ from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.advisor import Advisor, Decision
+from espalier_trainer.allowing import allowed_actions
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Progress
 from espalier_trainer.scheduler import Scheduler
@@ -46,6 +47,8 @@ class Adapter:
     restart_only: bool = False
     """A control for studies: where the advice is to grow, only the learning-rate schedule begins again."""
     clock: Callable[[], float] = time.monotonic
+    seed: int = 0
+    """Of the choice of channels that widenings copy."""
 
     def consult(self, network: Network, progress: Progress, allocation: Allocation) -> Consultation:
         """Ask and, in mode Auto, grow. Training is never stopped by what goes wrong here."""
@@ -60,6 +63,7 @@ class Adapter:
             time_left_seconds=self.scheduler.time_left(),
             time_budget_seconds=self.scheduler.time_budget(),
             allocation=allocation,
+            allowed_actions=allowed_actions(spec, network.architecture, progress.parameters_before),
             progress=AdviceProgress(
                 epoch=progress.epoch,
                 step=progress.step,
@@ -90,6 +94,8 @@ class Adapter:
             depth_after=grown.depth,
             parameters_before=network.parameters,
             parameters_after=grown.parameters,
+            width_before=_width(network, decision.action, result),
+            width_after=_width(grown, decision.action, result),
             accuracy_before=progress.metrics.get("validation_accuracy"),
             seconds=self.clock() - started,
         )
@@ -111,10 +117,25 @@ class Adapter:
         if self.scheduler.time_left() <= 0:
             return network, AdaptationResult.FAILED, "the time budget was used up while advice was waited for"
         try:
-            grown = network.deepened(target, self.example_input, self.job.spec.adaptation.insertion)
+            grown = self._grown(network, decision.action)
         except GrowthError as error:
             return network, AdaptationResult.FAILED, str(error)
         return grown, AdaptationResult.GROWN, problem
+
+    def _grown(self, network: Network, action: Action) -> Network:
+        insertion = self.job.spec.adaptation.insertion
+        if action.kind is ActionKind.WIDEN and network.architecture is not None:
+            width = action.new_width(network.architecture)
+            # Another seed for each growth, the same for whoever does it again.
+            seed = (self.seed << 16) + len(network.history)
+            return network.widened(str(action.target), width, self.example_input, insertion, seed)
+        return network.deepened(str(action.target), self.example_input, insertion)
+
+
+def _width(network: Network, action: Action, result: AdaptationResult) -> int | None:
+    if action.kind is not ActionKind.WIDEN or result is not AdaptationResult.GROWN or network.architecture is None:
+        return None
+    return network.architecture.channel_group(str(action.target)).width
 
 
 def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation:
@@ -123,6 +144,7 @@ def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation
         update={
             "result": AdaptationResult.FAILED,
             "message": message,
+            "width_after": adaptation.width_before,
             "depth_after": network.depth,
             "parameters_after": network.parameters,
         }

@@ -26,6 +26,7 @@ from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, dumps, loads
 from espalier_api.report import Adaptation, Metric
+from espalier_trainer.net2net.history import Growth
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,9 @@ class CheckpointState(Record):
     identity: CheckpointIdentity
     architecture: Architecture | None = None
     """None where the model cannot be described; it has then never grown."""
+    growth: tuple[Growth, ...] = ()
+    """What was done to the starting model, in order; absent in checkpoints from before widening, whose growth in depth
+    is in the architecture."""
     epoch: int = Field(ge=0)
     """Epochs begun before the current one."""
     step: int = Field(ge=0)
@@ -76,6 +80,8 @@ class CheckpointState(Record):
     optimizer_groups: tuple[dict[str, object], ...]
     optimizer_values: dict[str, dict[str, object]]
     """State of the optimizer that is no tensor, by parameter name."""
+    shrinking: dict[str, object] | None = None
+    """What `distillation.trial` must not lose; None where nothing was ever to be shrunk."""
     random: dict[str, object]
     """Python's and numpy's generator states; torch's are tensors."""
 
@@ -102,6 +108,13 @@ class Checkpoint:
     state: CheckpointState
     model: dict[str, Tensor]
     training: dict[str, Tensor]
+
+    def copied(self) -> Checkpoint:
+        """Return one that does not change with the network it was made of."""
+        model, training = (
+            {name: tensor.clone() for name, tensor in tensors.items()} for tensors in (self.model, self.training)
+        )
+        return Checkpoint(self.state, model, training)
 
 
 @dataclass

@@ -28,7 +28,7 @@ def main() -> int:
         job = load_job(settings.job_file, resource=None)
         require_scratch()
         if not settings.leads:
-            worker.wait(settings, job)
+            worker.work(settings, job)
         # Imported here: torch takes seconds, and a job file with a mistake should not have to wait for it.
         from espalier_trainer.session import train
 

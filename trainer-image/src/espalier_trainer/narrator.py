@@ -14,10 +14,12 @@ from espalier_api.events import (
     EpochFinished,
     TrainerFinished,
     TrainerStarted,
+    TrialStarted,
     Warned,
+    WorkersChanged,
 )
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, Report, TrainerPhase
+from espalier_api.report import WORKERS_METRIC, Adaptation, Report, TrainerPhase
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Ending, Progress
@@ -122,6 +124,27 @@ class Narrator:
             adaptation.depth_before,
             adaptation.depth_after,
         )
+
+    def trial_started(self, network: Network, seconds: float) -> None:
+        """Say that a smaller model is tried, for so many budget seconds."""
+        now, used = self._now()
+        started = TrialStarted(
+            time=now,
+            used_seconds=used,
+            step=self.progress.step,
+            depth=network.depth,
+            parameters=network.parameters,
+            seconds=seconds,
+        )
+        self.reporter.record(started)
+        self.report(urgent=True)
+
+    def workers_changed(self, workers: int, seconds: float) -> None:
+        """Say that other workers train together now, after a pause of `seconds`."""
+        now, used = self._now()
+        self.progress.metrics[WORKERS_METRIC] = workers
+        self.reporter.record(WorkersChanged(time=now, used_seconds=used, workers=workers, seconds=seconds))
+        self.report(urgent=True)
 
     def saved(self, path: str, seconds: float) -> None:
         """Say that a checkpoint is complete."""

@@ -34,6 +34,7 @@ def restore(values: dict[str, Any], tensors: dict[str, Tensor], device: torch.de
     numpy_state = values["numpy"]
     inner = {**numpy_state["state"], "key": np.array(numpy_state["state"]["key"], dtype=np.uint32)}
     np.random.set_state({**numpy_state, "state": inner})
-    torch.set_rng_state(tensors["random.cpu"])
+    # Cloned: torch reads a state from where its storage begins, and a view may begin later.
+    torch.set_rng_state(tensors["random.cpu"].clone())
     if device.type == "cuda" and "random.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["random.cuda"], device)
+        torch.cuda.set_rng_state(tensors["random.cuda"].clone(), device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -12,12 +13,21 @@ from torch import Tensor
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer import randomness
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
+from espalier_trainer.distillation.shrinking import Shrinker
+from espalier_trainer.distillation.trial import untried
 from espalier_trainer.errors import CheckpointMismatchError, LossNotFiniteError
 from espalier_trainer.narrator import Narrator
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network, resumed_network
 from espalier_trainer.optimizers import optimizer_state
 from espalier_trainer.progress import Progress
 from espalier_trainer.schedules import Schedule
+
+
+class Stated(Protocol):
+    """What decides on the learning rate, as far as a checkpoint keeps it."""
+
+    def state(self) -> dict[str, object]:
+        """Return its state, as JSON types."""
 
 
 def identity(job: AdaptiveTrainingJob, seed: int) -> CheckpointIdentity:
@@ -37,16 +47,19 @@ def capture(
     own: CheckpointIdentity,
     network: Network,
     progress: Progress,
-    schedule: Schedule,
+    schedule: Stated,
     used_seconds: float,
     device: torch.device,
+    shrinker: Shrinker | None = None,
 ) -> Checkpoint:
     """Return the run as a checkpoint."""
+    shrinking, kept = (None, {}) if shrinker is None else shrinker.capture()
     groups, tensors, values = optimizer_state(network.optimizer, network.module)
     random_values, random_tensors = randomness.capture(device)
     state = CheckpointState(
         identity=own,
         architecture=network.architecture,
+        growth=network.history,
         epoch=progress.epoch,
         step=progress.step,
         cursor=progress.cursor,
@@ -59,11 +72,12 @@ def capture(
         parameters_before=progress.parameters_before,
         max_step_gap_seconds=progress.max_step_gap_seconds,
         schedule=schedule.state(),
+        shrinking=shrinking,
         optimizer_groups=tuple(groups),
         optimizer_values=values,
         random=random_values,
     )
-    training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()} | random_tensors
+    training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()} | random_tensors | kept
     model: dict[str, Tensor] = network.module.state_dict()
     return Checkpoint(state, model, training)
 
@@ -76,8 +90,9 @@ def restore(
     schedule: Schedule,
     example_input: Tensor,
     device: torch.device,
+    shrinker: Shrinker | None = None,
 ) -> tuple[Network, Progress]:
-    """Return the network and progress of a checkpoint; sets the schedule and the random generators.
+    """Return the network and progress of a checkpoint; sets the schedule, the random generators and the shrinker.
 
     Raises `CheckpointMismatchError` for a checkpoint of another job, model, data set, optimizer or seed.
     """
@@ -89,6 +104,10 @@ def restore(
             "or remove the folder to begin anew"
         )
     network = resumed_network(start, checkpoint, job.spec.training.optimizer, example_input)
+    if shrinker is not None:
+        shrinker.restore(checkpoint, example_input)
+    else:
+        network = untried(checkpoint, network, start, job.spec.training.optimizer, example_input)
     try:
         schedule.load_state(state.schedule)
     except KeyError as error:
@@ -96,7 +115,13 @@ def restore(
             f"the checkpoint was made with another training.schedule (it has no {error}); "
             "change it back, or remove the checkpoint folder to begin anew"
         ) from error
-    progress = Progress(
+    randomness.restore(state.random, checkpoint.training, device)
+    return network, progress_of(state)
+
+
+def progress_of(state: CheckpointState) -> Progress:
+    """Return where the run of a checkpoint stood."""
+    return Progress(
         depth_before=state.depth_before,
         parameters_before=state.parameters_before,
         epoch=state.epoch,
@@ -108,8 +133,6 @@ def restore(
         metrics={metric.name: metric.value for metric in state.metrics},
         max_step_gap_seconds=state.max_step_gap_seconds,
     )
-    randomness.restore(state.random, checkpoint.training, device)
-    return network, progress
 
 
 @dataclass
@@ -120,9 +143,10 @@ class Saver:
     identity: CheckpointIdentity
     interval_seconds: float
     """In budget seconds."""
-    schedule: Schedule
+    schedule: Stated
     device: torch.device
     clock: Callable[[], float]
+    shrinker: Shrinker | None = None
     wanted: bool = False
     """Save at the next step boundary (after a growth)."""
     _saved_at: float = 0.0
@@ -149,7 +173,10 @@ class Saver:
             raise LossNotFiniteError(f"the weights after step {progress.step} are not finite", rate)
         started = self.clock()
         try:
-            path = self.store.save(capture(self.identity, network, progress, self.schedule, used_seconds, self.device))
+            checkpoint = capture(
+                self.identity, network, progress, self.schedule, used_seconds, self.device, self.shrinker
+            )
+            path = self.store.save(checkpoint)
         except (OSError, SafetensorError) as error:
             narrator.warn("CheckpointFailed", f"no checkpoint was written ({error}); training goes on")
         else:

@@ -180,6 +180,8 @@ class VirtualScheduler:
     step_seconds: Callable[[Architecture | None], float]
     arrivals: Sequence[Arrival] = ()
     base: int = 1
+    speedup: Callable[[int], float] = lambda replicas: 1.0
+    """How many times as fast as one so many replicas step; one that takes no part makes nothing faster."""
     _used: float = field(init=False, default=0.0)
     _asked: _Asked = field(init=False)
     _cost: tuple[Architecture | None, float] | None = field(init=False, default=None)
@@ -228,7 +230,7 @@ class VirtualScheduler:
         """Move virtual time by the cost of one step of this architecture."""
         if self._cost is None or self._cost[0] is not architecture:
             self._cost = (architecture, self.step_seconds(architecture))
-        self._used += self._cost[1]
+        self._used += self._cost[1] / self.speedup(self._asked.replicas)
 
     def take_warnings(self) -> tuple[str, ...]:
         """Nothing goes wrong with virtual time."""

@@ -8,29 +8,36 @@ import logging
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from espalier_api import environment
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, TrainingSpec
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Stragglers, TrainingSpec
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_trainer.advisor import Advisor, HTTPAdvisor, NoAgent, WithFallback
 from espalier_trainer.checkpoint import CheckpointStore
 from espalier_trainer.contracts import connected
 from espalier_trainer.data import load_data
+from espalier_trainer.data.source import Data
+from espalier_trainer.elastic import Follower, Team
+from espalier_trainer.elastic.states import digest
 from espalier_trainer.entrypoint import load_entrypoint
 from espalier_trainer.errors import CheckpointFolderError, DatasetError, ExitCode, ModelError
 from espalier_trainer.fallback import build_fallback
 from espalier_trainer.loop import Trainer
 from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.models import build_model
+from espalier_trainer.narrator import Narrator
+from espalier_trainer.network import Network, new_network
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.scheduler import DocumentScheduler
-from espalier_trainer.settings import Settings, StopSignal
+from espalier_trainer.settings import Role, Settings, StopSignal
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +62,7 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
         reporter = MeteredReporter(contracts.reporter, job.spec.time_budget_seconds)
         if settings.metrics_port is not None:
             stack.enter_context(served(reporter.metrics, settings.metrics_port))
-        data = load_data(training.dataset)
-        model = build_model(training.model, data.classes, data.example_input())
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        if device.type == "cpu" and parameters < SMALL_MODEL_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(1)
+        data, model = load(training, device)
         trainer = Trainer(
             job,
             model,
@@ -74,9 +77,69 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
             stop=stop,
             incarnation=settings.incarnation,
             step_took=reporter.step_took,
+            team=team_of(settings, training, device),
         )
         stop.training = True
         return exit_code(trainer.run(), stop)
+
+
+def take_part(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], bool]) -> bool:
+    """Train as one of the workers that another leads; returns whether the job has ended, else this one was to go.
+
+    Raises `TrainerError` for what the person can mend.
+    """
+    training = job.spec.training
+    if settings.rendezvous is None or training.elastic_batch is None:
+        raise ValueError("there is no rendezvous, or the job wants none")
+    seed = training.seed if settings.seed is None else settings.seed
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    seed_everything(seed)  # the starting weights are the leader's
+    data, model = load(training, device)
+    data = data.to(device)
+    start, _ = new_network(model.to(device), training.optimizer, data.example_input(), job.spec.adaptation.insertion)
+    base = settings.role is Role.BASE
+    return Follower(job, start, data, device, seed, base=base, index=settings.index, stop=stop).run(settings.rendezvous)
+
+
+def load(training: TrainingSpec, device: torch.device) -> tuple[Data, nn.Module]:
+    """Return the job's data, and its starting model; on the CPU with as many threads as it is worth."""
+    data = load_data(training.dataset)
+    model = build_model(training.model, data.classes, data.example_input())
+    set_threads(model, device)
+    return data, model
+
+
+def set_threads(model: nn.Module, device: torch.device) -> None:
+    """Let a small model on the CPU have one thread, unless the environment says how many."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if device.type == "cpu" and parameters < SMALL_MODEL_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def team_of(
+    settings: Settings, training: TrainingSpec, device: torch.device, hashed: Callable[[Network], int] = digest
+) -> Callable[[Narrator], Team] | None:
+    """Return what makes the meeting place of the job's workers, None where each trains alone.
+
+    `hashed` is what must be equal in all members.
+    """
+    place, policy = settings.rendezvous, training.elastic_batch
+    if place is None or policy is None:
+        return None
+
+    def make(narrator: Narrator) -> Team:
+        return Team(
+            place,
+            policy,
+            device,
+            narrator.warn,
+            narrator.workers_changed,
+            sync_batch_norm=bool(training.sync_batch_norm),
+            stragglers=training.stragglers or Stragglers.REPORT,
+            hashed=hashed,
+        )
+
+    return make
 
 
 def warm_up(training: TrainingSpec) -> None:

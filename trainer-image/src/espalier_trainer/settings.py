@@ -72,6 +72,8 @@ class Settings:
     """What the leader calls itself in reports; empty: it makes up a name."""
     role: Role
     index: int
+    rendezvous: str | None = None
+    """Where the workers of the job meet; None: each is alone."""
     metrics_port: int | None = None
     """Where the leader's metrics can be scraped; None: nowhere."""
 
@@ -104,6 +106,7 @@ class Settings:
             incarnation=variables.get(environment.INCARNATION, ""),
             role=_role(variables.get(environment.WORKER_ROLE) or Role.BASE),
             index=_index(variables.get(environment.WORKER_INDEX) or "0"),
+            rendezvous=variables.get(environment.RENDEZVOUS) or None,
             metrics_port=_port(variables.get(environment.METRICS_PORT)),
         )
 

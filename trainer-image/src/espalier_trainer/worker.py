@@ -1,6 +1,6 @@
-"""A worker that does not lead: it imports what training needs, and waits, warm, to be asked to end.
+"""A worker that does not lead: it takes part in the leader's training, or waits, warm, where the job wants no more.
 
-Until workers train together it holds its GPU and nothing else: it neither reports nor checkpoints.
+It neither reports nor checkpoints.
 """
 
 from __future__ import annotations
@@ -18,13 +18,37 @@ from espalier_trainer.settings import Settings
 logger = logging.getLogger(__name__)
 
 
+class Leave:
+    """SIGTERM: ends this process at once, as done (exit code 0), or while it takes part at the next step boundary."""
+
+    def __init__(self) -> None:
+        self.takes_part = self.asked = False
+
+    def install(self) -> None:
+        """Hear the signal from now on."""
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def __call__(self) -> bool:
+        """Tell whether it has come."""
+        return self.asked
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.takes_part:
+            # Not by an exception: libraries that are being imported may swallow one, and unloading torch takes a while.
+            os._exit(0)
+        self.asked = True
+
+
+_leave = Leave()
+
+
 def install_signals() -> None:
-    """Let SIGTERM end this process at once, as done (exit code 0): it holds nothing that would have to be put away."""
-    signal.signal(signal.SIGTERM, _leave)
+    """Let SIGTERM end this process, as done: it holds nothing that would have to be put away."""
+    _leave.install()
 
 
-def wait(settings: Settings, job: AdaptiveTrainingJob) -> NoReturn:
-    """Import what the job's training needs, then wait for a signal.
+def work(settings: Settings, job: AdaptiveTrainingJob) -> NoReturn:
+    """Import what the job's training needs; take part in it, where it is elastic; then wait for a signal.
 
     Raises `TrainerError` where the job's own code cannot be imported.
     """
@@ -33,16 +57,17 @@ def wait(settings: Settings, job: AdaptiveTrainingJob) -> NoReturn:
 
     session.warm_up(job.spec.training)
     logger.info(
-        "%s worker %d of job %s is ready (imports took %.1f s) and waits",
+        "%s worker %d of job %s is ready (imports took %.1f s)",
         settings.role,
         settings.index,
         job.key,
         time.monotonic() - started,
     )
+    if settings.rendezvous is not None and job.spec.training.elastic_batch is not None:
+        _leave.takes_part = True
+        session.take_part(settings, job, _leave)
+        _leave.takes_part = False  # from here on a signal ends it at once; one that came before is heard now
+        if _leave.asked:
+            os._exit(0)
     while True:
         signal.pause()
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    # Not by an exception: libraries that are being imported may swallow one, and unloading torch takes a while.
-    os._exit(0)

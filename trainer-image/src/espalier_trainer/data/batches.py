@@ -29,10 +29,18 @@ class EpochOrder:
         """Return the number of batches."""
         return max(1, len(self.indices) // self.batch_size)
 
-    def batch(self, source: Source, cursor: int) -> tuple[Tensor, Tensor]:
-        """Return batch `cursor` of `source`, augmented with chance of its own."""
-        chosen = self.indices[cursor * self.batch_size : (cursor + 1) * self.batch_size]
-        return source.batch(chosen, np.random.default_rng((self.seed, self.epoch, cursor, 1)))
+    @property
+    def rows(self) -> int:
+        """Number of examples in a batch."""
+        return min(self.batch_size, len(self.indices))
+
+    def chosen(self, cursor: int, rows: slice = slice(None)) -> Tensor:
+        """Return the examples of batch `cursor`, or of `rows` of it."""
+        return self.indices[cursor * self.batch_size : (cursor + 1) * self.batch_size][rows]
+
+    def batch(self, source: Source, cursor: int, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Return batch `cursor` of `source`, or `rows` of it, augmented with chance of its own."""
+        return source.batch(self.chosen(cursor, rows), np.random.default_rng((self.seed, self.epoch, cursor, 1)))
 
 
 def epoch_order(examples: int, batch_size: int, seed: int, epoch: int, device: torch.device) -> EpochOrder:

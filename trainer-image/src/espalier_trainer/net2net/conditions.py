@@ -13,7 +13,7 @@ from espalier_trainer.net2net.insertion import ACTIVATIONS
 LAYERS = {"Linear": 0, "Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
 """Operators that growth repeats, with their number of spatial dimensions."""
 
-_LAYER_CLASSES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+LAYER_CLASSES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 BATCH_NORMS = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
 
@@ -49,6 +49,11 @@ def check_layer(layer: Operation, modules: Mapping[str, nn.Module], graph: Graph
         raise RefusedError(f"{path!r} returns shape {shape}; expected a batch dimension before the channels")
 
 
+def channels_of(layer: Operation, shape: tuple[int, ...]) -> int:
+    """Return how many channels (features) a tensor of this shape has where the layer's output has its own."""
+    return shape[len(shape) - LAYERS[layer.operator] - 1]
+
+
 def tied_weights(model: nn.Module) -> dict[str, str]:
     """Return, for each module of which a parameter is another module's as well, that other module's path."""
     owners: dict[int, list[str]] = {}
@@ -74,7 +79,7 @@ def reasons_of_layers(modules: Mapping[str, nn.Module], graph: Graph, marks: tup
     reasons = {
         path: f"{path!r} is not called by itself in the model's forward"
         for path, module in modules.items()
-        if isinstance(module, _LAYER_CLASSES) and path not in graph.calls
+        if isinstance(module, LAYER_CLASSES) and path not in graph.calls
     }
     for operation in graph.operations.values():
         if operation.operator not in LAYERS or operation.module is None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from espalier_api.architecture import Architecture
+from espalier_api.channels import Channels
 from espalier_api.job import Insertion
+from espalier_trainer.net2net.channel_groups import insertion_channels
 from espalier_trainer.net2net.graph import Graph
 from espalier_trainer.net2net.insertion import layers_of
 from espalier_trainer.net2net.points import Places
 
 
-def architecture_of(graph: Graph, places: Places, insertion: Insertion) -> Architecture:
-    """Return the description of a trace and its places, the points telling what `insertion` would add."""
+def architecture_of(
+    graph: Graph, places: Places, insertion: Insertion, channels: Channels | None = None
+) -> Architecture:
+    """Return the description of a trace and its places, the points telling what `insertion` would add.
+
+    `channels` is that of the trace, where the description is to tell it.
+    """
     return Architecture(
         layers=tuple(layers_of(graph)),
         outputs=graph.outputs,
-        growth_points=tuple(place.point(insertion) for place in places.found),
+        growth_points=tuple(
+            place.point(insertion, None if channels is None else insertion_channels(place.block.variant(insertion)))
+            for place in places.found
+        ),
+        channels=channels,
     )

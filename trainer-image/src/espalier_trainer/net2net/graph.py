@@ -27,6 +27,8 @@ class Operation:
     """Shape of the output; `None` where it is not one tensor."""
     stack: str | None = None
     """Path of the `GrownStack` it belongs to, `None` for what was there before growth."""
+    arguments: str = field(default="", compare=False)
+    """All arguments of a function that are no tensors, written out; more than the description tells."""
 
 
 @dataclass(frozen=True, slots=True)

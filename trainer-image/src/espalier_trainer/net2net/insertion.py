@@ -91,6 +91,10 @@ class Block:
         """Padding before and behind, per spatial dimension."""
         return tuple(map(padding_sides, self.kernel_size, self.dilation))
 
+    def widened(self, channels: int) -> Block:
+        """Return the block for so many channels: a depthwise convolution stays one."""
+        return replace(self, channels=channels, groups=channels if self.groups == self.channels > 1 else self.groups)
+
     def variant(self, insertion: Insertion) -> Block:
         """Return the block as this insertion makes it: the exact one has no batch norm."""
         return replace(self, norm=None) if Insertion(insertion) is Insertion.EXACT else self

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
+from torch.utils._pytree import tree_map_only
 
 from espalier_api.architecture import AttributeValue
 from espalier_trainer.net2net.blocks import base_class
@@ -119,6 +120,11 @@ def function_attributes(operator: str, args: tuple[Any, ...], kwargs: Mapping[st
         simple = [tuple(simple)]
     given = dict(zip(known, simple, strict=False)) | {k: v for k, v in kwargs.items() if k in known}
     return {name: _value(given.get(name, default)) for name, default in known.items()}
+
+
+def written_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return the arguments of a function as text, tensors left out."""
+    return repr(tree_map_only(torch.Tensor, lambda _: ..., (args, dict(kwargs))))
 
 
 def snake_case(operator: str) -> str:

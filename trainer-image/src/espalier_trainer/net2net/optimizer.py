@@ -11,13 +11,19 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from espalier_api.architecture import GrowthError
+from espalier_trainer.net2net.kernel import centred
+
+_SIGNED = frozenset({"exp_avg", "momentum_buffer", "grad_avg", "prev", "ax"})
+"""States of torch's optimizers that have the sign of a gradient or of the weight: of a new tap they are 0."""
 
 
 def grow_optimizer(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module) -> Optimizer:
     """Return an optimizer like `optimizer` over `new_model`, which was grown from `old_model`.
 
     Same class, same groups in the same order with their hyperparameters; moments and step counts of kept parameters
-    (found by name) are copied, since growth leaves their gradients as they were. A new parameter starts without state
+    (found by name) are copied, since growth leaves their gradients as they were. Of a kernel that grew (`grow_kernel`),
+    new taps have a first moment of 0 and the kernel's mean second moment: with 0, after many steps, Adam's first step
+    would be several times its learning rate. A new parameter starts without state
     and joins the group of the parameter of its own kind (a weight of as many dimensions, a bias) that comes before
     it in the model, so that groups "with and without weight decay" stay what they are; parameters that the old
     optimizer did not train are not considered. `optimizer` keeps working on `old_model`. Learning-rate schedulers
@@ -53,16 +59,17 @@ def grow_optimizer(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Mod
     named = any("param_names" in group for group in optimizer.param_groups)
     for new_group, kept in zip(groups, members, strict=True):
         new_group["params"] = kept if named else [parameter for _, parameter in kept]
-    grown = _construct(type(optimizer), groups, optimizer.defaults)
+    grown = construct(type(optimizer), groups, optimizer.defaults)
     for parameter, successor in successors:
         if parameter in optimizer.state:
-            grown.state[successor] = {key: _copied(value) for key, value in optimizer.state[parameter].items()}
+            state = optimizer.state[parameter]
+            grown.state[successor] = {key: _carried(key, value, parameter, successor) for key, value in state.items()}
     return grown
 
 
 def _successor(name: str, parameter: Tensor, replaced: Mapping[str, Tensor]) -> Tensor:
     successor = replaced.get(name)
-    if successor is None or successor.shape != parameter.shape:
+    if successor is None or not (successor.shape == parameter.shape or _has_grown_kernel(parameter, successor)):
         found = "no such parameter" if successor is None else f"shape {tuple(successor.shape)}"
         raise GrowthError(
             f"parameter {name!r} of shape {tuple(parameter.shape)}: found {found} in the new model; "
@@ -83,11 +90,28 @@ def _group_for(name: str, parameters: Mapping[str, Tensor], group_of: Mapping[st
     return group_of[(alike or trained)[0]] if trained else 0
 
 
-def _construct(kind: type[Optimizer], groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
+def construct(kind: type[Optimizer], groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
+    """Return an optimizer of this class over `groups`, with those of the defaults that it takes."""
     known = inspect.signature(kind).parameters
     arguments = {name: value for name, value in defaults.items() if name in known}
     return cast(Optimizer, cast(Any, kind)(groups, **arguments))
 
 
-def _copied(value: Any) -> Any:
-    return value.detach().clone(memory_format=torch.preserve_format) if isinstance(value, Tensor) else value
+def _has_grown_kernel(parameter: Tensor, successor: Tensor) -> bool:
+    """Tell whether the two are convolutions' weights that differ in what `grow_kernel` changes."""
+    if parameter.dim() != successor.dim() or parameter.dim() < 3 or parameter.shape[:2] != successor.shape[:2]:
+        return False
+    return all(
+        new >= old and (new - old) % 2 == 0 for new, old in zip(successor.shape[2:], parameter.shape[2:], strict=True)
+    )
+
+
+def _carried(key: str, value: Any, parameter: Tensor, successor: Tensor) -> Any:
+    """Return a copy of one parameter's state, of the successor's shape where it had the parameter's."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().clone(memory_format=torch.preserve_format)
+    if value.shape != parameter.shape or value.shape == successor.shape:
+        return value
+    taps = tuple(range(2, value.dim()))
+    return centred(value, successor.shape[2:], None if key in _SIGNED else value.mean(taps, keepdim=True))

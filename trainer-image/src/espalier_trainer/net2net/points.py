@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from espalier_api.architecture import GrowthError, GrowthPoint
+from espalier_api.channels import Channels
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import STACK, DeepenBlock, GrownStack
 from espalier_trainer.net2net.conditions import (
@@ -21,6 +22,7 @@ from espalier_trainer.net2net.conditions import (
     LAYERS,
     TRANSPARENT,
     RefusedError,
+    channels_of,
     check_layer,
     reasons_of_layers,
     tied_weights,
@@ -54,8 +56,8 @@ class Place:
         """Path of the host's `GrownStack`."""
         return f"{self.host}.{STACK}" if self.host else STACK
 
-    def point(self, insertion: Insertion) -> GrowthPoint:
-        """Return the api's growth point, for this kind of insertion."""
+    def point(self, insertion: Insertion, channels: Channels | None = None) -> GrowthPoint:
+        """Return the api's growth point, for this kind of insertion, with the channels of what is inserted."""
         return GrowthPoint(
             id=self.id,
             kind=self.block.operator,
@@ -63,6 +65,7 @@ class Place:
             block=self.stack,
             grown=self.grown,
             insertion=insertion_layers(self.block.variant(insertion)),
+            channels=channels,
         )
 
 
@@ -173,10 +176,12 @@ class _Search:
     def _place(self, point_id: str, activation: Operation, chain: _Chain) -> Place:
         layer = chain.layer
         check_layer(layer, self._modules, self._graph, self._tied)
-        if activation.shape != layer.shape:
+        # Not the activation's own: where a stack lies before it, that may have been widened.
+        read = self._graph.operations[activation.inputs[0]].shape
+        if read != layer.shape:
             raise RefusedError(
                 f"its output has shape {layer.shape}, the activation {activation.name!r} behind it "
-                f"{activation.shape}; a layer that changes no shape has no place there"
+                f"{read}; a layer that changes no shape has no place there"
             )
         if activation.attributes.get(SLOPE_AT_ZERO.get(activation.operator, "")) == 0:
             raise RefusedError(
@@ -190,7 +195,9 @@ class _Search:
         if before is not None and not isinstance(before, GrownStack):
             raise RefusedError(f"{host!r} has an attribute {STACK!r} of its own; give it another name")
         if isinstance(before, GrownStack):
-            return Place(point_id, str(layer.module), host, block, self._grown.stacks[stack].output, len(before))
+            last = self._grown.operations[self._grown.stacks[stack].output]
+            block = block.widened(channels_of(layer, last.shape or ()))
+            return Place(point_id, str(layer.module), host, block, last.name, len(before))
         after = activation.inputs[0] if activation_first else activation.name
         return Place(point_id, str(layer.module), host, block, after, 0)
 

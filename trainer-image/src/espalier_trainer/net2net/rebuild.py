@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from torch import nn
 
-from espalier_api.architecture import Architecture, GrowthError
+from espalier_api.architecture import Architecture, GrowthError, GrowthPoint
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.deepen import insert, places_of
 from espalier_trainer.net2net.description import architecture_of
+from espalier_trainer.net2net.history import Deepened
 from espalier_trainer.net2net.points import find_places
 from espalier_trainer.net2net.tracing import ExampleInput, trace
 from espalier_trainer.net2net.trial import copied
@@ -27,16 +30,29 @@ def rebuild(model: nn.Module, architecture: Architecture, example_input: Example
         for point in architecture.growth_points:
             place = places.get(point.id) if point.grown else None
             for index in range(place.grown if place else 0, point.grown):
-                normed = f"{point.block}.{index}.norm" in names
-                kind = Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT
                 if place is not None:
-                    insert(grown, place, example_input, kind)
-    _check_equal(grown, architecture, example_input)
+                    insert(grown, place, example_input, _insertion(point, index, names))
+    check_equal(grown, architecture, example_input)
     return grown
 
 
-def _check_equal(model: nn.Module, wanted: Architecture, example_input: ExampleInput) -> None:
-    """Compare layers and edges; what a next growth would add is of no interest here."""
+def history_of(architecture: Architecture) -> tuple[Deepened, ...]:
+    """Return the growth in depth that a description tells of, point by point: in which order is not known."""
+    names = {layer.name for layer in architecture.layers}
+    return tuple(
+        Deepened(point=point.id, insertion=_insertion(point, index, names))
+        for point in architecture.growth_points
+        for index in range(point.grown)
+    )
+
+
+def _insertion(point: GrowthPoint, index: int, names: Container[str]) -> Insertion:
+    normed = f"{point.block}.{index}.norm" in names
+    return Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT
+
+
+def check_equal(model: nn.Module, wanted: Architecture, example_input: ExampleInput) -> None:
+    """Raise `GrowthError` where layers or edges differ; what a next growth would add is of no interest here."""
     graph = trace(model, example_input)
     found = architecture_of(graph, find_places(model, graph), Insertion.EXACT)
     for ours, theirs in zip(found.layers, wanted.layers, strict=False):

@@ -23,6 +23,7 @@ from espalier_trainer.net2net.operators import (
     module_attributes,
     module_operator,
     snake_case,
+    written_arguments,
 )
 
 _DECISIONS = frozenset({"__bool__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist", "numpy"})
@@ -129,7 +130,8 @@ class Recorder(TorchFunctionMode):
         if _tensors(written):
             operator = function_operator(func)
             name = self._free_name(self._scopes[-1], snake_case(operator))
-            self._add(name, operator, written, reads, function_attributes(operator, args, given))
+            attributes = function_attributes(operator, args, given)
+            self._add(name, operator, written, reads, attributes, arguments=written_arguments(args, given))
         return result
 
     def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -202,6 +204,7 @@ class Recorder(TorchFunctionMode):
         attributes: Mapping[str, Any] | None = None,
         parameters: int = 0,
         module: str | None = None,
+        arguments: str = "",
     ) -> None:
         tensors = _tensors(result)
         self._own = True
@@ -217,6 +220,7 @@ class Recorder(TorchFunctionMode):
             module=module,
             shape=shape,
             stack=self._open_stack,
+            arguments=arguments,
         )
         for tensor in tensors:
             self._makers[id(tensor)] = name

@@ -1,0 +1,108 @@
+"""Digits under virtual time, with a second GPU that comes, makes steps three times as fast, and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier_api.advice import Action
+from espalier_api.architecture import Architecture
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_trainer.advisor import Advisor, Scripted
+from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.data import Data, load_data
+from espalier_trainer.loop import Trainer
+from espalier_trainer.models import build_model
+from espalier_trainer.progress import TrainingResult
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.report import MemoryReporter
+from espalier_trainer.scheduler import Arrival, VirtualScheduler
+
+SMALL_SECONDS = 0.002
+COME, GONE = 0.1, 0.3
+SCRIPT = (Action.deepen("block0"), Action.deepen("block2"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def shrinking_job(**spec: Any) -> AdaptiveTrainingJob:
+    """Return the digits job with `onReclaim: Distill`."""
+    adaptation = {"onReclaim": "Distill", "maxAdaptations": 2, **spec.pop("adaptation", {})}
+    training = {"evaluateEveryEpochs": 10**6}
+    merged = {"timeBudgetSeconds": 1.5, "maxReplicas": 2, "adaptation": adaptation, "training": training, **spec}
+    metadata = {"name": "t"}
+    whole = {"apiVersion": "espalier.dev/v1alpha1", "kind": "AdaptiveTrainingJob", "metadata": metadata, "spec": merged}
+    return AdaptiveTrainingJob.model_validate(whole)
+
+
+@pytest.fixture
+def make_job() -> Callable[..., AdaptiveTrainingJob]:
+    return shrinking_job
+
+
+@pytest.fixture(scope="session")
+def digits() -> Data:
+    return load_data(shrinking_job().spec.training.dataset)
+
+
+def step_seconds(architecture: Architecture | None) -> float:
+    """A step costs 2 ms, and as much again for each layer added."""
+    return SMALL_SECONDS * (1 + sum(architecture.growth_history.values() if architecture else ()))
+
+
+@dataclass
+class ReclaimedRun:
+    """One finished run."""
+
+    result: TrainingResult
+    trainer: Trainer
+    reporter: MemoryReporter
+
+    def decided(self) -> list[Any]:
+        """Return the records of reclaims."""
+        return [each for each in self.result.adaptations if each.action == "Distill"]
+
+
+@pytest.fixture
+def reclaimed(digits: Data) -> Callable[..., ReclaimedRun]:
+    """Train; the second GPU comes at COME and goes at GONE, unless `arrivals` say otherwise."""
+
+    def runner(
+        job: AdaptiveTrainingJob | None = None,
+        *,
+        arrivals: tuple[Arrival, ...] = (Arrival(COME, 2), Arrival(GONE, 1)),
+        store: Path | None = None,
+        speed: float = 3.0,
+        cost: Callable[[Architecture | None], float] = step_seconds,
+        advisor: Advisor | None = None,
+        **options: Any,
+    ) -> ReclaimedRun:
+        job = job or shrinking_job()
+        seed_everything(job.spec.training.seed)
+        model = build_model(job.spec.training.model, digits.classes, digits.example_input())
+        scheduler = VirtualScheduler(
+            job.spec.time_budget_seconds, cost, arrivals, speedup=lambda replicas: 1 + (replicas - 1) * (speed - 1)
+        )
+        reporter = MemoryReporter()
+        checkpoints = None if store is None else CheckpointStore(store)
+        trainer = Trainer(
+            job,
+            model,
+            digits,
+            scheduler,
+            advisor=advisor or Scripted(SCRIPT),
+            reporter=reporter,
+            checkpoints=checkpoints,
+            **options,
+        )
+        return ReclaimedRun(trainer.run(), trainer, reporter)
+
+    return runner

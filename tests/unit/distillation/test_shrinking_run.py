@@ -1,0 +1,247 @@
+"""`onReclaim: Distill` in whole runs: what is tried, what is kept, and that a stop loses neither model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from espalier_api.advice import Action, AdviceRequest, OutcomeReport
+from espalier_api.events import AdaptationFinished, TrialStarted
+from espalier_api.reasons import Reason
+from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_trainer import loop
+from espalier_trainer.advisor import Decision
+from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.distillation import Rule
+from espalier_trainer.distillation.shrinking import MEASURED_STEPS, Manner
+from espalier_trainer.scheduler import Arrival
+
+Run = Callable[..., Any]
+
+
+class StopAfter:
+    """Asks training to stop at its n-th step boundary."""
+
+    def __init__(self, boundaries: int) -> None:
+        self.left = boundaries
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+INSIST = Manner(insist=True)
+
+
+def started(done: Any) -> TrialStarted:
+    """Return the event of the trial's beginning."""
+    (found,) = [event for event in done.reporter.events if isinstance(event, TrialStarted)]
+    return found
+
+
+def judged_at(done: Any) -> int:
+    """Return the step at which the two were compared."""
+    (decided,) = done.decided()
+    return started(done).step + int(decided.message.split(" steps")[0].rpartition(" ")[2])
+
+
+def test_a_smaller_model_is_tried_and_the_better_one_kept(reclaimed: Run) -> None:
+    done = reclaimed()
+    assert done.result.phase is TrainerPhase.COMPLETED
+    (decided,) = done.decided()
+    begun = started(done)
+    assert decided.source is AdaptationSource.RECLAIM
+    assert (decided.depth_before, begun.depth) == (6, 4)
+    # The reclaim is seen at the next step boundary; then ten steps of the grown model are measured, 6 ms each.
+    assert begun.used_seconds == pytest.approx(0.3 + MEASURED_STEPS * 0.006, abs=0.006)
+    assert begun.seconds == pytest.approx((1.5 - begun.used_seconds) / 4)
+    assert decided.used_seconds == pytest.approx(begun.used_seconds + begun.seconds, abs=0.003)
+    assert decided.accuracy_before is not None
+    assert decided.accuracy_after is not None
+    kept = decided.result is AdaptationResult.KEPT
+    assert decided.reason is (Reason.LARGER_IS_BETTER if kept else Reason.DISTILLED)
+    assert decided.accuracy_after >= decided.accuracy_before
+    assert done.result.depth_after == decided.depth_after == (6 if kept else 4)
+    assert done.trainer.shrinker.kept is None
+    events = [event.adaptation for event in done.reporter.events if isinstance(event, AdaptationFinished)]
+    assert decided in events
+
+
+def test_one_that_is_kept_has_the_rest_and_is_taught_on_without_the_larger(reclaimed: Run) -> None:
+    done = reclaimed(shrinking=INSIST)
+    (decided,) = done.decided()
+    assert decided.result is AdaptationResult.SHRUNK
+    assert done.result.depth_after == done.result.depth_before == 4
+    assert done.trainer.network.architecture.growth_history == {}
+    teacher = done.trainer.shrinker.teacher
+    assert teacher.knows_all
+    assert teacher.asked < 2 * 1300  # each of the training examples was answered once, give or take a batch
+    # Three steps in the time of one of the grown model's, from the trial on.
+    left = 1.5 - started(done).used_seconds
+    assert done.result.steps - started(done).step == pytest.approx(left / 0.002, abs=2)
+
+
+def test_the_larger_goes_on_as_if_nothing_had_been_tried(reclaimed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("espalier_trainer.distillation.shrinking.better", lambda smaller, larger, examples: False)
+    taken: list[Any] = []
+    real = loop.Trainer._changed
+
+    def changed(self: Any, change: Any) -> None:
+        tensors = {name: tensor.clone() for name, tensor in change.network.module.state_dict().items()}
+        kept = self.shrinker.kept
+        taken.append((change, tensors, None if kept is None else _weights(kept)))
+        real(self, change)
+
+    monkeypatch.setattr(loop.Trainer, "_changed", changed)
+    done = reclaimed()
+    (_, _, before), (back, after, _) = taken
+    assert back.adaptation.reason is Reason.LARGER_IS_BETTER
+    assert set(before) == set(after)
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+    assert back.network.optimizer.state
+    assert done.result.depth_after == 6
+
+
+def _weights(network: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in network.module.state_dict().items()}
+
+
+@pytest.mark.parametrize("manner", [INSIST, Manner()], ids=["smaller-kept", "as-compared"])
+def test_a_stop_at_any_moment_changes_nothing(reclaimed: Run, make_job: Run, tmp_path: Any, manner: Manner) -> None:
+    job = make_job(timeBudgetSeconds=1)
+    whole = reclaimed(job, shrinking=manner)
+    begin, end = started(whole).step, judged_at(whole)
+    # Measured with the GPU gone; just begun; in the middle; in the comparing; just after.
+    for cut, steps in (
+        *((cut, cut) for cut in (begin - 4, begin + 1, (begin + end) // 2)),
+        *((end + 1, end), (end + 2, end)),
+    ):
+        store = tmp_path / str(cut)
+        first = reclaimed(job, shrinking=manner, store=store, stop=StopAfter(cut))
+        assert (first.result.phase, first.result.steps) == (TrainerPhase.STOPPED, steps)
+        checkpoint = CheckpointStore(store).load_latest()
+        assert checkpoint is not None
+        assert any(key.startswith("kept.") for key in checkpoint.training) == (begin < cut < end + 2)
+        second = reclaimed(job, shrinking=manner, store=store)
+        assert second.result.steps == whole.result.steps
+        assert second.result.depth_after == whole.result.depth_after
+        for key, tensor in whole.trainer.network.module.state_dict().items():
+            assert torch.equal(tensor, second.trainer.network.module.state_dict()[key]), (cut, key)
+        assert [each.result for each in second.decided()] == [each.result for each in whole.decided()]
+
+
+def test_gpus_that_come_back_end_the_trial(reclaimed: Run) -> None:
+    done = reclaimed(arrivals=(Arrival(0.1, 2), Arrival(0.3, 1), Arrival(0.45, 2)))
+    (decided,) = done.decided()
+    assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.GPUS_CAME_BACK)
+    assert done.result.depth_after == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"speed": 1.0}, Reason.STILL_CARRIED),
+        ({"cost": lambda architecture: 0.002}, Reason.NOT_CHEAPER),
+        ({"arrivals": (Arrival(0.1, 2), Arrival(1.2, 1))}, Reason.TOO_LATE_TO_DISTIL),
+    ],
+)
+def test_where_it_cannot_pay_it_is_not_tried(reclaimed: Run, options: dict[str, Any], reason: Reason) -> None:
+    done = reclaimed(**options)
+    (decided,) = done.decided()
+    assert (decided.result, decided.reason) == (AdaptationResult.KEPT, reason)
+    assert "s are left" in decided.message
+    assert done.result.depth_after == 6
+    assert not any(isinstance(event, TrialStarted) for event in done.reporter.events)
+
+
+def test_a_model_that_never_grew_and_a_job_that_keeps_are_left_alone(reclaimed: Run, make_job: Run) -> None:
+    assert reclaimed(make_job(adaptation={"maxAdaptations": 0})).decided() == []
+    kept = reclaimed(make_job(adaptation={"onReclaim": "Keep"}))
+    assert kept.decided() == []
+    assert kept.trainer.shrinker is None
+
+
+def test_a_smaller_model_that_diverges_is_dropped(reclaimed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = loop._optimize
+
+    def broken(network: Any, inputs: Any, labels: Any, judge: Any = None) -> float:
+        return real(network, inputs, labels) if judge is None else math.nan
+
+    monkeypatch.setattr(loop, "_optimize", broken)
+    done = reclaimed()
+    (decided,) = done.decided()
+    assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.TRIAL_FAILED)
+    assert done.result.phase is TrainerPhase.COMPLETED
+    assert done.result.depth_after == 6
+
+
+def test_memory_that_does_not_suffice_for_both_leaves_the_larger(
+    reclaimed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = loop._optimize
+
+    def cramped(network: Any, inputs: Any, labels: Any, judge: Any = None) -> float:
+        if judge is not None:
+            raise torch.OutOfMemoryError("no room for two")
+        return real(network, inputs, labels)
+
+    monkeypatch.setattr(loop, "_optimize", cramped)
+    done = reclaimed()
+    (decided,) = done.decided()
+    assert decided.reason is Reason.TRIAL_FAILED
+    assert "no room for two" in decided.message
+    assert done.result.depth_after == 6
+
+
+def test_a_budget_that_ends_within_a_trial_leaves_the_larger(reclaimed: Run) -> None:
+    done = reclaimed(shrinking=Manner(rule=Rule(share=1.0), insist=True))
+    (decided,) = done.decided()
+    assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.TRIAL_FAILED)
+    assert done.result.phase is TrainerPhase.COMPLETED
+    assert done.result.depth_after == 6
+
+
+def test_a_job_changed_to_keep_within_a_trial_goes_on_with_the_larger(
+    reclaimed: Run, make_job: Run, tmp_path: Any
+) -> None:
+    job = make_job()
+    cut = started(reclaimed(job)).step + 10
+    first = reclaimed(job, store=tmp_path, stop=StopAfter(cut))
+    assert first.trainer.network.depth == 4
+    second = reclaimed(make_job(adaptation={"onReclaim": "Keep"}), store=tmp_path)
+    assert second.result.depth_after == 6
+
+
+class ByNeed:
+    """Advises the first block once, and later the second once."""
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        point = "block0" if request.time_left_seconds > 1 else "block1"
+        grown = point in request.architecture.growth_history
+        action = Action.nothing() if grown else Action.deepen(point)
+        return Decision(f"d-{request.progress.adaptations}", action, AdaptationSource.AGENT, "by need")
+
+    def report_outcome(self, outcome: OutcomeReport) -> None:
+        """Nothing learns here."""
+
+
+def test_a_smaller_model_grows_again_and_is_then_taught_no_more(reclaimed: Run, make_job: Run) -> None:
+    arrivals = (Arrival(0.1, 2), Arrival(0.3, 1), Arrival(1.2, 2))
+    job = make_job(adaptation={"maxAdaptations": 100}, timeBudgetSeconds=2)
+    cost = 0.002
+    done = reclaimed(
+        job,
+        shrinking=INSIST,
+        arrivals=arrivals,
+        advisor=ByNeed(),
+        cost=lambda architecture: cost * (1 + 2 * sum(architecture.growth_history.values())),
+    )
+    results = [each.result for each in done.result.adaptations if each.result is not AdaptationResult.DECLINED]
+    assert results == [AdaptationResult.GROWN, AdaptationResult.SHRUNK, AdaptationResult.GROWN]
+    assert done.trainer.network.architecture.growth_history == {"block1": 1}
+    assert done.trainer.shrinker.teacher is None

@@ -1,0 +1,284 @@
+"""Faults at bad moments, with real processes: reclaim while it grows, growth while it saves, several deaths at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from espalier_api.job import AdaptiveTrainingJob
+
+Workplace = Any
+"""That of `conftest.py`."""
+
+RESUMED_SECONDS = 60.0
+"""Within which training goes on, whatever happened."""
+
+
+def until(condition: Callable[[], Any], place: Workplace, seconds: float = 60.0) -> Any:
+    """Return what `condition` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "\n".join([place.log, place.logs(0), place.logs(1)])
+        time.sleep(0.02)
+    return found
+
+
+def worlds(place: Workplace) -> list[int]:
+    return [int(event.workers) for event in place.events() if event.type == "WorkersChanged"]
+
+
+def steps(place: Workplace) -> int:
+    return place.report().step if place.has_report() else 0
+
+
+def trains_on(place: Workplace, seconds: float = RESUMED_SECONDS) -> None:
+    before = steps(place)
+    until(lambda: steps(place) > before + 20, place, seconds)
+
+
+def epochs_of(place: Workplace, incarnation: int) -> list[Any]:
+    """Return the epochs that ended under the leader's process of this number."""
+    events = place.events()
+    starts = [*(number for number, event in enumerate(events) if event.type == "TrainerStarted"), len(events)]
+    if len(starts) < incarnation + 2:
+        return []
+    return [event for event in events[starts[incarnation] : starts[incarnation + 1]] if event.type == "EpochFinished"]
+
+
+@pytest.fixture
+def elastic(
+    workplace: Callable[..., Workplace], make_job: Callable[..., AdaptiveTrainingJob]
+) -> Callable[..., Workplace]:
+    def make(*, prelude: str = "", grows: bool = False, **spec: Any) -> Workplace:
+        adaptation = {"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2} if grows else {"mode": "Off"}
+        training = {"elasticBatch": "keepGlobal", "schedule": {"name": "Constant"}}
+        body = {"maxReplicas": 4, "adaptation": adaptation, "training": training, "timeBudgetSeconds": 3600, **spec}
+        return workplace(make_job(**body), prelude=prelude)
+
+    return make
+
+
+GROWS_SLOWLY = """
+import time
+from pathlib import Path
+from espalier_trainer.network import Network
+at_once = Network.deepened
+def deepened(self, *given):
+    Path({folder!r}, "growing").touch()
+    while not Path({folder!r}, "grow").exists():
+        time.sleep(0.01)
+    return at_once(self, *given)
+Network.deepened = deepened
+"""
+"""The leader grows its model no sooner than the test lets it."""
+
+
+def test_gpus_that_are_taken_back_while_the_model_grows(elastic: Callable[..., Workplace]) -> None:
+    place = elastic(grows=True)
+    place.prelude = GROWS_SLOWLY.format(folder=str(place.folder))
+    place.allocate(1)
+    leader = place.start()
+    place.start(0)
+    until(lambda: steps(place) > 0, place)
+    place.allocate(2)
+    until((place.folder / "growing").exists, place)
+    place.allocate(1)
+    time.sleep(0.2)  # the file is looked at every 50 ms; the leader is in the middle of growing
+    (place.folder / "grow").touch()
+    until(lambda: place.report().acknowledged_generation == 3, place)
+    trains_on(place)
+    assert worlds(place)[-1:] in ([], [1])
+    # The growth was not lost, and the next worker gets the grown model.
+    grown = place.report()
+    assert [each.result for each in grown.adaptations] == ["Grown"]
+    place.allocate(2)
+    until(lambda: worlds(place)[-1:] == [2], place)
+    trains_on(place)
+    assert place.report().depth >= grown.depth > grown.adaptations[0].depth_before
+    assert "MembersDiffer" not in place.log
+    assert leader.is_alive()
+
+
+def test_a_model_that_grows_while_its_checkpoints_are_written(elastic: Callable[..., Workplace]) -> None:
+    """A checkpoint at every boundary, slow ones, and a leader that dies among them: what is there is whole."""
+    slow = """
+import time
+from espalier_trainer.checkpoint import CheckpointStore
+quick = CheckpointStore.save
+def save(self, checkpoint):
+    time.sleep(0.05)
+    return quick(self, checkpoint)
+CheckpointStore.save = save
+"""
+    place = elastic(grows=True, prelude=slow, checkpoint={"intervalSeconds": 0.05})
+    place.allocate(1)
+    leader = place.start()
+    extra = place.start(0)
+    until(lambda: steps(place) > 0, place)
+    place.allocate(2)
+    report = until(lambda: found if len((found := place.report()).adaptations) == 2 else None, place)
+    assert [each.result for each in report.adaptations] == ["Grown", "Grown"]
+    until(lambda: worlds(place)[-1:] == [2], place)
+    trains_on(place)
+    # All are gone: the last checkpoint, of the grown model.
+    for process in (leader, extra):
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    before = steps(place)
+    place.start()
+    first = until(lambda: epochs_of(place, 1), place)[0]
+    assert first.depth == report.depth
+    assert first.step > 20
+    assert "CheckpointDamaged" not in place.log
+    until(lambda: steps(place) > before, place)
+
+
+def test_all_members_gone_is_the_last_checkpoint(elastic: Callable[..., Workplace]) -> None:
+    place = elastic(checkpoint={"intervalSeconds": 1})
+    place.allocate(2)
+    everyone = [place.start(), place.start(0)]
+    until(lambda: worlds(place) == [2], place)
+    saved = until(lambda: [event.step for event in place.events() if event.type == "CheckpointSaved"][2:], place)
+    for process in everyone:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    last = max(event.step for event in place.events() if event.type == "CheckpointSaved")
+    killed = time.monotonic()
+    place.start()
+    place.start(0)
+    started = until(
+        lambda: [event for event in place.events() if event.type == "TrainerStarted"][1:], place, RESUMED_SECONDS
+    )[0]
+    assert time.monotonic() - killed < RESUMED_SECONDS
+    assert started.resumed
+    assert started.step >= last >= saved[0]
+    until(lambda: worlds(place)[-1:] == [2], place)
+    trains_on(place)
+
+
+def test_a_leader_and_a_worker_die_together_while_a_third_lives(elastic: Callable[..., Workplace]) -> None:
+    place = elastic(checkpoint={"intervalSeconds": 3600})
+    place.allocate(3)
+    leader = place.start()
+    extras = [place.start(index) for index in range(2)]
+    until(lambda: worlds(place)[-1:] == [3], place)
+    trains_on(place)
+    before = steps(place)
+    for process in (leader, extras[0]):
+        os.kill(process.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    leader.join()
+    place.start()
+    first = until(lambda: epochs_of(place, 1), place, RESUMED_SECONDS)[0]
+    assert time.monotonic() - killed < RESUMED_SECONDS
+    assert first.step > before  # nothing was saved: the third one held it
+    until(lambda: worlds(place)[-1:] == [2], place)
+    trains_on(place)
+    assert extras[1].is_alive()
+
+
+# ---- a network that is cut
+
+
+class Wire:
+    """Two network namespaces with a wire between them; needs root."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ends = (f"{name}-a", f"{name}-b")
+        self.addresses = ("10.213.77.1", "10.213.77.2")
+        self._made: list[str] = []
+
+    def lay(self) -> None:
+        """Make it, or raise `subprocess.CalledProcessError` where that is not allowed."""
+        for end in self.ends:
+            _ip("netns", "add", end)
+            self._made.append(end)
+        first, second = self.ends
+        _ip("link", "add", "wire", "netns", first, "type", "veth", "peer", "name", "wire", "netns", second)
+        for end, address in zip(self.ends, self.addresses, strict=True):
+            _ip("-n", end, "address", "add", f"{address}/24", "dev", "wire")
+            _ip("-n", end, "link", "set", "lo", "up")
+            _ip("-n", end, "link", "set", "wire", "up")
+
+    def cut(self) -> None:
+        """Let nothing through; connections stay as they are."""
+        _ip("-n", self.ends[1], "link", "set", "wire", "down")
+
+    def mend(self) -> None:
+        """Let all through again."""
+        _ip("-n", self.ends[1], "link", "set", "wire", "up")
+
+    def inside(self, end: int) -> str:
+        """Return what a process does to move into the namespace at this end."""
+        return f"""
+import ctypes, os
+handle = os.open("/run/netns/{self.ends[end]}", os.O_RDONLY)
+if ctypes.CDLL(None, use_errno=True).setns(handle, 0x40000000):
+    raise OSError(ctypes.get_errno(), "setns")
+"""
+
+    def take_away(self) -> None:
+        """Remove what was made, by its own name."""
+        for end in self._made:
+            _ip("netns", "delete", end)  # its end of the wire goes with it, and so the other
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+_COUNT = itertools.count()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    laid = Wire(f"esp-{os.getpid()}-{next(_COUNT)}")
+    try:
+        laid.lay()
+    except (OSError, subprocess.CalledProcessError) as error:
+        laid.take_away()
+        said = getattr(error, "stderr", None) or error
+        pytest.skip(f"network namespaces cannot be made here, which takes root and `ip`: {said}")
+    yield laid
+    laid.take_away()
+
+
+@pytest.mark.parametrize("patience", [None, 3.0])
+def test_a_network_that_is_cut_for_ten_seconds(
+    elastic: Callable[..., Workplace], wire: Wire, patience: float | None
+) -> None:
+    """Members wait for 20 s: they go on when the wire is mended. With less patience they part, and meet again."""
+    place = elastic()
+    hasty = "" if patience is None else f"import espalier_trainer.elastic.group as g; g.COLLECTIVE_SECONDS = {patience}"
+    place.rendezvous = f"{wire.addresses[0]}:29400"
+    place.allocate(2)
+    place.prelude = wire.inside(0) + hasty
+    leader = place.start()
+    place.prelude = wire.inside(1) + hasty
+    extra = place.start(0)
+    until(lambda: worlds(place) == [2], place)
+    trains_on(place)
+    before = steps(place)
+    wire.cut()
+    cut = time.monotonic()
+    if patience is not None:
+        until(lambda: worlds(place) == [2, 1], place)
+        trains_on(place)
+    time.sleep(max(0.0, cut + 10 - time.monotonic()))
+    wire.mend()
+    until(lambda: steps(place) > before + 100, place, RESUMED_SECONDS - 10)
+    assert time.monotonic() - cut < RESUMED_SECONDS
+    until(lambda: worlds(place) == ([2] if patience is None else [2, 1, 2]), place)
+    trains_on(place)
+    finished = [event.step for event in place.events() if event.type == "EpochFinished"]
+    assert finished == sorted(finished)  # no step was taken back that had been counted
+    assert leader.is_alive()
+    assert extra.is_alive()

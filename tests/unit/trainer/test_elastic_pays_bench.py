@@ -1,0 +1,120 @@
+"""The benchmark of growing under a GPU timeline: what it reckons, what it keeps, and that it runs to its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+# Benchmarks are no package of the workspace.
+sys.path.insert(0, str(BENCHMARKS))
+
+from paying.arms import Arm, timeline  # noqa: E402
+from paying.clock import ElasticClock  # noqa: E402
+from paying.costs import Costs, LayerCosts  # noqa: E402
+from paying.paired import paired  # noqa: E402
+from paying.runs import Head, Run, Runs, kept_costs  # noqa: E402
+from paying.shown import lines  # noqa: E402
+
+COSTS = Costs(
+    one=LayerCosts(base=0.01, added={"block0": 0.002}),
+    two=LayerCosts(base=0.008, added={"block0": 0.001}),
+    join_s=0.1,
+    leave_s=0.2,
+    growth_s=0.3,
+)
+HEAD = Head(job="digits", budget_seconds=20, length=0.3, policy="keepGlobal", scaling="measured", costs=COSTS)
+
+
+def run_of(arm: Arm, come: float | None, seed: int, accuracy: float) -> Run:
+    return Run(arm=arm, come=come, seed=seed, accuracy=accuracy, depth=7, steps=100, joint_steps=10)
+
+
+@given(st.floats(0, 0.94), st.floats(0.01, 1), st.floats(1, 1e6))
+def test_a_gpu_comes_before_it_goes_and_goes_before_the_end(share: float, length: float, budget: float) -> None:
+    times = timeline(share, length, budget)
+    assert 0 <= times.come < times.gone <= 0.95 * budget
+
+
+def test_time_moves_by_what_is_measured() -> None:
+    clock = ElasticClock(1.0, COSTS.one.of, joint_seconds=COSTS.two.of)
+    clock.step_finished(None)
+    assert clock.used_seconds() == pytest.approx(0.01)
+    clock.pause(0.5)
+    assert clock.used_seconds() == pytest.approx(0.51)
+
+
+def test_ideal_workers_cost_their_part_of_the_work_alone() -> None:
+    ideal = COSTS.ideal(0.5)
+    assert ideal.two == LayerCosts(base=0.005, added={"block0": 0.001})
+    assert (ideal.join_s, ideal.leave_s, ideal.growth_s) == (0, 0, COSTS.growth_s)
+
+
+def test_an_interval_is_students() -> None:
+    """Five differences of which scipy's own interval is known: mean 3, standard error sqrt(2.5 / 5), t = 2.776."""
+    found = paired([1, 2, 3, 4, 5])
+    assert (found.mean, found.wins, found.count) == (3, 5, 5)
+    assert found.high - 3 == pytest.approx(2.7764 * 0.5**0.5, rel=1e-4)
+    assert 3 - found.low == pytest.approx(found.high - 3)
+    assert str(found).startswith("**+3.000")
+
+
+def test_runs_are_kept_and_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    assert kept_costs(path) is None
+    runs = Runs(HEAD, path)
+    runs.add(run_of(Arm.ALONE, None, 0, 0.8))
+    runs.add(run_of(Arm.AGENT, 0.35, 0, 0.9))
+    again = Runs(HEAD, path)
+    assert list(again) == list(runs)
+    assert kept_costs(path) == COSTS
+    assert again.missing([(Arm.ALONE, None, 0), (Arm.ALONE, None, 1)]) == [(Arm.ALONE, None, 1)]
+    assert again.difference(Arm.AGENT, Arm.ALONE, 0.35).mean == pytest.approx(0.1)
+    with pytest.raises(ValueError, match=r"runs\.jsonl holds runs of another job, timeline or cost; name another file"):
+        Runs(HEAD.model_copy(update={"length": 0.5}), path)
+
+
+def test_the_table_compares_seed_by_seed() -> None:
+    runs = Runs(HEAD, None)
+    for seed in range(3):
+        for place, arm in enumerate(Arm):
+            runs.add(run_of(arm, None if arm is Arm.ALONE else 0.1, seed, 0.5 + 0.1 * place + 0.01 * seed))
+    rows = list(lines(runs, [0.1]))
+    assert rows[2].startswith("| 10% | 0.510 ± 0.010 | 0.610 ± 0.010 |")
+    assert rows[6] == (
+        "| 10% | **+0.100 (+0.100 to +0.100)** | **+0.200 (+0.200 to +0.200)** | **+0.300 (+0.300 to +0.300)** | "
+        "**+0.100 (+0.100 to +0.100)** | **-0.100 (-0.100 to -0.100)** | **+0.300 (+0.300 to +0.300)** |"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_benchmark_runs_to_its_end(tmp_path: Path) -> None:
+    """Two real workers, all arms, one seed and a budget of a second; a second call finds all runs done."""
+    runs, picture = tmp_path / "runs.jsonl", tmp_path / "pays.png"
+    command = [
+        *(sys.executable, str(BENCHMARKS / "elastic_pays.py"), str(BENCHMARKS.parent / "examples" / "digits.yaml")),
+        *("--seeds", "1", "--time-budget", "1", "--come", "35%", "--processes", "1", "--runs", str(runs)),
+        *("--picture", str(picture)),
+    ]
+    for missing in (5, 0):
+        temporary = tmp_path / f"temporary-{missing}"
+        temporary.mkdir()
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        result = subprocess.run(command, capture_output=True, text=True, timeout=190, env=environment)
+        assert result.returncode == 0, result.stderr
+        assert result.stderr.count("seed 0, ") == missing
+        assert [each.name for each in temporary.iterdir() if each.name.startswith("espalier")] == [], "nothing is left"
+    found = {each.arm: each for each in Runs(Head.model_validate_json(runs.read_text().splitlines()[0]), runs)}
+    assert set(found) == set(Arm)
+    assert found[Arm.ALONE].joint_steps == 0
+    assert all(each.joint_steps > 0 for arm, each in found.items() if arm is not Arm.ALONE)
+    assert found[Arm.FIXED].actions == ("Deepen(block0)",) * len(found[Arm.FIXED].actions) != ()
+    assert found[Arm.ELASTIC].depth == found[Arm.ALONE].depth < found[Arm.SCRATCH].depth
+    assert picture.stat().st_size > 10_000

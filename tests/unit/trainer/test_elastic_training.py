@@ -1,0 +1,184 @@
+"""What several workers come to together, beside one alone: threads that are workers, over real connections."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier_api.job import AdaptiveTrainingJob, Fallback
+from espalier_trainer.advisor import NoAgent, WithFallback
+from espalier_trainer.data import Data
+from espalier_trainer.distillation import Rule
+from espalier_trainer.distillation.shrinking import Manner
+from espalier_trainer.elastic import Follower, Team
+from espalier_trainer.elastic.states import digest
+from espalier_trainer.fallback import build_fallback
+from espalier_trainer.models import build_model
+from espalier_trainer.narrator import Narrator
+from espalier_trainer.network import new_network
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.scheduler import Arrival
+
+Run = Callable[..., Any]
+CPU = torch.device("cpu")
+
+
+class Workers:
+    """Followers in threads."""
+
+    def __init__(self, job: AdaptiveTrainingJob, data: Data, place: Path) -> None:
+        self.job, self.data, self.place = job, data, place
+        self.stopped = threading.Event()
+        self.followers: list[Follower] = []
+        self.ended: list[bool] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self, count: int) -> None:
+        for index in range(count):
+            training, data = self.job.spec.training, self.data
+            seed_everything(training.seed + 1)  # their own starting weights do not matter
+            model = build_model(training.model, data.classes, data.example_input())
+            network, _ = new_network(
+                model, training.optimizer, data.example_input(), self.job.spec.adaptation.insertion
+            )
+            follower = Follower(
+                self.job, network, data, CPU, training.seed, base=False, index=index, stop=self.stopped.is_set
+            )
+            self.followers.append(follower)
+            self._threads.append(threading.Thread(target=self._run, args=(follower,), daemon=True))
+            self._threads[-1].start()
+
+    def _run(self, follower: Follower) -> None:
+        self.ended.append(follower.run(str(self.place)))
+
+    def close(self) -> None:
+        self.stopped.set()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def together(run: Run, digits: Data, tmp_path: Path) -> Iterator[Callable[..., tuple[Any, Workers]]]:
+    """Run a job with so many workers from its beginning; returns the run, and its workers."""
+    crews: list[Workers] = []
+
+    def start(job: AdaptiveTrainingJob, count: int, **options: Any) -> tuple[Any, Workers]:
+        workers = Workers(job, options.get("data", digits), tmp_path / f"rendezvous-{len(crews)}")
+        crews.append(workers)
+
+        def team(narrator: Narrator) -> Team:
+            policy = job.spec.training.elastic_batch
+            assert policy is not None
+            sync = bool(job.spec.training.sync_batch_norm)
+            found = Team(str(workers.place), policy, CPU, narrator.warn, narrator.workers_changed, sync_batch_norm=sync)
+            seed = torch.get_rng_state()
+            workers.start(count - 1)
+            torch.set_rng_state(seed)
+            deadline = time.monotonic() + 20
+            while found.waiting < count - 1:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            return found
+
+        arrivals = options.pop("arrivals", (Arrival(0, count),))
+        done = run(job, team=team, arrivals=arrivals, **options)
+        return done, workers
+
+    yield start
+    for workers in crews:
+        workers.close()
+
+
+def losses(done: Any) -> list[float]:
+    return [event.train_loss for event in done.reporter.events if event.type == "EpochFinished"]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_with_the_batch_kept_several_workers_learn_what_one_learns(
+    make_job: Callable[..., AdaptiveTrainingJob],
+    together: Callable[..., tuple[Any, Workers]],
+    count: int,
+) -> None:
+    job = make_job(
+        maxReplicas=4,
+        adaptation={"mode": "Off"},
+        training={
+            "elasticBatch": "keepGlobal",
+            "syncBatchNorm": True,
+            "optimizer": {"name": "SGD", "momentum": 0.9, "learningRate": 0.05},
+        },
+    )
+    alone, _ = together(job, 1)
+    many, workers = together(job, count)
+    assert many.result.steps == alone.result.steps > 100
+    assert losses(many) == pytest.approx(losses(alone), rel=1e-3)
+    for name, tensor in alone.trainer.network.module.state_dict().items():
+        torch.testing.assert_close(many.trainer.network.module.state_dict()[name], tensor, rtol=1e-2, atol=1e-3)
+    assert_all_hold_the_same(many, workers)
+
+
+def assert_all_hold_the_same(done: Any, workers: Workers) -> None:
+    """Assert that the workers were told of the end, and hold the leader's bits."""
+    deadline = time.monotonic() + 10
+    while len(workers.ended) < len(workers.followers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert all(workers.ended)
+    held = [follower.network for follower in workers.followers]
+    assert {digest(network) for network in held if network is not None} == {digest(done.trainer.network)}
+
+
+def test_all_members_grow_together(
+    make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]]
+) -> None:
+    job = make_job(maxReplicas=3, adaptation={"maxAdaptations": 2}, training={"elasticBatch": "keepGlobal"})
+    advisor = WithFallback(NoAgent(), build_fallback(Fallback.HEURISTIC, 0))
+    done, workers = together(job, 3, advisor=advisor)
+    assert done.result.depth_after == done.result.depth_before + 2
+    assert_all_hold_the_same(done, workers)
+
+
+def test_all_members_teach_a_smaller_model_together(
+    make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]]
+) -> None:
+    job = make_job(
+        maxReplicas=3,
+        timeBudgetSeconds=0.6,
+        adaptation={"maxAdaptations": 2, "onReclaim": "Distill"},
+        training={"elasticBatch": "keepGlobal"},
+    )
+    advisor = WithFallback(NoAgent(), build_fallback(Fallback.HEURISTIC, 0))
+    manner = Manner(rule=Rule(slower=0, share=0.5, least_steps=10), insist=True)
+    gone = (Arrival(0, 3), Arrival(0.2, 2))
+    done, workers = together(job, 3, advisor=advisor, arrivals=gone, shrinking=manner)
+    assert [each.result for each in done.result.adaptations] == ["Grown", "Grown", "Shrunk"]
+    assert done.result.depth_after < done.result.depth_before + 2
+    teachers = [follower._shrinker.teacher for follower in workers.followers if follower._shrinker is not None]
+    taught = [teacher for teacher in teachers if teacher is not None]
+    # Of the one that went on, whose examples are not those that the leader had answered.
+    assert len(taught) == 1
+    leaders = done.trainer.shrinker.teacher
+    assert leaders.keeps
+    assert not torch.equal(leaders.tensors()["known"], torch.zeros(len(leaders.tensors()["known"]), dtype=torch.bool))
+    held = [follower.network for follower in workers.followers if follower.network is not None]
+    assert digest(done.trainer.network) in {digest(network) for network in held}
+
+
+def test_with_the_batch_scaled_an_epoch_has_fewer_steps(
+    make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]]
+) -> None:
+    training = {"elasticBatch": "scaleLinear", "schedule": {"name": "Constant"}, "optimizer": {"learningRate": 0.004}}
+    job = make_job(maxReplicas=3, adaptation={"mode": "Off"}, training=training)
+    alone, _ = together(job, 1)
+    many, workers = together(job, 3)
+    assert many.result.steps == alone.result.steps
+    assert 2.5 < many.result.epochs / alone.result.epochs < 3.5
+    assert many.trainer.network.optimizer.param_groups[0]["lr"] in (0.004, 0.008, 0.012)  # the last step of an epoch
+    assert_all_hold_the_same(many, workers)

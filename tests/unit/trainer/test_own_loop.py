@@ -1,0 +1,259 @@
+"""What a loop of a user's own may be, and what is said where it may not: without processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from espalier_api.documents import read_document
+from espalier_api.events import EVENT
+from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_api.report import Report
+from espalier_trainer.own import OwnLoopError, join
+from espalier_trainer.own.feed import Feed
+from espalier_trainer.own.state import OwnState, _decoded
+
+DATA = TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64))
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+class Tensors:
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": torch.zeros(1)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+def made(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=lr)
+
+
+@pytest.fixture
+def leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: Callable[..., AdaptiveTrainingJob]
+) -> AdaptiveTrainingJob:
+    """Let this process be the leader of a job, alone; its signals and the end of the process stay the tests' own."""
+    job = make_job(timeBudgetSeconds=3600)
+    (tmp_path / "job.json").write_text(json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True)))
+    monkeypatch.setenv("ESPALIER_JOB_FILE", str(tmp_path / "job.json"))
+    monkeypatch.setenv("ESPALIER_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
+    monkeypatch.setenv("ESPALIER_REPORT_FILE", str(tmp_path / "report.json"))
+    monkeypatch.setenv("ESPALIER_EVENTS_FILE", str(tmp_path / "events.jsonl"))
+    monkeypatch.setattr("signal.signal", lambda *given: None)
+    monkeypatch.setattr("atexit.register", lambda function: function)
+    return job
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(ElasticBatch), st.integers(1, 5), st.integers(1, 30), st.integers(1, 8), st.booleans(), st.data()
+)
+def test_workers_take_each_example_once_however_they_come_and_go(
+    policy: ElasticBatch, world: int, examples: int, batch_size: int, shuffle: bool, data: st.DataObject
+) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(examples)), batch_size=batch_size, shuffle=shuffle)
+    feeds = [Feed(loader, policy, seed=1) for _ in range(5)]
+    seen: list[int] = []
+    cursor, batches = 0, feeds[0].batches(0)
+    while cursor < batches:
+        parts = [feeds[rank].part(0, cursor, rank, world) for rank in range(world)]
+        if data.draw(st.booleans()):  # a step that was dropped comes again, cut in the same way or in another
+            world = data.draw(st.integers(1, 5))
+            continue
+        assert {part.examples for part in parts} == {sum(part.rows for part in parts)}
+        assert all(len(part.batch[0]) == part.rows or not part.rows for part in parts)
+        assert all(len(part.batch[0]) for part in parts)
+        seen += [int(example) for part in parts if part.rows for example in part.batch[0]]
+        cursor += parts[0].batches
+        world = data.draw(st.integers(1, 5))
+    assert len(seen) == len(set(seen)) == min(examples, batches * batch_size)
+    assert shuffle or seen == sorted(seen)
+
+
+def test_examples_that_are_loaded_ahead_are_the_same() -> None:
+    feeds = [
+        Feed(DataLoader(DATA, batch_size=4, shuffle=True, num_workers=workers), ElasticBatch.KEEP_GLOBAL, seed=1)
+        for workers in (0, 1)
+    ]
+    for cursor, rank, world in ((0, 0, 1), (1, 0, 1), (1, 1, 2), (2, 0, 2)):
+        at_once, ahead = (feed.part(0, cursor, rank, world) for feed in feeds)
+        assert torch.equal(at_once.batch[0], ahead.batch[0])
+
+
+def test_figures_of_the_script_are_in_the_report(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:
+    model, optimizer = made()
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4))
+    loop.report(learning=1.0, validation_accuracy=0.1, validation_loss=3.0)  # before there was an epoch
+    for epoch in loop.epochs(2):
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
+            optimizer.step()
+        loop.report(validation_accuracy=0.5 + epoch / 4, validation_loss=1.0)
+    report = read_document(tmp_path / "report.json", Report)
+    figures = {metric.name: metric.value for metric in report.metrics}
+    assert (figures["learning"], figures["validation_accuracy"]) == (1.0, 0.75)
+    assert (report.epoch, report.step, report.phase) == (2, 6, "Evaluating")
+    events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event.validation_accuracy for event in events if event.type == "EpochFinished"] == [0.5, 0.75]
+
+
+def twice(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    loop.backward(loss)
+    loop.backward(loss)
+
+
+def never(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def added_up(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    loop.backward(loss)
+
+
+def scheduled(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    lr_scheduler.StepLR(optimizer, 1)
+    loop.backward(loss)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (twice, "backward() was called twice for one batch; add the losses and call it once"),
+        (
+            never,
+            "before backward(loss) was called for this one; call it once for each batch, in place of loss.backward()",
+        ),
+        (added_up, "optimizer.step() was not called after backward(loss); gradients are not added up"),
+        (scheduled, "make it before join(model, optimizer, loader, scheduler)"),
+    ],
+)
+def test_a_loop_that_would_go_wrong_is_told_the_remedy(
+    leader: AdaptiveTrainingJob, body: Callable[..., None], said: str
+) -> None:
+    model, optimizer = made()
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4, shuffle=True))
+    with pytest.raises(OwnLoopError) as raised:  # noqa: PT012
+        for _ in loop.epochs(2):
+            for inputs, labels in batches:
+                optimizer.zero_grad()
+                body(loop, nn.functional.cross_entropy(model(inputs), labels), optimizer)
+    assert said in str(raised.value)
+
+
+def test_batches_and_backward_outside_of_the_loop_are_refused(leader: AdaptiveTrainingJob) -> None:
+    model, optimizer = made()
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4))
+    with pytest.raises(OwnLoopError, match="loop over them within"):
+        next(iter(batches))
+    with pytest.raises(OwnLoopError, match="outside of the loop over the batches"):
+        loop.backward(torch.ones(1, requires_grad=True).sum())
+    assert list(loop.epochs(0)) == []
+    with pytest.raises(OwnLoopError, match="a script has one loop over epochs"):
+        list(loop.epochs(1))
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        (DataLoader(Endless()), "a torch DataLoader of a map-style data set"),
+        (DataLoader(DATA, batch_size=None), "the DataLoader has no batch_size"),
+        (DataLoader(DATA, 4, sampler=WeightedRandomSampler([1.0] * 12, 12)), "a sampler WeightedRandomSampler"),
+    ],
+)
+def test_a_loader_without_an_order_that_could_be_shared_is_refused(
+    leader: AdaptiveTrainingJob, loader: DataLoader[Any], said: str
+) -> None:
+    with pytest.raises(OwnLoopError, match=said):
+        join(*made(), loader)
+
+
+def test_what_could_not_be_given_to_others_is_refused_also_alone() -> None:
+    loader = DataLoader(DATA, batch_size=4)
+    model, optimizer = made()
+    with pytest.raises(OwnLoopError, match="the state of Tensors holds a Tensor; only numbers"):
+        join(model, optimizer, loader, Tensors())
+    with pytest.raises(OwnLoopError, match="trains a parameter that is not the model's"):
+        join(nn.Linear(2, 2), optimizer, loader)
+    loop, same = join(model, optimizer, loader)
+    assert same is loader
+    with pytest.raises(OwnLoopError, match=r"say epochs\(count\)"):
+        loop.epochs()
+    lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(OwnLoopError, match="make it before join"):
+        loop.backward(model(torch.ones(1, 2)).sum())
+
+
+def test_an_environment_without_a_job_file_ends_the_process_and_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESPALIER_RENDEZVOUS", "somewhere:29400")
+    with pytest.raises(SystemExit) as ended:
+        join(*made(), DataLoader(DATA, batch_size=4))
+    assert ended.value.code == 2
+    assert "ESPALIER_JOB_FILE is not set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: lr_scheduler.StepLR(optimizer, 2),
+        lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 3]),
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=10),
+        lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer, [lr_scheduler.ConstantLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.5)], [2]
+        ),
+    ],
+)
+def test_a_scheduler_goes_on_where_it_was(make: Callable[[torch.optim.Optimizer], Any]) -> None:
+    model, optimizer = made()
+    scheduler = make(optimizer)
+    other_optimizer = made()[1]
+    other = make(other_optimizer)
+    state = OwnState(model, optimizer, [scheduler])
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    (kept,) = json.loads(json.dumps(state.state()))["others"]
+    other.load_state_dict(_decoded(kept))
+    other_optimizer.load_state_dict(optimizer.state_dict())
+    for _ in range(4):
+        assert other_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+        for each, schedule in ((optimizer, scheduler), (other_optimizer, other)):
+            each.step()
+            schedule.step()
+
+
+def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:
+    """A scheduler whose next rate follows from the last one must not see the scaled one."""
+    from espalier_trainer.own.feed import Part
+    from espalier_trainer.own.loop import Hooks, Step
+
+    model, optimizer = made(lr=0.5)
+    nn.init.zeros_(model.weight)
+    state = OwnState(model, optimizer, [])
+    hooks = Hooks(optimizer)
+    hooks.step = Step(state, Part(None, 4, 12, 3), None, sync_batch_norm=False)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert model.weight.tolist() == [[-1.5, -1.5], [-1.5, -1.5]]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert hooks.step.done

@@ -1,0 +1,340 @@
+"""A loop of a user's own: the shipped example, alone and by real processes that come and go."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import re
+import runpy
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier_api.job import AdaptiveTrainingJob
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "own_script"
+Workplace = Any
+"""That of `conftest.py`."""
+
+OWN = """
+import atexit, runpy
+os.chdir({folder!r})
+sys.argv = ["script", *{arguments!r}]
+try:
+    runpy.run_path({script!r}, run_name="__main__")
+finally:
+    atexit._run_exitfuncs()  # a process of multiprocessing does not run them
+"""
+
+
+def until(condition: Callable[[], Any], place: Workplace, seconds: float = 60.0) -> Any:
+    """Return what `condition` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, place.log + place.logs(0)
+        time.sleep(0.02)
+    return found
+
+
+def epochs(log: str) -> dict[int, str]:
+    """Return what was printed at the end of each epoch, the last time it ended."""
+    return {int(number): said for number, said in re.findall(r"^epoch (\d+): (.*)$", log, re.M)}
+
+
+def members(place: Workplace) -> list[int]:
+    """Return how many workers there were after each change."""
+    return [int(event.workers) for event in place.events() if event.type == "WorkersChanged"]
+
+
+def shared(place: Workplace, interrupted: int | None = None) -> list[int]:
+    """Return the epochs that both the leader and extra worker 0 saw to the end; they hold the same bits then.
+
+    One that was `interrupted` ends in the worker when it is back, with the state of then.
+    """
+    ours, theirs = epochs(place.log), epochs(place.logs(0))
+    both = sorted(ours.keys() & theirs.keys() - {interrupted})
+    assert {number: ours[number] for number in both} == {number: theirs[number] for number in both}
+    return both
+
+
+@pytest.fixture
+def scripted(
+    workplace: Callable[..., Workplace], make_job: Callable[..., AdaptiveTrainingJob]
+) -> Callable[..., Workplace]:
+    """Make a place where workers run `script` (text, or a path) with `arguments`."""
+
+    def make(script: str | Path, *arguments: str, budget: float = 60.0, **spec: Any) -> Workplace:
+        training = {"elasticBatch": "keepGlobal", **spec.pop("training", {})}
+        job = make_job(
+            **{"maxReplicas": 3, "adaptation": {"mode": "Off"}, **spec}, timeBudgetSeconds=budget, training=training
+        )
+        place = workplace(job)
+        if isinstance(script, str):
+            script, text = place.folder / "script.py", script
+            script.write_text(text)
+        place.run = OWN.format(folder=str(place.folder), arguments=arguments, script=str(script))
+        return place
+
+    return make
+
+
+def test_at_most_six_lines_are_changed() -> None:
+    plain, elastic = ((EXAMPLE / name).read_text().splitlines() for name in ("plain.py", "elastic.py"))
+    changes = [line for line in difflib.ndiff(plain, elastic) if line[0] in "+-"]
+    assert sum(line[0] == "+" for line in changes) <= 6
+    assert sum(line[0] == "-" for line in changes) <= 6
+
+
+def test_the_book_shows_the_same_lines() -> None:
+    plain, elastic = ((EXAMPLE / name).read_text().splitlines() for name in ("plain.py", "elastic.py"))
+    changes = [line[0] + line[2:] for line in difflib.ndiff(plain, elastic) if line[0] in "+-"]
+    page = (EXAMPLE.parents[1] / "docs" / "own-training.md").read_text()
+    shown = page.partition("```diff\n")[2].partition("```")[0].splitlines()
+    assert sorted(line for line in shown if line[0] in "+-") == sorted(line for line in changes if '"""' not in line)
+    assert all(line[1:] in plain for line in shown if line[0] in " -")
+
+
+def test_alone_it_is_the_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for name in ("plain.py", "elastic.py"):
+        monkeypatch.setattr(sys, "argv", [name, "3"])
+        runpy.run_path(str(EXAMPLE / name), run_name="__main__")
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert list(epochs(said[1])) == [0, 1, 2]
+    assert (tmp_path / "digits.pt").exists()
+
+
+def test_a_second_process_joins_leaves_and_joins_again(scripted: Callable[..., Workplace]) -> None:
+    place = scripted(EXAMPLE / "elastic.py", "1000000", budget=3600)
+    place.allocate(2)
+    leader = place.start()
+    extra = place.start(0)
+    until(lambda: members(place)[-1:] == [2], place)
+    until(lambda: len(shared(place)) > 2, place)
+    place.allocate(1)
+    until(lambda: members(place)[-1:] == [1] and place.report().acknowledged_generation == 2, place)
+    interrupted = max(epochs(place.logs(0))) + 1
+    alone = max(epochs(place.log))
+    until(lambda: max(epochs(place.log)) > alone + 2, place)
+    place.allocate(2)
+    until(lambda: members(place)[-1:] == [2], place)
+    until(lambda: max(shared(place, interrupted)) > alone + 2, place)
+    place.allocate(2, budget=1.0)  # the budget is over
+    leader.join(60)
+    assert leader.exitcode == 0, place.log
+    last = max(epochs(place.log))
+    until(lambda: last in epochs(place.logs(0)), place)
+    assert shared(place, interrupted)[-1] == last
+    accuracy = re.findall(r"^accuracy (\S+)$", place.log, re.M)
+    assert len(accuracy) == 1  # what stands behind the loop the leader does alone
+    assert float(accuracy[0]) > 0.9
+    assert "accuracy" not in place.logs(0)
+    assert place.report().phase == "Completed"
+    assert extra.is_alive()  # it waits to be ended: one that ended by itself would be started again
+    os.kill(extra.pid, signal.SIGTERM)
+    extra.join(20)
+    assert extra.exitcode == 0
+
+
+def test_a_worker_that_is_asked_to_end_leaves_between_two_steps(scripted: Callable[..., Workplace]) -> None:
+    place = scripted(EXAMPLE / "elastic.py", "1000000")
+    place.allocate(2)
+    leader = place.start()
+    extra = place.start(0)
+    until(lambda: members(place)[-1:] == [2], place)
+    until(lambda: shared(place), place)
+    os.kill(extra.pid, signal.SIGTERM)
+    extra.join(20)
+    assert extra.exitcode == 0, place.logs(0)
+    until(lambda: members(place)[-1:] == [1], place)
+    os.kill(leader.pid, signal.SIGTERM)
+    leader.join(20)
+    assert leader.exitcode == 143
+    assert place.report().phase == "Stopped"
+    # It goes on from its checkpoint, in the middle of an epoch.
+    stopped = place.report().step
+    assert stopped > 0
+    again = place.start()
+    until(lambda: place.report().incarnation and place.report().step > stopped, place)
+    assert again.is_alive()
+
+
+def test_a_leader_that_is_killed_goes_on_from_what_the_others_hold(scripted: Callable[..., Workplace]) -> None:
+    place = scripted(EXAMPLE / "elastic.py", "1000000", checkpoint={"intervalSeconds": 3600})
+    place.allocate(2)
+    leader = place.start()
+    place.start(0)
+    until(lambda: len(shared(place)) > 2 if members(place)[-1:] == [2] else None, place)
+    until(lambda: place.report().step > 0, place)
+    os.kill(leader.pid, signal.SIGKILL)
+    leader.join()
+    before = max(epochs(place.log))
+    place.start()
+    until(lambda: max(epochs(place.log)) > before + 1, place)
+    until(lambda: max(shared(place)) > before, place)
+    seen = [int(number) for number in re.findall(r"^epoch (\d+):", place.log, re.M)]
+    assert all(later - earlier <= 2 for earlier, later in itertools.pairwise(seen))
+    assert seen == sorted(seen)  # not from the beginning
+
+
+NORMED = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from espalier_trainer.own import join
+
+torch.manual_seed(0)
+inputs = torch.randn(240, 8)
+labels = (inputs.sum(1) > 0).long() + (inputs[:, 0] > 0).long()
+model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 3000])
+loop, loader = join(model, optimizer, DataLoader(TensorDataset(inputs, labels), batch_size=24, shuffle=True), scheduler)
+for epoch in loop.epochs():
+    total = 0.0
+    for features, targets in loader:
+        loss = nn.functional.cross_entropy(model(features), targets)
+        optimizer.zero_grad()
+        total += loop.backward(loss)
+        optimizer.step()
+    scheduler.step()
+    print(f"epoch {epoch}: {total / 10} at {optimizer.param_groups[0]['lr']}", flush=True)
+"""
+"""Of its losses all workers print the same, as `backward` returns what is everyone's."""
+
+
+def test_the_loss_curve_does_not_depend_on_who_came_when(scripted: Callable[..., Workplace], tmp_path: Path) -> None:
+    curves = []
+    for number, workers in enumerate((1, 2)):
+        place = scripted(NORMED, training={"syncBatchNorm": True})
+        place.folder = tmp_path / str(number)
+        place.folder.mkdir()
+        (place.folder / "script.py").write_text(NORMED)
+        place.run = OWN.format(folder=str(place.folder), arguments=(), script=str(place.folder / "script.py"))
+        place.allocate(workers)
+        running = [place.start()]
+        if workers == 2:
+            running.append(place.start(0))
+            until(lambda: members(place)[-1:] == [2], place)  # noqa: B023
+            until(lambda: epochs(place.logs(0)), place)  # noqa: B023
+            first = min(epochs(place.logs(0)))  # of which it has seen a part
+            until(lambda: max([-1, *shared(place, first)]) > max(first, 25), place)  # noqa: B023
+        else:
+            until(lambda: max([-1, *epochs(place.log)]) > 25, place)  # noqa: B023
+        curves.append([said.split(" at ") for _, said in sorted(epochs(place.log).items())][:26])
+        for process in running:
+            process.kill()
+            process.join()
+    alone, together = curves
+    assert [float(loss) for loss, _ in together] == pytest.approx([float(loss) for loss, _ in alone], rel=1e-2)
+    assert [rate for _, rate in together] == [rate for _, rate in alone]
+    assert [float(alone[number][1]) for number in (0, 9, 25)] == pytest.approx([0.05, 0.005, 0.0005])
+
+
+BEHIND = """
+import os, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from espalier_trainer.own import join
+
+batches = int(sys.argv[1])
+inputs = torch.randn(4 * batches, 3, generator=torch.Generator().manual_seed(0))
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+loop, loader = join(model, optimizer, DataLoader(data, batch_size=4, shuffle=True), scheduler)
+for epoch in loop.epochs():
+    for features, labels in loader:
+        loss = nn.functional.cross_entropy(model(features), labels)
+        optimizer.zero_grad()
+        loop.backward(loss)
+        optimizer.step()
+        rate = optimizer.param_groups[0]["lr"]
+        assert abs(rate - 0.1 * 0.999**epoch) < 1e-9, f"{rate} at epoch {epoch}"
+        time.sleep(0.002)
+    print(f"epoch {epoch}: ends", flush=True)
+    if loop.leads and os.path.exists("die"):
+        os.remove("die")
+        time.sleep(1)  # the other one is through
+        os.kill(os.getpid(), 9)
+    scheduler.step()
+"""
+"""What stands behind the batches must have happened once for each epoch, in all workers."""
+
+
+@pytest.mark.parametrize("batches", [1, 10])
+def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(scripted: Callable[..., Workplace], batches: int) -> None:
+    place = scripted(BEHIND, str(batches), budget=3600)
+    place.allocate(1)
+    leader = place.start()
+    extra = place.start(0)
+    until(lambda: epochs(place.log), place)
+    for _ in range(4):
+        place.allocate(2)
+        until(lambda: members(place)[-1:] == [2], place)
+        come = max(epochs(place.log))
+        until(lambda: max([-1, *epochs(place.logs(0))]) > come + 3, place)  # noqa: B023
+        place.allocate(1)
+        until(lambda: members(place)[-1:] == [1], place)
+        gone = max(epochs(place.log))
+        until(lambda: max(epochs(place.log)) > gone + 3, place)  # noqa: B023
+    assert leader.is_alive()
+    assert extra.is_alive()
+
+
+@pytest.mark.parametrize("batches", [1, 10])
+def test_a_leader_that_is_killed_behind_its_batches_does_nothing_twice(
+    scripted: Callable[..., Workplace], batches: int
+) -> None:
+    place = scripted(BEHIND, str(batches), budget=3600, checkpoint={"intervalSeconds": 3600})
+    place.allocate(2)
+    leader = place.start()
+    extra = place.start(0)
+    until(lambda: members(place)[-1:] == [2], place)
+    (place.folder / "die").touch()
+    leader.join(60)
+    assert leader.exitcode == -signal.SIGKILL, place.log
+    last = max(epochs(place.log))
+    again = place.start()
+    until(lambda: max(shared(place)) > last + 3, place)
+    assert again.is_alive()
+    assert extra.is_alive()
+    assert [int(number) for number in re.findall(r"^epoch (\d+):", place.logs(0), re.M)].count(last) == 1
+
+
+def test_the_model_grows_in_all_workers_where_the_script_allows_it(scripted: Callable[..., Workplace]) -> None:
+    text = (EXAMPLE / "elastic.py").read_text()
+    text = text.replace("join(model, optimizer, loader)", "join(model, optimizer, loader, grow=True)")
+    text = text.replace('print(f"epoch', 'print(f"{len(list(model.parameters()))} tensors")\n        print(f"epoch')
+    place = scripted(text, "1000000", adaptation={"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2})
+    place.allocate(1)
+    place.start()
+    place.start(0)
+    until(lambda: len(epochs(place.log)) > 1, place)
+    place.allocate(2)
+    until(lambda: members(place)[-1:] == [2], place)
+    until(lambda: "8 tensors" in place.logs(0), place)
+    report = until(lambda: found if len((found := place.report()).adaptations) == 2 else None, place)
+    assert [each.result for each in report.adaptations] == ["Grown", "Grown"]
+    assert report.depth == 4
+    late = max(shared(place))
+    until(lambda: max(shared(place)) > late + 3, place)
+    # One that comes with the starting model gets the grown one.
+    place.start(1)
+    place.allocate(3)
+    until(lambda: members(place)[-1] == 3, place)
+    until(lambda: "8 tensors" in place.logs(1), place)
+    assert "4 tensors" not in place.logs(1)

@@ -1,0 +1,259 @@
+"""Jobs that may widen: what is offered, what is carried out, what survives a stop, a kill, and a join."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from espalier_api.advice import Action, ActionKind, AdviceRequest
+from espalier_api.architecture import Architecture
+from espalier_api.events import Warned
+from espalier_api.job import Fallback
+from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_trainer import loop
+from espalier_trainer.advisor import Decision, NoAgent, Scripted, WithFallback
+from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.fallback import build_fallback
+from espalier_trainer.net2net import Deepened, Widened
+from espalier_trainer.report import MemoryReporter
+from espalier_trainer.scheduler import Arrival, VirtualScheduler
+
+BOTH = {"actions": ["Deepen", "Widen"]}
+WIDEN = Action.widen("block0.0")
+GROUPS = ["block0.0", "block1.0", "block2.0"]
+
+
+def _weights(done: Any) -> dict[str, torch.Tensor]:
+    return done.trainer.network.module.state_dict()
+
+
+def _assert_equal_weights(one: Any, other: Any) -> None:
+    assert _weights(one).keys() == _weights(other).keys()
+    for name, tensor in _weights(one).items():
+        assert torch.equal(tensor, _weights(other)[name]), name
+
+
+def test_a_job_that_deepens_asks_as_before(run, make_job):
+    advisor = Scripted((Action.deepen("block0"),))
+    run(make_job(adaptation={"maxAdaptations": 1}), advisor=advisor, up_at=0.1)
+    (asked,) = advisor.asked
+    assert asked.allowed_actions is None
+    assert asked.architecture.channels is None
+
+
+def test_widening_is_offered_carried_out_and_told(run, make_job):
+    advisor = Scripted((WIDEN,))
+    done = run(make_job(adaptation=BOTH | {"maxAdaptations": 1}), advisor=advisor, up_at=0.1)
+    (asked,) = advisor.asked
+    assert [str(action) for action in asked.actions()] == [
+        *(f"Deepen(block{i})" for i in range(3)),
+        *(f"Widen({group})" for group in GROUPS),
+        "Nothing",
+    ]
+    (grown,) = done.result.adaptations
+    assert (grown.action, grown.result) == ("Widen(block0.0)", AdaptationResult.GROWN)
+    assert (grown.width_before, grown.width_after) == (6, 12)
+    assert grown.depth_before == grown.depth_after == 4
+    found = sum(parameter.numel() for parameter in done.trainer.network.module.parameters())
+    assert grown.parameters_after == found == done.reporter.report.parameters > grown.parameters_before
+    assert done.trainer.network.architecture.parameters == found
+    assert done.trainer.network.history == (Widened(group="block0.0", width=12, seed=0),)
+
+
+def test_widening_keeps_the_function_and_the_loss_goes_on(run, make_job, monkeypatch):
+    losses: list[float] = []
+    real = loop._optimize
+
+    def recorded(*args):
+        losses.append(real(*args))
+        return losses[-1]
+
+    monkeypatch.setattr(loop, "_optimize", recorded)
+    # A schedule that begins again would take another step than the one compared with.
+    training = {"schedule": {"name": "Constant"}}
+    for optimizer in ({"name": "Adam"}, {"name": "SGD", "momentum": 0.9, "learningRate": 0.05}):
+        job = {"timeBudgetSeconds": 0.3, "training": training | {"optimizer": optimizer}}
+        losses.clear()
+        run(make_job(**job, adaptation=BOTH | {"maxAdaptations": 1}), advisor=Scripted((WIDEN,)), up_at=0.1)
+        grown = losses[:]
+        losses.clear()
+        run(make_job(**job))
+        assert grown[:51] == losses[:51]
+        assert grown[51] == pytest.approx(losses[51], abs=1e-6)
+        assert abs(grown[52] - losses[52]) < 0.2  # moments came along: the first step takes the model nowhere else
+        assert grown[70] != losses[70]
+
+
+def test_copies_of_a_channel_move_apart(run, make_job):
+    done = run(make_job(adaptation=BOTH | {"maxAdaptations": 1}), advisor=Scripted((WIDEN,)), up_at=0.1)
+    rows = _weights(done)["block0.0.weight"].flatten(1)
+    assert len(rows) == 12
+    assert torch.cdist(rows, rows).add(torch.eye(12)).min() > 1e-3
+
+
+# Before the first decision, between the decisions, and in the middle of a later epoch.
+@pytest.mark.parametrize("cut", [30, 53, 71, 95])
+def test_a_run_that_is_stopped_goes_on_with_the_widened_model(run, make_job, tmp_path, cut, stop_after):
+    script = (WIDEN, Action.deepen("block0"), Action.widen("block0.0", 15))
+    job = make_job(timeBudgetSeconds=0.4, adaptation=BOTH, training={"evaluateEveryEpochs": 10**6})
+    whole = run(job, advisor=Scripted(script), up_at=0.1)
+    assert [one.result for one in whole.result.adaptations] == [AdaptationResult.GROWN] * 3
+    first = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path, stop=stop_after(cut))
+    assert first.result.phase is TrainerPhase.STOPPED
+    second = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path)
+    assert second.result.steps == whole.result.steps
+    assert second.trainer.network.architecture == whole.trainer.network.architecture
+    assert second.trainer.network.history == whole.trainer.network.history
+    assert second.result.test_loss == whole.result.test_loss
+    _assert_equal_weights(whole, second)
+
+
+def test_a_job_may_begin_to_widen_after_its_checkpoint(run, make_job, tmp_path, stop_after):
+    script = Scripted((Action.deepen("block0"), WIDEN))
+    first = run(
+        make_job(adaptation={"maxAdaptations": 1}), advisor=script, up_at=0.1, store=tmp_path, stop=stop_after(65)
+    )
+    assert first.result.phase is TrainerPhase.STOPPED
+    # A checkpoint from before the history was kept.
+    store = CheckpointStore(tmp_path)
+    saved = store.load_latest()
+    store.save(Checkpoint(saved.state.model_copy(update={"growth": ()}), saved.model, saved.training))
+    done = run(make_job(adaptation=BOTH | {"maxAdaptations": 2}), advisor=script, up_at=0.1, store=tmp_path)
+    assert [one.result for one in done.result.adaptations] == [AdaptationResult.GROWN] * 2
+    assert done.trainer.network.history == (Deepened(point="block0"), Widened(group="block0.0", width=12, seed=1))
+    again = run(make_job(adaptation=BOTH), store=tmp_path)
+    _assert_equal_weights(done, again)
+
+
+class Greedy(Scripted):
+    """Takes the last growth that is offered."""
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        """Return it, or nothing."""
+        self.asked.append(request)
+        action = [*request.actions()[-2:-1], Action.nothing()][0]
+        return Decision(f"greedy-{len(self.asked)}", action, AdaptationSource.AGENT, "greedy")
+
+
+@pytest.mark.parametrize(("bound", "most"), [({"maxParameters": 700}, 700), ({}, 16 * 306)])
+def test_growth_is_bounded(run, make_job, bound, most):
+    greedy = Greedy(())
+    job = make_job(timeBudgetSeconds=0.5, adaptation=BOTH | {"maxAdaptations": 9} | bound)
+    done = run(job, advisor=greedy, up_at=0.0)
+    assert most / 2 < done.result.parameters_after <= most
+    for asked in greedy.asked:
+        grown = [action for action in asked.actions() if action.kind is not ActionKind.NOTHING]
+        assert all(action.carried_out(asked.architecture).parameters <= most for action in grown)
+    # What is left out is beyond the bound, no more.
+    asked = greedy.asked[-1]
+    offered = AdviceRequest(**dict(asked) | {"allowed_actions": None}).actions()
+    left_out = [action for action in offered if action not in asked.actions()]
+    assert left_out
+    assert all(action.carried_out(asked.architecture).parameters > most for action in left_out)
+
+
+def test_heuristic_widens_where_only_that_is_allowed(run, make_job):
+    advisor = WithFallback(NoAgent(), build_fallback(Fallback.HEURISTIC, 0))
+    done = run(make_job(adaptation={"actions": ["Widen"], "maxAdaptations": 1}), advisor=advisor, up_at=0.1)
+    assert [one.action for one in done.result.adaptations] == ["Widen(block0.0)"]
+
+
+def test_a_widening_that_does_not_fit_into_memory_is_taken_back(run, make_job, monkeypatch):
+    real = loop._optimize
+
+    def small_device(network, *given):
+        if network.parameters > 306:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return real(network, *given)
+
+    monkeypatch.setattr(loop, "_optimize", small_device)
+    done = run(make_job(adaptation=BOTH | {"maxAdaptations": 1}), advisor=Scripted((WIDEN,)), up_at=0.1)
+    (failed,) = done.result.adaptations
+    assert (failed.result, failed.width_before, failed.width_after) == (AdaptationResult.FAILED, 6, 6)
+    assert done.trainer.network.history == ()
+
+
+def _widening(body: dict[str, Any]) -> tuple[int, bytes]:
+    """Answer as an agent that widens the group asked about with the fewest channels."""
+    groups = Architecture.model_validate(body["architecture"]).channel_groups
+    action = {"kind": "Widen", "target": min(groups, key=lambda group: (group.width, group.id)).id}
+    answer = {"decisionId": f"d-{len(groups)}", "action": action, "policy": {"name": "test", "version": "1"}}
+    return 200, json.dumps(answer).encode()
+
+
+def _until(condition: Callable[[], Any], place: Any, seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, place.log
+        time.sleep(0.02)
+    return found
+
+
+def test_two_processes_widen_together_and_a_killed_leader_takes_it_over(workplace, make_job, agent_server):
+    job = make_job(
+        timeBudgetSeconds=60,
+        adaptation=BOTH | {"maxAdaptations": 1, "decisionTimeoutSeconds": 30},
+        training={"elasticBatch": "keepGlobal", "schedule": {"name": "Constant"}},
+        checkpoint={"intervalSeconds": 3600},
+    )
+    place = workplace(job, agent_url=agent_server(_widening).url)
+    place.allocate(2)
+    leader = place.start()
+    place.start(0)
+    _until(lambda: "generation 1: 2 members" in place.log, place)
+    widened = _until(lambda: [one for one in place.report().adaptations if one.result == "Grown"], place)[0]
+    assert widened.width_after == 2 * widened.width_before
+    step = place.report().step
+    _until(lambda: place.report().step > step + 20, place)
+    for saved in place.checkpoints.glob("checkpoint-*"):
+        # What was saved when it grew: the leader is to take the worker's state instead, which is newer.
+        assert CheckpointStore(place.checkpoints).load_latest().state.growth, saved
+    leader.kill()
+    leader.join()
+    assert leader.exitcode == -signal.SIGKILL
+    step = place.report().step
+    again = place.start()
+    _until(lambda: place.log.count("generation 1: 2 members") == 2, place)
+    report = _until(lambda: (now := place.report()).step > step + 20 and now, place)
+    assert report.parameters == widened.parameters_after
+    assert [one.result for one in report.adaptations] == ["Grown"]
+    again.terminate()
+    again.join(20)
+    assert again.exitcode == 143, place.log
+    state = CheckpointStore(place.checkpoints).load_latest().state
+    assert [(growth.group, growth.width) for growth in state.growth] == [(widened.action[6:-1], widened.width_after)]
+
+
+class _Picky(nn.Module):
+    """Takes no values but those of its data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flatten = nn.Flatten()
+        self.one = nn.Linear(64, 8)
+        self.act = nn.ReLU()
+        self.two = nn.Linear(8, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits; raises ValueError for pixels that no image has."""
+        if images.device.type != "meta" and images.min().item() < -1:
+            raise ValueError("these are no images")
+        return self.two(self.act(self.one(self.flatten(images))))
+
+
+def test_a_model_that_cannot_be_tried_is_deepened_only(digits, make_job):
+    reporter, advisor = MemoryReporter(), Scripted((Action.deepen("one"),))
+    job = make_job(timeBudgetSeconds=0.1, adaptation=BOTH | {"maxAdaptations": 1})
+    scheduler = VirtualScheduler(0.1, lambda _: 0.002, (Arrival(0.0, 2),))
+    done = loop.Trainer(job, _Picky(), digits, scheduler, advisor=advisor, reporter=reporter).run()
+    assert [one.result for one in done.adaptations] == [AdaptationResult.GROWN]
+    (warned,) = [event for event in reporter.events if isinstance(event, Warned)]
+    assert warned.message.startswith("the model will be deepened, not widened: _Picky fails on random values")
+    assert [str(action) for action in advisor.asked[0].actions()] == ["Deepen(one)", "Nothing"]

@@ -1,0 +1,36 @@
+"""A smaller model that keeps what the larger one has learnt: for when GPUs are taken back (Lamelas, section 7.1).
+
+    fill(smaller, larger)                                    # weight distillation: what survives of the weights
+    optimizer = shrink_optimizer(optimizer, larger, smaller) # and of the optimizer's state
+    recalibrate(smaller, batches)                            # batch norms of the layers that are gone
+    fold(smaller, larger, readers(of_larger, of_smaller), batches)
+    teacher = Teacher(larger, len(train), device)            # knowledge distillation
+    loss = teacher.criterion(indices, inputs)(smaller(inputs), labels) / len(labels)
+
+Whether to do so is a pure decision (`decision`); `shrinking` does it in a run, `trial` holds what it must not lose.
+"""
+
+from espalier_trainer.distillation.decision import Facts, Rule, Verdict, decide
+from espalier_trainer.distillation.filling import ShrinkError, fill, readers, shrink_optimizer
+from espalier_trainer.distillation.folding import fold
+from espalier_trainer.distillation.objective import Criterion, Teaching, distillation_loss, plain
+from espalier_trainer.distillation.statistics import recalibrate
+from espalier_trainer.distillation.teacher import Teacher
+
+__all__ = [
+    "Criterion",
+    "Facts",
+    "Rule",
+    "ShrinkError",
+    "Teacher",
+    "Teaching",
+    "Verdict",
+    "decide",
+    "distillation_loss",
+    "fill",
+    "fold",
+    "plain",
+    "readers",
+    "recalibrate",
+    "shrink_optimizer",
+]

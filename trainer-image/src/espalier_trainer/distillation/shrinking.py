@@ -1,0 +1,397 @@
+"""`onReclaim: Distill` in a run: measures, decides, has a smaller model taught, and keeps the better one.
+
+The training loop tells it of each step boundary, step and growth; it answers with the network to go on with. All that
+it knows goes into the checkpoint, so that a kill at any moment loses nothing of either model.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from espalier_api.allocation import Allocation
+from espalier_api.job import AdaptiveTrainingJob, OnReclaim, OptimizerSpec
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.data.batches import EpochOrder, epoch_order
+from espalier_trainer.data.source import Data
+from espalier_trainer.distillation.decision import Facts, Rule, better, decide
+from espalier_trainer.distillation.filling import ShrinkError, readers
+from espalier_trainer.distillation.folding import fold
+from espalier_trainer.distillation.objective import Criterion, Teaching
+from espalier_trainer.distillation.statistics import recalibrate
+from espalier_trainer.distillation.teacher import Teacher
+from espalier_trainer.distillation.trial import (
+    LESSON,
+    Pending,
+    ShrinkingState,
+    Size,
+    StepTimes,
+    Trial,
+    kept_network,
+    kept_tensors,
+    lesson_tensors,
+    size_of,
+    smaller_network,
+    structure,
+    under,
+)
+from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.evaluation import Evaluation, evaluate
+from espalier_trainer.network import Network
+
+MEASURED_STEPS: Final = 10
+"""With the GPUs left, before a decision: the median is then that of steps, not of what happened beside them."""
+_FILLING_BATCHES: Final = 8
+"""Of training data, to estimate statistics and fit neighbours on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a step boundary changed."""
+
+    network: Network
+    """To go on with."""
+    adaptation: Adaptation | None
+    """The record of a decision; None while a trial just begins."""
+    trial_seconds: float = 0.0
+    """Budget seconds of a trial that begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How it is done; the defaults are what jobs get, others are for studies."""
+
+    rule: Rule = field(default_factory=Rule)
+    teaching: Teaching = field(default_factory=Teaching)
+    folding: bool = True
+    """Whether the neighbours of what is taken out are fitted (`fold`)."""
+    insist: bool = False
+    """Keep the smaller model, whatever the comparison says."""
+
+
+class Shrinker:
+    """One run's. Not thread-safe: the training loop's own."""
+
+    def __init__(
+        self,
+        data: Data,
+        start: Network,
+        spec: OptimizerSpec,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        used_seconds: Callable[[], float],
+        *,
+        manner: Manner | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`start` is the job's starting network, `used_seconds` tells the budget's clock."""
+        self._data, self._start, self._spec = data, start, spec
+        self._batch_size, self._seed, self._device = batch_size, seed, device
+        self._used, self._clock = used_seconds, clock
+        self._manner = manner or Manner()
+        self._sizes: list[Size] = []
+        self._times: dict[tuple[str, int], list[float]] = {}
+        self._replicas = 0
+        self._pending: Pending | None = None
+        self._trial: Trial | None = None
+        self._kept: Network | None = None
+        self.teacher: Teacher | None = None
+        """Whom the network in training learns from, if anybody."""
+        self._key: tuple[Network | None, str] = (None, "")
+        self._spent = 0.0
+        """Wall seconds of filling and comparing."""
+
+    @property
+    def trying(self) -> bool:
+        """Tell whether a smaller model is tried: then the model does not grow."""
+        return self._trial is not None
+
+    @property
+    def kept(self) -> Network | None:
+        """The larger network, while a smaller one is tried."""
+        return self._kept
+
+    def grew(self, before: Network, state: CheckpointState) -> None:
+        """Take notice of a growth; `before` is what grew, and `state` its state."""
+        self._sizes.append(size_of(before, state))
+        self.teacher = None
+        self._pending = None
+
+    def growth_undone(self) -> None:
+        """Take notice that the last growth was taken back."""
+        self._sizes.pop()
+
+    def criterion(self, indices: Tensor, inputs: Tensor) -> Criterion | None:
+        """Return what the logits of this batch are judged by; None: by the labels alone."""
+        return None if self.teacher is None else self.teacher.criterion(indices, inputs)
+
+    def stepped(self, network: Network, seconds: float) -> None:
+        """Take notice of a step that took so many budget seconds."""
+        found = self._times.setdefault((self._structure(network), self._replicas), [])
+        found.append(seconds)
+        del found[:-MEASURED_STEPS]
+        if self._trial is not None:
+            self._trial = self._trial.model_copy(update={"steps": self._trial.steps + 1})
+
+    def at_boundary(
+        self,
+        network: Network,
+        state: Callable[[], CheckpointState],
+        allocation: Allocation,
+        epoch: int,
+        time_left: float,
+        evaluating: float,
+        until: Callable[[], bool],
+    ) -> Change | None:
+        """Do what is due at a step boundary; returns None where nothing changes.
+
+        `state` gives the network's state, `evaluating` is what an evaluation costs in budget seconds, `until` tells
+        when one has to be broken off.
+        """
+        replicas, before = allocation.replicas, self._replicas
+        self._replicas = replicas
+        if replicas > before > 0:
+            self._pending = None
+            if self._trial is not None:
+                return self.give_up(Reason.GPUS_CAME_BACK)
+        elif replicas < before and self._sizes and self._trial is None:
+            self._pending = Pending(trigger=allocation.reason, generation=allocation.generation)
+            self._times.pop((self._structure(network), replicas), None)
+        if self._trial is not None:
+            return self._judged(network, self._trial, until)
+        if self._pending is None or len(self._seconds(self._structure(network))) < MEASURED_STEPS:
+            return None
+        return self._decided(network, state, self._pending, epoch, time_left, evaluating)
+
+    def give_up(self, reason: Reason, message: str = "") -> Change:
+        """End a trial with the larger network; raises `ValueError` where there is no trial."""
+        trial, kept = self._trial, self._kept
+        if trial is None or kept is None:
+            raise ValueError("no smaller model is tried")
+        self._end()
+        return Change(kept, self._record(trial, AdaptationResult.KEPT, reason, message, kept, kept))
+
+    # ---- for checkpoints
+
+    def capture(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """Return (what is no tensor, as JSON types; tensors)."""
+        times = tuple(
+            StepTimes(structure=structure, replicas=replicas, seconds=tuple(seconds))
+            for (structure, replicas), seconds in self._times.items()
+        )
+        state = ShrinkingState(
+            sizes=tuple(self._sizes),
+            times=times,
+            replicas=self._replicas,
+            pending=self._pending,
+            trial=self._trial,
+            taught=self.teacher is not None,
+        )
+        lesson = {} if self.teacher is None else self.teacher.tensors()
+        tensors = lesson_tensors(lesson) if self._kept is None else kept_tensors(self._kept, lesson)
+        return state.to_json(), tensors
+
+    def restore(self, checkpoint: Checkpoint, example_input: Tensor) -> None:
+        """Go on from what `capture` put into a checkpoint."""
+        content = checkpoint.state.shrinking
+        state = ShrinkingState() if content is None else ShrinkingState.model_validate(content)
+        self._sizes = list(state.sizes)
+        self._times = {(each.structure, each.replicas): list(each.seconds) for each in state.times}
+        self._replicas, self._pending, self._trial = state.replicas, state.pending, state.trial
+        self._kept = self.teacher = None
+        if state.trial is not None:
+            self._kept = kept_network(state.trial, checkpoint.training, self._start, self._spec, example_input)
+        if state.taught:
+            self.teacher = self._new_teacher()
+            self.teacher.load(under(checkpoint.training, LESSON))
+
+    # ---- within
+
+    def _structure(self, network: Network) -> str:
+        if self._key[0] is not network:
+            description = network.architecture
+            self._key = (network, "" if description is None else description.fingerprint)
+        return self._key[1]
+
+    def _seconds(self, structure: str) -> list[float]:
+        return self._times.get((structure, self._replicas), [])
+
+    def _expected(self, structure: str, grown: str, large: float) -> float | None:
+        """Return seconds a step of another size with the GPUs left: as measured, or as measured with others' number.
+
+        The latter in proportion: what the present structure's steps (`large` seconds now) took with that number.
+        """
+        if seconds := self._seconds(structure):
+            return statistics.median(seconds)
+        for (known, replicas), seconds in self._times.items():
+            if known == structure and (beside := self._times.get((grown, replicas))):
+                return statistics.median(seconds) * large / statistics.median(beside)
+        return None
+
+    def _new_teacher(self) -> Teacher:
+        module = None if self._kept is None else self._kept.module
+        return Teacher(module, len(self._data.train), self._device, self._manner.teaching)
+
+    def _decided(
+        self,
+        network: Network,
+        state: Callable[[], CheckpointState],
+        pending: Pending,
+        epoch: int,
+        time_left: float,
+        evaluating: float,
+    ) -> Change:
+        began = self._clock()
+        key = self._structure(network)
+        large = statistics.median(self._seconds(key))
+        faster = [
+            statistics.median(seconds)
+            for (structure, replicas), seconds in self._times.items()
+            if structure == key and replicas > self._replicas
+        ]
+        # The largest first, as the rule wants them.
+        places = list(reversed(range(len(self._sizes))))
+        sizes = [self._expected(self._sizes[place].key, key, large) for place in places]
+        facts = Facts(time_left, large, min(faster, default=None), sizes, 2 * evaluating)
+        verdict = decide(facts, self._manner.rule)
+        self._pending = None
+        used = self._used()
+        place = None if verdict.size is None else places[verdict.size]
+        trial = Trial(
+            trigger=pending.trigger,
+            generation=pending.generation,
+            kept=structure(state()),
+            size=place or 0,
+            began=used,
+            ends=used + verdict.seconds - facts.comparing,
+            large_seconds=large,
+            measured=verdict.size is not None and sizes[verdict.size] is not None,
+        )
+        if place is None:
+            told = _figures(facts)
+            return Change(network, self._record(trial, AdaptationResult.KEPT, verdict.reason, told, network, network))
+        try:
+            smaller = self._taught(network, self._sizes[place], epoch)
+        except (ShrinkError, CheckpointMismatchError) as error:
+            kept = self._record(trial, AdaptationResult.KEPT, Reason.CANNOT_SHRINK, str(error), network, network)
+            return Change(network, kept)
+        network.optimizer.zero_grad(set_to_none=True)
+        self._trial, self._kept = trial, network
+        self.teacher = self._new_teacher()
+        self._spent = self._clock() - began
+        return Change(smaller, None, verdict.seconds)
+
+    def _taught(self, large: Network, size: Size, epoch: int) -> Network:
+        """Return a network of this size with the large one's weights, statistics and neighbours in order."""
+        smaller = smaller_network(size, large, self._start, self._spec, self._data.example_input())
+        order: EpochOrder = epoch_order(len(self._data.train), self._batch_size, self._seed, epoch, self._device)
+        count = min(_FILLING_BATCHES, len(order))
+        batches = [self._data.train.batch(order.chosen(cursor), None)[0] for cursor in range(count)]
+        recalibrate(smaller.module, batches)
+        if self._manner.folding and large.architecture is not None and smaller.architecture is not None:
+            fold(smaller.module, large.module, readers(large.architecture, smaller.architecture), batches)
+            recalibrate(smaller.module, batches)
+        return smaller
+
+    def _judged(self, network: Network, trial: Trial, until: Callable[[], bool]) -> Change | None:
+        """Compare the two when it is time."""
+        if not trial.measured and trial.steps == MEASURED_STEPS:
+            seconds = statistics.median(self._seconds(self._structure(network)))
+            if seconds > trial.large_seconds:
+                message = f"a step takes {seconds:.3g} s with teaching, {trial.large_seconds:.3g} s of the grown model"
+                return self.give_up(Reason.NOT_CHEAPER, message)
+        if self._used() < trial.ends or self._kept is None:
+            return None
+        began = self._clock()
+        own, theirs = self._accuracy(network, until), self._accuracy(self._kept, until)
+        if own is None or theirs is None:
+            return None  # broken off: whoever resumes compares
+        self._spent += self._clock() - began
+        won = self._manner.insist or better(own.accuracy, theirs.accuracy, len(self._data.validation))
+        result, reason = (
+            (AdaptationResult.SHRUNK, Reason.DISTILLED) if won else (AdaptationResult.KEPT, Reason.LARGER_IS_BETTER)
+        )
+        message = (
+            f"after {trial.steps} steps in {self._used() - trial.began:.3g} s the smaller model has a validation "
+            f"accuracy of {own.accuracy:.4f}, the grown one of {theirs.accuracy:.4f}"
+        )
+        kept, chosen = self._kept, network if won else self._kept
+        record = self._record(trial, result, reason, message, kept, chosen)
+        accuracies = {"accuracy_before": theirs.accuracy, "accuracy_after": (own if won else theirs).accuracy}
+        teacher = self.teacher
+        self._end()
+        if won:
+            del self._sizes[trial.size :]
+            if teacher is not None and teacher.keeps:
+                teacher.release()
+                self.teacher = teacher
+        return Change(chosen, record.model_copy(update=accuracies))
+
+    def _accuracy(self, network: Network, until: Callable[[], bool]) -> Evaluation | None:
+        return evaluate(network.module, self._data.validation, self._batch_size, until)
+
+    def _end(self) -> None:
+        self._trial = self._kept = self.teacher = None
+
+    def _record(
+        self, trial: Trial, result: AdaptationResult, reason: Reason, message: str, before: Network, after: Network
+    ) -> Adaptation:
+        return Adaptation(
+            decision_id=f"reclaim-{uuid.uuid4().hex}",
+            time=datetime.now(UTC),
+            used_seconds=self._used(),
+            trigger=trial.trigger,
+            generation=trial.generation,
+            action="Distill",
+            source=AdaptationSource.RECLAIM,
+            policy="onReclaim",
+            result=result,
+            reason=reason,
+            message=message or SENTENCES[reason],
+            depth_before=before.depth,
+            depth_after=after.depth,
+            parameters_before=before.parameters,
+            parameters_after=after.parameters,
+            seconds=self._spent,
+        )
+
+
+def shrinker_for(
+    job: AdaptiveTrainingJob,
+    data: Data,
+    start: Network,
+    seed: int,
+    device: torch.device,
+    used_seconds: Callable[[], float] = lambda: 0.0,
+    *,
+    manner: Manner | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Shrinker | None:
+    """Return the shrinker of a job, None where it keeps grown models."""
+    if job.spec.adaptation.on_reclaim is not OnReclaim.DISTILL:
+        return None
+    training = job.spec.training
+    return Shrinker(
+        data, start, training.optimizer, training.batch_size, seed, device, used_seconds, manner=manner, clock=clock
+    )
+
+
+def _figures(facts: Facts) -> str:
+    """Say what was measured."""
+    before = "not measured" if facts.before is None else f"{facts.before:.3g} s"
+    sizes = ", ".join("not measured" if each is None else f"{each:.3g} s" for each in facts.sizes) or "none"
+    return (
+        f"a step takes {facts.large:.3g} s, before the reclaim {before}, of smaller models {sizes}; "
+        f"{facts.time_left:.3g} s are left"
+    )

@@ -1,0 +1,111 @@
+"""The larger model as a teacher: its answers, each asked for once and kept, so that it can be let go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from espalier_trainer.distillation.objective import Criterion, Teaching, distillation_loss
+
+CACHE_BYTES: Final = 64 * 2**20
+"""Room for the logits of all training examples, as float32: 1.6 million examples of ten classes. Of a larger set none
+are kept: the teacher answers each batch."""
+
+
+class Teacher:
+    """Answers batches of training examples with the logits of `module`, which stays as it is.
+
+    An example's logits are those of the view (augmentation) in which it was first met: one forward of the teacher an
+    example, whatever the number of epochs. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | None,
+        examples: int,
+        device: torch.device,
+        teaching: Teaching | None = None,
+        room: int = CACHE_BYTES,
+    ) -> None:
+        """`module` None: only what `load` brings is known. `room`: bytes that kept logits may take."""
+        self._module = module
+        self._examples, self._device, self._room = examples, device, room
+        self._teaching = teaching or Teaching()
+        self._logits: Tensor | None = None
+        self._known: Tensor | None = None
+        self.asked = 0
+        """Examples that the module has answered."""
+
+    @property
+    def knows_all(self) -> bool:
+        """Tell whether every example's logits are kept."""
+        return self._known is not None and bool(self._known.all())
+
+    @property
+    def keeps(self) -> bool:
+        """Tell whether any logits are kept."""
+        return self._logits is not None
+
+    def release(self) -> None:
+        """Let the module go; what is kept is still taught."""
+        self._module = None
+
+    def answer(self, indices: Tensor, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Return (logits [N, C], known [N]) of the examples at `indices` [N], whose views are `inputs` [N, ...].
+
+        Logits are None where nothing is known at all.
+        """
+        indices = indices.to(self._device)
+        known = torch.zeros(len(indices), dtype=torch.bool, device=self._device)
+        if self._known is not None:
+            known = self._known[indices]
+        if self._module is None or not len(indices) or bool(known.all()):
+            return None if self._logits is None else self._logits[indices], known
+        fresh = self._forward(self._module, inputs)
+        if self._logits is None:
+            if self._examples * fresh.shape[1] * fresh.element_size() > self._room:
+                return fresh, torch.ones_like(known)
+            self._logits = fresh.new_zeros(self._examples, fresh.shape[1])
+            self._known = torch.zeros(self._examples, dtype=torch.bool, device=self._device)
+        if self._known is not None:
+            new = ~known
+            self._logits[indices[new]] = fresh[new]
+            self._known[indices[new]] = True
+        return self._logits[indices], torch.ones_like(known)
+
+    def criterion(self, indices: Tensor, inputs: Tensor) -> Criterion:
+        """Return what a student's logits for this batch are judged by."""
+        taught, known = self.answer(indices, inputs)
+
+        def judge(logits: Tensor, labels: Tensor) -> Tensor:
+            if taught is None:
+                return nn.functional.cross_entropy(logits, labels, reduction="sum")
+            return distillation_loss(logits, taught, labels, self._teaching, known)
+
+        return judge
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what is kept, for a checkpoint."""
+        if self._logits is None or self._known is None:
+            return {}
+        return {"logits": self._logits, "known": self._known}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what another's `tensors` gave; nothing, where it gave nothing."""
+        if tensors:
+            self._logits = tensors["logits"].to(self._device).clone()
+            self._known = tensors["known"].to(self._device).clone()
+
+    @torch.no_grad()
+    def _forward(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        training = module.training
+        module.eval()
+        try:
+            logits: Tensor = module(inputs)
+        finally:
+            module.train(training)
+        self.asked += len(inputs)
+        return logits.detach().float()

@@ -1,0 +1,169 @@
+"""What a run must not lose of its shrinking: sizes, step times, and while a smaller model is tried, the larger one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+from torch import Tensor
+
+from espalier_api.base import Record
+from espalier_api.job import OptimizerSpec
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.distillation.filling import surviving
+from espalier_trainer.network import OPTIMIZER_PREFIX, Network, resumed_network
+from espalier_trainer.optimizers import SEPARATOR, optimizer_state
+
+KEPT = "kept.model."
+KEPT_OPTIMIZER = "kept.optimizer."
+LESSON = "lesson."
+"""Prefixes of tensors in `training.safetensors`."""
+
+
+class Size(Record):
+    """A size that the model has had: what it is built of again, without its weights."""
+
+    state: CheckpointState
+    shapes: dict[str, tuple[int, ...]]
+    """Of its parameters and buffers."""
+
+    @property
+    def key(self) -> str:
+        """What tells this structure from others."""
+        return key_of(self.state)
+
+
+class StepTimes(Record):
+    """The latest budget seconds a step of one structure with so many replicas."""
+
+    structure: str
+    replicas: int
+    seconds: tuple[float, ...]
+
+
+class Pending(Record):
+    """A reclaim that is not answered yet: first a few steps are measured with the GPUs left."""
+
+    trigger: str
+    generation: int
+
+
+class Trial(Record):
+    """A smaller model is tried."""
+
+    trigger: str
+    generation: int
+    kept: CheckpointState
+    """The larger network's description and optimizer; its tensors lie beside."""
+    size: int = Field(ge=0)
+    """Place of the smaller among the sizes."""
+    began: float
+    ends: float
+    """Budget seconds used when the two are compared."""
+    large_seconds: float
+    """A step of the larger, when the trial began."""
+    steps: int = 0
+    measured: bool
+    """Whether the smaller one's steps were known to be cheaper beforehand."""
+
+
+class ShrinkingState(Record):
+    """All of it that is no tensor."""
+
+    sizes: tuple[Size, ...] = ()
+    """Those before the present one, the first one first."""
+    times: tuple[StepTimes, ...] = ()
+    replicas: int = 0
+    """Of the last allocation that was looked at."""
+    pending: Pending | None = None
+    trial: Trial | None = None
+    taught: bool = False
+    """A smaller model took the larger one's place and still learns from its answers."""
+
+
+def key_of(state: CheckpointState) -> str:
+    """Return what tells one structure from another."""
+    return "" if state.architecture is None else state.architecture.fingerprint
+
+
+def structure(state: CheckpointState) -> CheckpointState:
+    """Return the part of a state that a network is rebuilt from."""
+    return state.model_copy(update={"random": {}, "metrics": (), "adaptations": (), "shrinking": None})
+
+
+def size_of(network: Network, state: CheckpointState) -> Size:
+    """Return the size of a network whose state this is."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.module.state_dict().items()}
+    return Size(state=structure(state), shapes=shapes)
+
+
+def smaller_network(size: Size, large: Network, start: Network, spec: OptimizerSpec, example_input: Tensor) -> Network:
+    """Return a network of this size, filled with what survives of the large one's weights and moments (copies).
+
+    Raises `ShrinkError` where the large one did more than add layers, `CheckpointMismatchError` where the size cannot
+    be built again.
+    """
+    found = surviving(large.module.state_dict(), size.shapes)
+    groups, tensors, values = optimizer_state(large.optimizer, large.module)
+    kept = {name for group in size.state.optimizer_groups for name in _names(group)}
+    options = [{**group, "params": [name for name in group["params"] if name in kept]} for group in groups]
+    state = size.state.model_copy(
+        update={
+            "optimizer_groups": tuple(group for group in options if group["params"]),
+            "optimizer_values": {name: value for name, value in values.items() if name in kept},
+        }
+    )
+    training = {
+        f"{OPTIMIZER_PREFIX}{key}": tensor.clone()
+        for key, tensor in tensors.items()
+        if key.rpartition(SEPARATOR)[0] in kept
+    }
+    return resumed_network(start, Checkpoint(state, found, training), spec, example_input)
+
+
+def kept_tensors(kept: Network, lesson: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a kept network, and of its teaching, by the names of a checkpoint."""
+    _, tensors, _ = optimizer_state(kept.optimizer, kept.module)
+    return (
+        {f"{KEPT}{name}": tensor for name, tensor in kept.module.state_dict().items()}
+        | {f"{KEPT_OPTIMIZER}{name}": tensor for name, tensor in tensors.items()}
+        | lesson_tensors(lesson)
+    )
+
+
+def lesson_tensors(lesson: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a teacher's tensors by the names of a checkpoint."""
+    return {f"{LESSON}{name}": tensor for name, tensor in lesson.items()}
+
+
+def kept_network(
+    trial: Trial, training: Mapping[str, Tensor], start: Network, spec: OptimizerSpec, example_input: Tensor
+) -> Network:
+    """Return the larger network of a trial, from a checkpoint's training tensors."""
+    optimizer = {
+        f"{OPTIMIZER_PREFIX}{name.removeprefix(KEPT_OPTIMIZER)}": tensor
+        for name, tensor in training.items()
+        if name.startswith(KEPT_OPTIMIZER)
+    }
+    checkpoint = Checkpoint(trial.kept, under(training, KEPT), optimizer)
+    return resumed_network(start, checkpoint, spec, example_input)
+
+
+def untried(
+    checkpoint: Checkpoint, network: Network, start: Network, spec: OptimizerSpec, example_input: Tensor
+) -> Network:
+    """Return the network to go on with where nothing smaller is wanted any more: the larger one, if one is tried."""
+    if checkpoint.state.shrinking is None:
+        return network
+    trial = ShrinkingState.model_validate(checkpoint.state.shrinking).trial
+    return network if trial is None else kept_network(trial, checkpoint.training, start, spec, example_input)
+
+
+def under(training: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin so, without that."""
+    return {name.removeprefix(prefix): tensor for name, tensor in training.items() if name.startswith(prefix)}
+
+
+def _names(group: Mapping[str, object]) -> tuple[str, ...]:
+    names = group["params"]
+    return tuple(str(name) for name in names) if isinstance(names, list | tuple) else ()

@@ -1,0 +1,97 @@
+"""One generation's process group: the few collectives that elastic training needs, by gloo (CPU) or nccl (CUDA)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+FORM_SECONDS = 5.0
+"""A planned member may be dead already: who does not come by then is not waited for."""
+COLLECTIVE_SECONDS = 20.0
+"""A peer that does not answer for so long (frozen, cut off) counts as gone; one that dies is noticed at once."""
+
+
+class GroupBrokenError(Exception):
+    """A member is gone, or cannot be reached: this generation is over."""
+
+
+class Group:
+    """A formed group. Every method raises `GroupBrokenError` where a member is gone; the group is then of no use."""
+
+    def __init__(
+        self, store: Any, generation: int, rank: int, world: int, device: torch.device, address: str, port: int
+    ) -> None:
+        """Connect all members: `address` and `port` are those of the store, which tells by which interface to talk."""
+        self.rank, self.world, self.device = rank, world, device
+        prefixed = PrefixStore(f"generation/{generation}", store)
+        with _broken():
+            if device.type == "cuda":
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = timedelta(seconds=COLLECTIVE_SECONDS)
+                self._group: Any = dist.ProcessGroupNCCL(prefixed, rank, world, options)
+            else:
+                gloo: Any = dist.ProcessGroupGloo
+                given = gloo._Options()
+                given._devices = [gloo.create_device(hostname=_own_address(address, port))]
+                given._timeout = timedelta(seconds=FORM_SECONDS)
+                self._group = gloo(prefixed, rank, world, given)
+                # The first collective is part of forming: a member that died meanwhile is found here.
+            self._group.barrier().wait()
+            if device.type != "cuda":
+                self._group.set_timeout(timedelta(seconds=COLLECTIVE_SECONDS))
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum `tensor` over all members, in place; all get the same bits."""
+        with _broken():
+            self._group.allreduce([tensor]).wait()
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Overwrite `tensor` by that of the member `source`."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        with _broken():
+            self._group.broadcast([tensor], options).wait()
+
+    def send(self, tensor: Tensor, member: int) -> None:
+        """Send `tensor` to one member, which receives one of its size."""
+        with _broken():
+            self._group.send([tensor], member, 0).wait()
+
+    def receive(self, tensor: Tensor, member: int) -> None:
+        """Overwrite `tensor` by what the member sends."""
+        with _broken():
+            self._group.recv([tensor], member, 0).wait()
+
+    def close(self) -> None:
+        """Close the connections; the other members notice it."""
+        group, self._group = self._group, None
+        if group is not None and self.device.type == "cuda":
+            group.abort()
+        del group
+
+
+@contextmanager
+def _broken() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, OSError, AttributeError) as error:  # AttributeError: closed already
+        raise GroupBrokenError(str(error).splitlines()[0]) from error
+
+
+def _own_address(address: str, port: int) -> str:
+    """Return the address of the interface that leads to the store."""
+    import socket
+
+    family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:  # UDP: connecting sends nothing
+        probe.connect(place)
+        return str(probe.getsockname()[0])

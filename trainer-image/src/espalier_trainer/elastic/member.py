@@ -1,0 +1,162 @@
+"""A worker that does not lead, as far as the others see it: comes, gets the state, hears the leader's words, goes.
+
+What is done with the words is the caller's: the ready trainer's `Follower`, or a loop of a user's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.elastic.group import Group, GroupBrokenError
+from espalier_trainer.elastic.membership import Arrival, Plan
+from espalier_trainer.elastic.rendezvous import LeaderAwayError, Visitor
+from espalier_trainer.elastic.states import Code, Word, align, digest, hear_note, hear_state
+from espalier_trainer.network import Network
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS: Final = 0.2
+"""Between two attempts to find the leader."""
+PATIENCE_SECONDS: Final = 600.0
+"""For which a leader may be away; longer than any node takes to be given up."""
+
+
+class Holder(Protocol):
+    """Who holds this worker's copy of the training state."""
+
+    @property
+    def network(self) -> Network | None:
+        """The network, None while nothing is held."""
+
+    @property
+    def step(self) -> int:
+        """Steps of the state that is held, `NEWCOMER` while nothing is."""
+
+    def capture(self) -> Checkpoint:
+        """Return the state."""
+
+    def take(self, checkpoint: Checkpoint) -> Network:
+        """Hold this state from now on; returns its network."""
+
+    def note(self, state: CheckpointState) -> None:
+        """Take over what of the state is no tensor."""
+
+    def forget(self) -> None:
+        """Hold nothing: what is held grows old."""
+
+
+@dataclass
+class Turn:
+    """A step that this worker is to take part in; with `Code.EPOCH` the end of an epoch."""
+
+    group: Group
+    word: Word
+    broken: GroupBrokenError | None = None
+    """Set by who takes the step, where the group broke in it."""
+
+
+class Member:
+    """One worker's dealings with its leader. Not thread-safe."""
+
+    def __init__(
+        self,
+        holder: Holder,
+        seed: int,
+        device: torch.device,
+        *,
+        base: bool,
+        index: int,
+        stop: Callable[[], bool],
+        hashed: Callable[[Network], int] = digest,
+    ) -> None:
+        """`stop` says when to go; `hashed` is what must be equal in all members."""
+        self._holder, self._seed, self._device, self._hashed = holder, seed, device, hashed
+        self._base, self._index, self._stop = base, index, stop
+        self._worker = uuid.uuid4().hex
+        self._said_leaving = False
+        self.ended = False
+        """Whether the leader has said that the job is done."""
+
+    def turns(self, place: str) -> Iterator[Turn]:
+        """Yield what there is to do, until the job has `ended`, or until `stop` or patience says to go."""
+        visitor: Visitor | None = None
+        away_since: float | None = None
+        while not self._stop() and not self.ended:
+            try:
+                visitor = visitor or Visitor(place)
+                away_since = None
+                yield from self._visit(visitor)
+            except LeaderAwayError as error:
+                visitor = None
+                now = time.monotonic()
+                if away_since is None:
+                    away_since = now
+                    logger.info("the leader is away: %s", error)
+                elif now - away_since > PATIENCE_SECONDS:
+                    logger.warning("the leader was away for %.0f s", now - away_since)
+                    return
+                time.sleep(AGAIN_SECONDS)
+
+    def _visit(self, visitor: Visitor) -> Generator[Turn, None, None]:
+        """Arrive, and take part in a generation if there is a place."""
+        plan = visitor.plan(visitor.arrive(self._arrival()), self._stop)
+        if plan is None:
+            visitor.arrive(self._arrival(leaving=True))  # so that nobody waits for it in vain
+        elif self._worker not in plan.members:
+            logger.info("generation %d does without this worker", plan.generation)
+            self._holder.forget()
+        else:
+            try:
+                yield from self._take_part(visitor, plan)
+            except GroupBrokenError as error:
+                logger.info("generation %d broke: %s", plan.generation, error)
+
+    def _arrival(self, *, leaving: bool = False) -> Arrival:
+        return Arrival(self._worker, self._base, self._index, self._holder.step, leaving)
+
+    def _take_part(self, visitor: Visitor, plan: Plan) -> Generator[Turn, None, None]:
+        rank = plan.members.index(self._worker)
+        group = Group(
+            visitor.store, plan.generation, rank, len(plan.members), self._device, visitor.address, visitor.port
+        )
+        try:
+            # The leader sees to it where members differ then.
+            holder = self._holder
+            align(group, plan.source, holder.network, holder.capture, holder.take, self._hashed)
+            # What chance a layer draws (dropout) is each member's own.
+            torch.manual_seed(hash((self._seed, plan.generation, rank)) % 2**63)
+            logger.info("generation %d: rank %d of %d", plan.generation, rank, len(plan.members))
+            yield from self._serve(group, visitor)
+        finally:
+            group.close()
+
+    def _serve(self, group: Group, visitor: Visitor) -> Generator[Turn, None, None]:
+        while True:
+            word = Word.hear(group)
+            if word.code is Code.END:
+                self.ended = True
+                return
+            if word.code is Code.FORM:
+                return
+            if word.code is Code.STATE:
+                self._holder.take(hear_state(group, word))
+            elif word.code is Code.NOTE:
+                self._holder.note(hear_note(group, word))
+            elif word.code in (Code.STEP, Code.EPOCH):
+                if self._holder.network is None:
+                    raise GroupBrokenError("the leader steps before it gave its state")
+                turn = Turn(group, word)
+                yield turn
+                if turn.broken is not None:
+                    raise turn.broken
+            if self._stop() and not self._said_leaving:
+                self._said_leaving = True
+                visitor.arrive(self._arrival(leaving=True))

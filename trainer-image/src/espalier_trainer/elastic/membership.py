@@ -1,0 +1,86 @@
+"""Who is a member: what workers say of themselves, and what the leader makes of it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+PROTOCOL = 3
+"""Rises when workers of two versions could no longer train together."""
+NEWCOMER = -1
+"""Step of a worker that has no state."""
+
+
+class RecordError(ValueError):
+    """A record of the rendezvous cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A worker asks to take part in the next generation, or says that it leaves."""
+
+    worker: str
+    """Unique for every process."""
+    base: bool
+    index: int
+    """Place among the workers of its role."""
+    step: int = NEWCOMER
+    """Of the state that it holds."""
+    leaving: bool = False
+    protocol: int = PROTOCOL
+
+    def to_json(self) -> str:
+        """Return it as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Arrival:
+        """Read it back; raises `RecordError`."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise RecordError(f"{text[:200]!r} is no arrival: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The members of a generation; a member's place is its rank, the leader is the first."""
+
+    generation: int
+    members: tuple[str, ...]
+    source: int
+    """Rank of the member whose state all take."""
+
+    def to_json(self) -> str:
+        """Return it as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read it back; raises `RecordError`."""
+        try:
+            body = json.loads(text)
+            return cls(int(body["generation"]), tuple(body["members"]), int(body["source"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise RecordError(f"{text[:200]!r} is no plan: {error}") from error
+
+
+def chosen(candidates: Iterable[Arrival], replicas: int) -> tuple[Arrival, ...]:
+    """Return those of `candidates` (the leader not among them) that a job of `replicas` workers has room for.
+
+    Base workers come first, then those of the lowest index, as extra workers are taken back from the highest.
+    """
+    ordered = sorted(candidates, key=lambda each: (not each.base, each.index, -each.step, each.worker))
+    return tuple(ordered[: max(0, replicas - 1)])
+
+
+def planned(generation: int, leader: Arrival, members: Iterable[Arrival], *, newest: bool = False) -> Plan:
+    """Return the plan of a generation; its source is the leader, or with `newest` who has come furthest.
+
+    The leader's word holds while it lives: a member that took a step which the leader did not takes it back.
+    """
+    everyone = (leader, *members)
+    steps = [each.step for each in everyone]
+    source = steps.index(max(steps)) if newest else 0
+    return Plan(generation, tuple(each.worker for each in everyone), source)

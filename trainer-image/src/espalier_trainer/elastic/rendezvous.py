@@ -1,0 +1,210 @@
+"""Where workers find their leader: a TCPStore in the leader's process, which is no preemptible one.
+
+A worker leaves an `Arrival` and waits for the `Plan` that takes it in; only the leader makes plans, so there are never
+two groups. Where the leader dies its store dies too; workers keep what they have and come to the next.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from torch._C._distributed_c10d import TCPStore
+
+from espalier_api.documents import write_text_atomically
+from espalier_trainer.elastic.membership import PROTOCOL, Arrival, Plan, RecordError
+from espalier_trainer.errors import TrainerError
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS: Final = 5.0
+ASK_SECONDS: Final = (0.001, 0.05)
+"""Between two questions for a plan: first this, for a generation is formed within some ms, then longer and longer."""
+_FORGET_SECONDS: Final = 10.0
+"""An arrival that was counted but never written is of a worker that died in between."""
+_LOOPBACK: Final = "127.0.0.1"
+_COUNT: Final = "arrivals"
+BEAT_SECONDS: Final = 0.5
+"""A worker that waits says so this often."""
+SILENT_SECONDS: Final = 2.5
+"""Of a worker that was silent for so long nothing is expected: it is dead, or frozen."""
+
+
+class RendezvousError(TrainerError):
+    """The rendezvous cannot be opened; the message names the setting and the remedy."""
+
+
+class LeaderAwayError(Exception):
+    """The leader's store does not answer."""
+
+
+class Host:
+    """The leader's end: holds the store, hears who arrives, answers with plans."""
+
+    def __init__(self, place: str) -> None:
+        """Open the store at `place`: `host:port`, or the path of a file into which a free port of loopback is written.
+
+        Raises `RendezvousError`.
+        """
+        address, port = (_LOOPBACK, 0) if _is_file(place) else _split(place)
+        try:
+            # A name may not be known to the DNS yet when the pod of that name starts, so it is not asked for.
+            own = address if _is_address(address) else socket.getaddrinfo(socket.gethostname(), None)[0][4][0]
+            family = socket.AF_INET6 if ":" in str(own) else socket.AF_INET
+            listener = socket.create_server((str(own), port), family=family)
+        except OSError as error:
+            raise RendezvousError(f"ESPALIER_RENDEZVOUS is {place!r}, which cannot be listened at: {error}") from error
+        self.address, self.port = listener.getsockname()[:2]
+        self.store: Any = TCPStore(
+            self.address,
+            self.port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=CONNECT_SECONDS),
+            master_listen_fd=listener.detach(),
+        )
+        if _is_file(place):
+            write_text_atomically(Path(place), f"{self.address}:{self.port}\n")
+        self._heard = 0
+        self._pending: dict[int, float] = {}
+        self._tickets: dict[str, int] = {}
+        self._beats: dict[str, tuple[int, float]] = {}
+        """Of each worker that waits: how often it has said so, and when that was last seen to change."""
+        self._felt = 0.0
+
+    def listen(self) -> list[Arrival]:
+        """Return who has arrived, or said that it leaves, since this was last asked."""
+        count = self.store.add(_COUNT, 0)
+        now = time.monotonic()
+        self._pending.update(dict.fromkeys(range(self._heard + 1, count + 1), now))
+        self._heard = count
+        found = []
+        for number, since in list(self._pending.items()):
+            key = f"arrival/{number}"
+            if not self.store.check([key]):
+                if now - since > _FORGET_SECONDS:
+                    del self._pending[number]
+                continue
+            del self._pending[number]
+            text = self.store.get(key).decode()
+            self.store.delete_key(key)
+            try:
+                arrival = Arrival.from_json(text)
+            except RecordError as error:
+                logger.warning("%s", error)
+                continue
+            if arrival.protocol != PROTOCOL:
+                logger.warning("worker %s speaks protocol %s, not %s", arrival.worker, arrival.protocol, PROTOCOL)
+                continue
+            if arrival.leaving:
+                self._beats.pop(arrival.worker, None)
+            else:
+                self._tickets[arrival.worker] = number
+                self._beats[arrival.worker] = (0, now)
+            found.append(arrival)
+        return found
+
+    def silent(self) -> frozenset[str]:
+        """Return the workers that wait no more, though they never said that they leave."""
+        now = time.monotonic()
+        # A leader that was busy for long has not looked; that is no silence of the others.
+        if now - self._felt >= BEAT_SECONDS:
+            late = now - self._felt > 2 * BEAT_SECONDS
+            self._felt = now
+            for worker, (beats, _) in self._beats.items():
+                count = int(self.store.add(_beat(self._tickets[worker]), 0))
+                if count != beats or late:
+                    self._beats[worker] = (count, now)
+        return frozenset(worker for worker, (_, since) in self._beats.items() if now - since > SILENT_SECONDS)
+
+    def answer(self, worker: str, plan: Plan) -> None:
+        """Tell a worker that arrived the plan; one that it is not in dismisses it."""
+        ticket = self._tickets.pop(worker)
+        self._beats.pop(worker, None)
+        self.store.delete_key(_beat(ticket))
+        self.store.set(f"plan/{ticket}", plan.to_json())
+
+
+class Visitor:
+    """A worker's end."""
+
+    def __init__(self, place: str) -> None:
+        """Connect to the leader's store at `place` (see `Host`); `LeaderAwayError` where it is not there."""
+        try:
+            found = Path(place).read_text(encoding="utf-8").strip() if _is_file(place) else place
+            self.address, self.port = _split(found)
+            # Asked first by a plain socket: the store's own client logs pages about a leader that is not there yet.
+            socket.create_connection((self.address, self.port), timeout=CONNECT_SECONDS).close()
+            self.store: Any = TCPStore(
+                self.address,
+                self.port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=CONNECT_SECONDS),
+            )
+        except (OSError, RuntimeError) as error:
+            raise LeaderAwayError(str(error).splitlines()[0]) from error
+
+    def arrive(self, arrival: Arrival) -> int:
+        """Leave an arrival; returns the ticket to ask for the plan with."""
+        try:
+            number = int(self.store.add(_COUNT, 1))
+            self.store.set(f"arrival/{number}", arrival.to_json())
+        except RuntimeError as error:
+            raise LeaderAwayError(str(error).splitlines()[0]) from error
+        return number
+
+    def plan(self, ticket: int, given_up: Callable[[], bool]) -> Plan | None:
+        """Wait for the answer to an arrival; None when `given_up` before it came. Raises `LeaderAwayError`."""
+        key = f"plan/{ticket}"
+        pause, longest = ASK_SECONDS
+        beat = time.monotonic()
+        try:
+            # Asked again and again: a store that waits hears no signals, and logs that it waited.
+            while not self.store.check([key]):
+                if given_up():
+                    return None
+                if time.monotonic() - beat >= BEAT_SECONDS:
+                    beat = time.monotonic()
+                    self.store.add(_beat(ticket), 1)
+                time.sleep(pause)
+                pause = min(1.05 * pause, longest)
+            text = self.store.get(key).decode()
+            self.store.delete_key(key)
+            self.store.delete_key(_beat(ticket))
+            return Plan.from_json(text)
+        except (RuntimeError, RecordError) as error:
+            raise LeaderAwayError(str(error).splitlines()[0]) from error
+
+
+def _beat(ticket: int) -> str:
+    return f"beat/{ticket}"
+
+
+def _is_file(place: str) -> bool:
+    return place.startswith(os.sep)
+
+
+def _split(place: str) -> tuple[str, int]:
+    host, _, port = place.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 65536):
+        raise RendezvousError(
+            f"ESPALIER_RENDEZVOUS is {place!r}; it must be host:port, or the absolute path of a file that the leader "
+            "writes"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,169 @@
+"""What passes between members: the word before each step, and a whole training state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import xxhash
+from torch import Tensor
+
+from espalier_api.documents import dumps, loads
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.membership import NEWCOMER
+from espalier_trainer.network import Network
+from espalier_trainer.optimizers import optimizer_state
+from espalier_trainer.packing import Packed, packed, unpacked
+
+
+class Code(IntEnum):
+    """What all members do next."""
+
+    WAIT = 0
+    """Nothing: the leader evaluates, asks, saves."""
+    STEP = 1
+    STATE = 2
+    """Take over the leader's state: it has grown, or taken a growth back."""
+    NOTE = 3
+    """Take over what of the leader's state is no tensor."""
+    FORM = 4
+    """Leave this generation, and come to the next."""
+    END = 5
+    """The job is done."""
+    EPOCH = 6
+    """The epoch is over: a loop of the user's own goes on behind its batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """The leader's word; of a step: where in the data it is, and how fast to learn."""
+
+    code: Code
+    epoch: int = 0
+    cursor: int = 0
+    rate: float = 0.0
+    size: int = 0
+    """Bytes that follow."""
+
+    def send(self, group: Group) -> None:
+        """Tell all members."""
+        numbers = [float(self.code), self.epoch, self.cursor, self.rate, self.size]
+        group.broadcast(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
+
+    @classmethod
+    def hear(cls, group: Group) -> Word:
+        """Wait for the leader's next word."""
+        tensor = torch.zeros(5, dtype=torch.float64, device=group.device)
+        group.broadcast(tensor, 0)
+        code, epoch, cursor, rate, size = tensor.tolist()
+        return cls(Code(int(code)), int(epoch), int(cursor), rate, int(size))
+
+
+def tell_state(group: Group, checkpoint: Checkpoint) -> None:
+    """Give all members the leader's state."""
+    state = packed(checkpoint)
+    _tell(group, Code.STATE, state.head)
+    for each in (state.model, state.training):
+        group.broadcast(each.to(group.device), 0)
+
+
+def tell_note(group: Group, state: CheckpointState) -> None:
+    """Give all members what of the leader's state is no tensor."""
+    _tell(group, Code.NOTE, torch.frombuffer(bytearray(dumps(state).encode()), dtype=torch.uint8))
+
+
+def hear_state(group: Group, word: Word) -> Checkpoint:
+    """Take the leader's state that `word` announces."""
+    return _taken(group, word.size, lambda tensor: group.broadcast(tensor, 0))
+
+
+def hear_note(group: Group, word: Word) -> CheckpointState:
+    """Take the note that `word` announces."""
+    content = torch.zeros(word.size, dtype=torch.uint8, device=group.device)
+    group.broadcast(content, 0)
+    return loads(content.cpu().numpy().tobytes().decode(), CheckpointState, "note")
+
+
+def send_state(group: Group, member: int, state: Packed) -> None:
+    """Send a packed state to one member that lacks it."""
+    group.send(torch.tensor([len(state.head)], device=group.device), member)
+    for each in (state.head, state.model, state.training):
+        group.send(each.to(group.device), member)
+
+
+def receive_state(group: Group, source: int) -> Checkpoint:
+    """Receive the state that `send_state` sends."""
+    size = torch.zeros(1, dtype=torch.int64, device=group.device)
+    group.receive(size, source)
+    return _taken(group, int(size), lambda tensor: group.receive(tensor, source))
+
+
+def digest(network: Network) -> int:
+    """Return 62 bits of the XXH3 of parameters and optimizer state, which are bit-equal on all members.
+
+    Members do not lie: it is accidents that are to be found, and twice within the pause of a join, so it is not a
+    cryptographic hash. Buffers are left out: a batch norm's running statistics are each member's own.
+    """
+    found = xxhash.xxh3_64()
+    tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in network.module.named_parameters()}
+    tensors |= {
+        f"optimizer.{name}": each for name, each in optimizer_state(network.optimizer, network.module)[1].items()
+    }
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.intdigest() >> 2
+
+
+def digests(group: Group, own: int) -> list[int]:
+    """Return all members' digests, by rank."""
+    found = torch.zeros(group.world, dtype=torch.int64, device=group.device)
+    found[group.rank] = own
+    group.all_reduce(found)
+    return [int(each) for each in found.tolist()]
+
+
+def align(
+    group: Group,
+    source: int,
+    network: Network | None,
+    capture: Callable[[], Checkpoint],
+    take: Callable[[Checkpoint], Network],
+    hashed: Callable[[Network], int] = digest,
+) -> bool:
+    """Give the state of the member `source` to all who hold another, or none; returns whether all then hold the same.
+
+    Every member calls it. `capture` gives the state where this member is the source, `take` takes it over where this
+    one lacks it, and returns the network that came of it. `hashed` is what must be equal.
+    """
+    own = NEWCOMER if network is None else hashed(network)
+    found = digests(group, own)
+    lacking = [rank for rank, each in enumerate(found) if each != found[source]]
+    if not lacking:
+        return True
+    if group.rank == source:
+        state = packed(capture())
+        for rank in lacking:
+            send_state(group, rank, state)
+    elif group.rank in lacking:
+        own = hashed(take(receive_state(group, source)))
+    return len(set(digests(group, own))) == 1
+
+
+def _tell(group: Group, code: Code, content: Tensor) -> None:
+    Word(code, size=len(content)).send(group)
+    group.broadcast(content.to(group.device), 0)
+
+
+def _taken(group: Group, size: int, take: Callable[[Tensor], None]) -> Checkpoint:
+    """Return the state whose head has `size` bytes; `take` overwrites a tensor on the group's device."""
+    head = torch.empty(size, dtype=torch.uint8, device=group.device)
+    take(head)
+    room = Packed.room(head.cpu())
+    model, training = (each.to(group.device) for each in (room.model, room.training))
+    take(model)
+    take(training)
+    return unpacked(Packed(room.head, model.cpu(), training.cpu()))

@@ -1,0 +1,104 @@
+"""One optimizer step of all members together."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from espalier_api.job import ElasticBatch
+from espalier_trainer.data.batches import EpochOrder
+from espalier_trainer.data.source import Source
+from espalier_trainer.distillation.objective import Criterion, plain
+from espalier_trainer.elastic.batch_norm import synchronized
+from espalier_trainer.elastic.batches import consumed, shares
+from espalier_trainer.elastic.group import Group
+from espalier_trainer.network import Network
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """What came of a step."""
+
+    loss: float
+    """Mean over the examples of all members, before the step."""
+    seconds: tuple[float, ...]
+    """That each member computed, by rank."""
+    checks: tuple[float, ...] = ()
+    """What each member gave to be compared, by rank."""
+
+
+def share_of(
+    policy: ElasticBatch, group: Group, order: EpochOrder, source: Source, cursor: int
+) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    """Return this member's (inputs, labels), the examples of all members, and the batches that the step takes."""
+    own = shares(policy, group.world, cursor, len(order), order.rows)
+    mine = own[group.rank]
+    inputs, labels = order.batch(source, mine.batch, slice(mine.first, max(mine.last, mine.first + 1)))
+    if not mine.rows:
+        inputs, labels = inputs[:0], labels[:0]  # of the right shape
+    return inputs, labels, sum(each.rows for each in own), consumed(policy, group.world, cursor, len(order))
+
+
+def indices_of(policy: ElasticBatch, group: Group, order: EpochOrder, cursor: int) -> Tensor:
+    """Return the examples that `share_of` gives this member."""
+    mine = shares(policy, group.world, cursor, len(order), order.rows)[group.rank]
+    return order.chosen(mine.batch, slice(mine.first, mine.last))
+
+
+def joint_step(
+    network: Network,
+    group: Group,
+    inputs: Tensor,
+    labels: Tensor,
+    examples: int,
+    *,
+    sync_batch_norm: bool = False,
+    criterion: Criterion | None = None,
+) -> Joint:
+    """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's, maybe none.
+
+    `criterion` None: by cross entropy.
+    The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after it can fail, so
+    that either all who go on have taken the step or none has. Raises `GroupBrokenError`.
+    """
+    began = time.perf_counter()
+    network.optimizer.zero_grad(set_to_none=True)
+    part = torch.zeros((), device=group.device)
+    if len(labels) or sync_batch_norm:
+        with synchronized(network.module, group) if sync_batch_norm else nullcontext():
+            loss = (criterion or plain)(network.module(inputs), labels) / examples
+            torch.autograd.backward(loss)
+        part = loss.detach()
+    joint = sum_gradients(network.module, group, part, time.perf_counter() - began)
+    network.optimizer.step()
+    return joint
+
+
+def sum_gradients(
+    module: nn.Module, group: Group, part: Tensor, seconds: float, *, weight: float = 1.0, check: float = 0.0
+) -> Joint:
+    """Give all members the sum of their gradients, `weight` of this one's, and of their `part` of the loss.
+
+    `seconds` and `check` of each come with it. Raises `GroupBrokenError`.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+    world = group.world
+    figures = torch.zeros(1 + 2 * world, device=group.device)
+    figures[0] = part
+    figures[1 + group.rank] = seconds
+    figures[1 + world + group.rank] = check
+    own = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+    # A product would keep what is not finite: a member without an example has no say.
+    own = own if weight == 1.0 else own * weight if weight else torch.zeros_like(own)
+    flat = torch.cat([own, figures])
+    group.all_reduce(flat)
+    *summed, figures = torch.split(flat, [*(parameter.numel() for parameter in parameters), len(figures)])
+    for parameter, gradient in zip(parameters, summed, strict=True):
+        parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
+    total, *rest = figures.tolist()
+    return Joint(total, tuple(rest[:world]), tuple(rest[world:]))

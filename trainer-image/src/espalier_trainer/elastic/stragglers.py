@@ -1,0 +1,73 @@
+"""Who slows the others down, and for how long is done without. Pure: times are the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+FACTOR: Final = 5.0
+STEPS: Final = 20
+"""A member that is so many times slower than the others, so many steps in a row, is a straggler."""
+PAUSE_SECONDS: Final = 60.0
+"""A straggler that is left out may come again after this, twice as long each time: it was slow, not broken."""
+MAX_DROPS: Final = 3
+"""What is left out so often stays out, as each return costs `STEPS` slow steps and two pauses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """How often a worker was left out, and until when it is."""
+
+    times: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is known of the members' speed."""
+
+    slow: str | None = None
+    """Who was the straggler in the last step."""
+    steps: int = 0
+    """For how many steps in a row."""
+    dropped: Mapping[str, Dropped] = field(default_factory=dict)
+
+    def out(self, now: float) -> frozenset[str]:
+        """Return the workers that are left out at `now`."""
+        return frozenset(worker for worker, each in self.dropped.items() if now < each.until)
+
+    def drops(self, worker: str) -> int:
+        """Return how often `worker` was left out."""
+        found = self.dropped.get(worker)
+        return 0 if found is None else found.times
+
+    def anew(self) -> Watch:
+        """Return what is known when the members have changed: nothing of who is slow beside whom."""
+        return replace(self, slow=None, steps=0)
+
+    def dropping(self, worker: str, now: float) -> Watch:
+        """Return what is known once `worker` is left out from `now` on."""
+        times = self.drops(worker) + 1
+        until = float("inf") if times >= MAX_DROPS else now + PAUSE_SECONDS * 2 ** (times - 1)
+        return Watch(dropped={**self.dropped, worker: Dropped(times, until)})
+
+
+def straggler(seconds: Sequence[float], factor: float) -> int | None:
+    """Return the member whose `seconds` of computing are `factor` times the median of the others', the slowest one."""
+    if len(seconds) < 2:
+        return None
+    slowest = max(range(len(seconds)), key=seconds.__getitem__)
+    others = sorted(value for member, value in enumerate(seconds) if member != slowest)
+    return slowest if seconds[slowest] > factor * others[len(others) // 2] else None
+
+
+def watched(watch: Watch, workers: Sequence[str], seconds: Sequence[float]) -> tuple[Watch, str | None]:
+    """Return what is known after a step in which `workers` computed for `seconds`, and who is now found a straggler.
+
+    Each is found once, until the members change.
+    """
+    rank = straggler(seconds, FACTOR)
+    slow = None if rank is None else workers[rank]
+    steps = watch.steps + 1 if slow is not None and slow == watch.slow else int(slow is not None)
+    return replace(watch, slow=slow, steps=steps), slow if steps == STEPS else None

@@ -1,0 +1,362 @@
+"""The leader's side: takes workers in and lets them go at step boundaries, and steps together with them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from espalier_api.job import ElasticBatch, Stragglers
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.data.batches import EpochOrder
+from espalier_trainer.data.source import Source
+from espalier_trainer.distillation.objective import Criterion
+from espalier_trainer.elastic.batches import consumed
+from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
+from espalier_trainer.elastic.membership import Arrival, chosen, planned
+from espalier_trainer.elastic.rendezvous import Host
+from espalier_trainer.elastic.states import Code, Word, align, digest, tell_note, tell_state
+from espalier_trainer.elastic.step import Joint, indices_of, joint_step, share_of
+from espalier_trainer.elastic.stragglers import Watch, watched
+from espalier_trainer.network import Network
+
+logger = logging.getLogger(__name__)
+
+LISTEN_SECONDS: Final = 0.05
+"""How often is looked for arrivals, at most: a look is a message within the process, some 50 µs."""
+GRACE_SECONDS: Final = 1.0
+"""After a group broke, members that live come again within some ms; the dead are waited for so long."""
+REUNION_SECONDS: Final = 5.0
+"""A leader that was started again waits so long for workers that may hold a newer state than its checkpoint."""
+WAIT_SECONDS: Final = 1.0
+"""While the leader does something else it says so this often: one that says nothing for long is taken for dead."""
+_LEADER: Final = "leader"
+_MAX_BROKEN: Final = 5
+"""Generations in a row that broke before a step: then the leader trains alone for a while."""
+_ALONE_SECONDS: Final = 30.0
+
+Capture = Callable[[], Checkpoint]
+Restore = Callable[[Checkpoint], Network]
+"""Takes over a newer state; returns the network that came of it."""
+Judge = Callable[[torch.Tensor, torch.Tensor], Criterion | None]
+"""Given examples' indices and inputs, returns what their logits are judged by; None: cross entropy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What came of a joint step."""
+
+    loss: float
+    batches: int
+    """Taken from the epoch."""
+
+
+class Team:
+    """The members that train together; the leader alone at first. Not thread-safe: the training loop's own."""
+
+    def __init__(
+        self,
+        place: str,
+        policy: ElasticBatch,
+        device: torch.device,
+        warn: Callable[[str, str], None],
+        tell: Callable[[int, float], None],
+        *,
+        sync_batch_norm: bool = False,
+        stragglers: Stragglers = Stragglers.REPORT,
+        hashed: Callable[[Network], int] = digest,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the rendezvous at `place`; raises `RendezvousError`.
+
+        `warn` is told of what training goes on without, `tell` how many members there are now, and for how many seconds
+        training paused. `hashed` is what must be equal in all members.
+        """
+        self._host = Host(place)
+        self._policy, self._device, self._warn, self._clock = policy, device, warn, clock
+        self._tell = tell
+        self._sync, self._stragglers, self._hashed = sync_batch_norm, stragglers, hashed
+        self._waiting: dict[str, Arrival] = {}
+        self._members: tuple[Arrival, ...] = ()
+        """Without the leader."""
+        self._leaving: set[str] = set()
+        self._group: Group | None = None
+        self._generation = 0
+        self._stale = self._noted = False
+        self._patience = GRACE_SECONDS
+        self._told = 1
+        self._broken = 0
+        self._broken_once = self._reuniting = False
+        self._alone_until = 0.0
+        self._listened = self._spoke = 0.0
+        self._watched = Watch()
+
+    @property
+    def world(self) -> int:
+        """Number of members, the leader included."""
+        return 1 if self._group is None else self._group.world
+
+    @property
+    def waiting(self) -> int:
+        """Number of workers that wait for a place, as far as was heard."""
+        self._listen()
+        return len(self._waiting)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the generation broke and `meet` has not mended it yet."""
+        return self._broken_once
+
+    def reunite(self, step: int) -> bool:
+        """Wait for workers that may hold a state newer than `step`; returns whether one does.
+
+        They come within a moment of the store's opening, and none at all come to a job that just begins.
+        """
+        deadline = self._clock() + REUNION_SECONDS
+        while self._clock() < deadline:
+            self._listen()
+            if any(arrival.step > step for arrival in self._waiting.values()):
+                time.sleep(GRACE_SECONDS)  # the others are on their way too
+                self._listen()
+                self._reuniting = True
+                return True
+            time.sleep(LISTEN_SECONDS)
+        return False
+
+    def meet(self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore) -> None:
+        """Take in who waits, let go who leaves, as far as `replicas` workers go. Called at each step boundary."""
+        now = self._clock()
+        urgent = self._broken_once or self._reuniting or self.world > replicas
+        if not urgent and now - self._listened < LISTEN_SECONDS:
+            return
+        self._listen()
+        if now < self._alone_until:
+            return
+        wanted = self._wanted([*self._members, *self._waiting.values()], replicas)
+        if not self._broken_once and wanted == self._members:
+            return
+        self._form(replicas, network, step, capture, restore, now)
+
+    def step(
+        self, network: Network, order: EpochOrder, source: Source, cursor: int, rate: float, judge: Judge | None = None
+    ) -> Stepped:
+        """Take a step with all members. Raises `GroupBrokenError`: then nothing was done, and `meet` mends it."""
+        group = self.begin_step(order.epoch, cursor, rate)
+        with self.stepping():
+            inputs, labels, examples, batches = share_of(self._policy, group, order, source, cursor)
+            criterion = None if judge is None else judge(indices_of(self._policy, group, order, cursor), inputs)
+            joint = joint_step(
+                network, group, inputs, labels, examples, sync_batch_norm=self._sync, criterion=criterion
+            )
+        self.stepped(joint)
+        return Stepped(joint.loss, batches)
+
+    def begin_step(self, epoch: int, cursor: int, rate: float = 0.0) -> Group:
+        """Tell all members of a step; returns the group to take it in. Raises `GroupBrokenError`."""
+        group = self._group
+        if group is None:
+            raise GroupBrokenError("there is no group")
+        with self.stepping():
+            Word(Code.STEP, epoch, cursor, rate).send(group)
+        self._spoke = self._clock()
+        return group
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Leave the group where something goes wrong within: then the step was not taken."""
+        try:
+            yield
+        except GroupBrokenError as error:
+            self._break(str(error))
+            raise
+        except BaseException:
+            self._break("the leader failed")
+            raise
+
+    def stepped(self, joint: Joint) -> None:
+        """Take notice of a step that was taken, and of who was slow in it."""
+        self._broken = 0
+        self._watch(joint.seconds)
+
+    def rate(self, rate: float, cursor: int, batches: int) -> float:
+        """Return the learning rate of the step at `cursor`: times the batches that it takes."""
+        return rate * consumed(self._policy, self.world, cursor, batches)
+
+    def grown(self) -> None:
+        """Take notice that the leader's network is another: all get it before the next step."""
+        self._stale = True
+
+    def noted(self) -> None:
+        """Take notice that something changed that is no tensor: all hear of it before the next step."""
+        self._noted = True
+
+    def share_news(self, capture: Capture) -> None:
+        """Tell all members what `grown` and `noted` are about. Raises `GroupBrokenError`."""
+        group = self._group
+        if group is not None and (self._stale or self._noted):
+            checkpoint = capture()
+            try:
+                if self._stale:
+                    tell_state(group, checkpoint)
+                else:
+                    tell_note(group, checkpoint.state)
+            except GroupBrokenError as error:
+                self._break(str(error))
+                raise
+        self._stale = self._noted = False
+
+    def wait(self) -> None:
+        """Let the members wait: called now and then while the leader evaluates."""
+        if self._clock() - self._spoke >= WAIT_SECONDS:
+            self._say(Code.WAIT)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Tell the members that `epoch` is over, where they do something of their own then."""
+        self._say(Code.EPOCH, epoch)
+
+    def close(self, *, done: bool) -> None:
+        """Leave the members: for good when the job is `done`, else they wait for a leader to come again."""
+        if self._group is not None and done:
+            try:
+                Word(Code.END).send(self._group)
+            except GroupBrokenError as error:
+                logger.info("a member was gone at the end: %s", error)
+        self._drop()
+
+    # ---- within
+
+    def _say(self, code: Code, epoch: int = 0) -> None:
+        if self._group is None:
+            return
+        self._spoke = self._clock()
+        try:
+            Word(code, epoch).send(self._group)
+        except GroupBrokenError as error:
+            self._break(str(error))
+
+    def _listen(self) -> None:
+        self._listened = self._clock()
+        for arrival in self._host.listen():
+            if arrival.leaving:
+                self._leaving.add(arrival.worker)
+                self._waiting.pop(arrival.worker, None)
+                logger.info("%s leaves", _name(arrival))
+            else:
+                self._waiting[arrival.worker] = arrival
+
+    def _wanted(self, candidates: Sequence[Arrival], replicas: int) -> tuple[Arrival, ...]:
+        gone = self._leaving | self._host.silent() | self._watched.out(self._clock())
+        present = {each.worker: each for each in candidates if each.worker not in gone}
+        return chosen(present.values(), replicas)
+
+    def _form(
+        self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore, began: float
+    ) -> None:
+        before = {arrival.worker for arrival in self._members}
+        if self._group is not None:
+            try:
+                Word(Code.FORM).send(self._group)
+            except GroupBrokenError as error:
+                self._break(str(error))
+        self._drop()
+        self._gather(before - self._leaving)
+        self._broken_once = False
+        wanted = self._wanted(list(self._waiting.values()), replicas)
+        self._generation += 1
+        own = Arrival(worker=_LEADER, base=True, index=0, step=step)
+        plan = planned(self._generation, own, wanted, newest=self._reuniting)
+        let_go = [name for name in before if name in self._waiting and name not in plan.members]
+        for name in (*plan.members[1:], *let_go):
+            self._waiting.pop(name, None)
+            self._host.answer(name, plan)
+        self._leaving.clear()
+        self._members = wanted
+        if wanted:
+            try:
+                host = self._host
+                self._group = Group(
+                    host.store, plan.generation, 0, len(plan.members), self._device, host.address, host.port
+                )
+                if not align(self._group, plan.source, network, capture, restore, self._hashed):
+                    warning = f"members of generation {plan.generation} differ after the state was sent"
+                    self._warn("MembersDiffer", warning)
+                    raise GroupBrokenError("members differ")
+                # A newcomer has all there is to know with the state; the others may have missed a note.
+                self._stale, self._noted = False, True
+            except GroupBrokenError as error:
+                self._break(str(error))
+                # The others may find out only when their time to form is over.
+                self._patience = FORM_SECONDS + GRACE_SECONDS
+                return
+        # Only now: as long as no generation has formed, some member may still hold what the checkpoint does not.
+        self._reuniting = False
+        self._spoke = self._clock()
+        self._watched = self._watched.anew()
+        paused = self._clock() - began
+        if self.world != self._told:
+            self._told = self.world
+            self._tell(self.world, paused)
+        logger.info("generation %d: %d members, after a pause of %.3f s", plan.generation, self.world, paused)
+
+    def _gather(self, expected: set[str]) -> None:
+        """Wait until all `expected` have come, or for as long as there is patience."""
+        deadline = self._clock() + self._patience
+        self._patience = GRACE_SECONDS
+        while not expected <= self._waiting.keys() and self._clock() < deadline:
+            time.sleep(0.001)
+            self._listen()
+            expected -= self._leaving
+
+    def _break(self, message: str) -> None:
+        logger.info("generation %d broke: %s", self._generation, message)
+        self._drop()
+        self._broken_once = True
+        self._broken += 1
+        if self._broken >= _MAX_BROKEN:
+            self._warn(
+                "WorkersUnreachable",
+                f"{self._broken} generations in a row broke ({message}); training goes on alone for "
+                f"{_ALONE_SECONDS:.0f} s",
+            )
+            self._broken, self._broken_once = 0, False
+            self._members = ()
+            self._alone_until = self._clock() + _ALONE_SECONDS
+
+    def _drop(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        self._group = None
+
+    def _watch(self, seconds: Sequence[float]) -> None:
+        workers = [_LEADER, *(member.worker for member in self._members)]
+        self._watched, slow = watched(self._watched, workers, seconds)
+        if slow is None:
+            return
+        rank = workers.index(slow)
+        name = "the leader" if rank == 0 else _name(self._members[rank - 1])
+        others = sorted(each for place, each in enumerate(seconds) if place != rank)
+        what = "all wait for it at each step"
+        if rank and self._stragglers is Stragglers.DROP:
+            now = self._clock()
+            self._watched = self._watched.dropping(slow, now)
+            pause = self._watched.dropped[slow].until - now
+            times = self._watched.drops(slow)
+            what = (
+                f"it is left out for {pause:.0f} s"
+                if math.isfinite(pause)
+                else f"it is left out for good, as it was {times - 1} times before"
+            )
+        self._warn(
+            "StragglerDetected",
+            f"{name} computes {seconds[rank]:.3g} s a step, the others {others[len(others) // 2]:.3g} s; {what}",
+        )
+
+
+def _name(arrival: Arrival) -> str:
+    return f"{'base' if arrival.base else 'extra'} worker {arrival.index}"

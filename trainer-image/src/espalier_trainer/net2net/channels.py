@@ -1,0 +1,139 @@
+"""Channel spaces: sets of channels that can only change together, and how a tensor's axis is made of them.
+
+Every layer that makes channels opens a *space*. What a model does with its tensors unites spaces (an addition needs
+as many channels on both sides), freezes them (the output's width is the user's), or asks for a way of widening them
+(a grouped convolution: each group for itself; a layer norm: every channel equally often).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from math import lcm, prod
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive entries of an axis: `repeat` entries for each of `channels` channels of one space."""
+
+    space: int | None
+    """`None`: channels that nothing here may change."""
+    channels: int
+    repeat: int = 1
+
+    @property
+    def width(self) -> int:
+        """Entries on the axis."""
+        return self.channels * self.repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which axis of a tensor has the channels, and of which segments it is made."""
+
+    axis: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def width(self) -> int:
+        """The axis's size."""
+        return sum(segment.width for segment in self.segments)
+
+    def repeated(self, times: int) -> tuple[Segment, ...]:
+        """Return the segments with `times` entries for each one now."""
+        return tuple(Segment(one.space, one.channels, one.repeat * times) for one in self.segments)
+
+
+class Spaces:
+    """The spaces of one model: a union-find whose sets carry what is asked of them."""
+
+    def __init__(self) -> None:
+        self._parent: list[int] = []
+        self._channels: list[int] = []
+        self._reason: list[str | None] = []
+        self._blocks: list[int] = []
+        self._even: list[bool] = []
+
+    def open(self, channels: int) -> int:
+        """Return a new space of so many channels."""
+        self._parent.append(len(self._parent))
+        self._channels.append(channels)
+        self._reason.append(None)
+        self._blocks.append(1)
+        self._even.append(False)
+        return self._parent[-1]
+
+    def root(self, space: int) -> int:
+        """Return the space that stands for all that are united with this one."""
+        while self._parent[space] != space:
+            self._parent[space] = self._parent[self._parent[space]]
+            space = self._parent[space]
+        return space
+
+    def followed(self, segments: Sequence[Segment], names: Container[int]) -> tuple[Segment, ...]:
+        """Return the segments with the roots of their spaces, `None` for those that are not among `names`."""
+        roots = [None if one.space is None else self.root(one.space) for one in segments]
+        return tuple(
+            replace(one, space=root if root in names else None) for one, root in zip(segments, roots, strict=True)
+        )
+
+    def freeze(self, segments: Sequence[Segment], reason: str) -> None:
+        """Let the spaces of these segments keep their width; the first reason is remembered."""
+        for segment in segments:
+            if segment.space is not None:
+                root = self.root(segment.space)
+                self._reason[root] = self._reason[root] or reason
+
+    def unite(self, left: Sequence[Segment], right: Sequence[Segment], reason: str) -> None:
+        """Make two axes change alike; where they are not made alike, freeze both with the reason."""
+        if [(one.channels, one.repeat) for one in left] != [(one.channels, one.repeat) for one in right]:
+            self.freeze([*left, *right], reason)
+            return
+        for one, other in zip(left, right, strict=True):
+            if one.space is None or other.space is None:
+                self.freeze([one, other], reason)
+                continue
+            keep, gone = sorted((self.root(one.space), self.root(other.space)))
+            if keep == gone:
+                continue
+            self._parent[gone] = keep
+            self._reason[keep] = self._reason[keep] or self._reason[gone]
+            self._blocks[keep] = lcm(self._blocks[keep], self._blocks[gone])
+            self._even[keep] = self._even[keep] or self._even[gone]
+
+    def divide(self, space: int, blocks: int) -> None:
+        """Ask for a widening in which each of `blocks` equal parts takes its new channels from itself."""
+        root = self.root(space)
+        self._blocks[root] = lcm(self._blocks[root], blocks)
+
+    def ask_even(self, space: int) -> None:
+        """Ask for a widening that repeats every channel equally often."""
+        self._even[self.root(space)] = True
+
+    def reason(self, space: int) -> str | None:
+        """Return why the space is frozen, `None` where it is not."""
+        return self._reason[self.root(space)]
+
+    def channels(self, space: int) -> int:
+        """Return how many channels the space has."""
+        return self._channels[self.root(space)]
+
+    def blocks(self, space: int) -> int:
+        """Return into how many parts a widening is divided."""
+        return self._blocks[self.root(space)]
+
+    def even(self, space: int) -> bool:
+        """Tell whether every channel must be repeated equally often."""
+        return self._even[self.root(space)]
+
+
+def reshaped(layout: Layout, before: Sequence[int], after: Sequence[int]) -> Layout | None:
+    """Return the layout behind a reshape that keeps the order in memory; `None` where channels would be divided.
+
+    `(N, C, H, W) -> (N, C*H*W)` has `H*W` consecutive entries for each channel, `(N, C, H, W) -> (N, C, H*W)` one.
+    """
+    leading = prod(before[: layout.axis])
+    for axis, size in enumerate(after):
+        if prod(after[:axis]) == leading and size >= layout.width and size % layout.width == 0:
+            return Layout(axis, layout.repeated(size // layout.width))
+    return None

@@ -1,0 +1,215 @@
+"""Widening groups of a model and how they are widened in place; nothing is tried here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from espalier_api.architecture import GrowthError
+from espalier_trainer.net2net.channels import Layout, Segment
+from espalier_trainer.net2net.conditions import LAYER_CLASSES
+from espalier_trainer.net2net.edits import Edit, Resize
+from espalier_trainer.net2net.flow import Flow
+from espalier_trainer.net2net.graph import Graph, Operation
+from espalier_trainer.net2net.replication import Replication, along, gathered, replicate
+
+
+@dataclass(frozen=True)
+class WideningGroup:
+    """Channels that can only change together, and all that changes with them."""
+
+    id: str
+    """Path of the first layer that makes the channels."""
+    width: int
+    multiple_of: int
+    """A new width must be a multiple of it."""
+    even: bool
+    """A norm takes its mean over the channels, so each must be repeated equally often."""
+    makers: tuple[str, ...]
+    """Layers whose outputs the channels are."""
+    space: int
+    edits: tuple[Edit, ...]
+    resizes: tuple[Resize, ...]
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Weights whose columns read the channels."""
+        return tuple(edit.paths[0] for edit in self.edits if edit.split)
+
+    @property
+    def followers(self) -> tuple[str, ...]:
+        """Modules that keep a channel for a channel: norms, depthwise convolutions, scales; makers are among them."""
+        return tuple(
+            dict.fromkeys(path.rpartition(".")[0] for edit in self.edits if not edit.split for path in edit.paths)
+        )
+
+    @property
+    def next_width(self) -> int:
+        """The smallest width that the group can be widened to."""
+        return self.width + self.multiple_of
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `GrowthError` unless the model has the group's tensors in their sizes."""
+        for edit in self.edits:
+            for path in edit.paths:
+                owner, _, name = path.rpartition(".")
+                try:
+                    tensor = cast(Tensor, getattr(model.get_submodule(owner), name))
+                except AttributeError as error:
+                    raise GrowthError(f"the model has no {path!r}; ask it for its own widening groups") from error
+                wanted = sum(one.width for one in edit.segments) // (edit.groups if edit.split else 1)
+                if tensor.shape[edit.dim] != wanted:
+                    raise GrowthError(
+                        f"{path!r} has {tensor.shape[edit.dim]} entries along dimension {edit.dim}, and its group was "
+                        f"found for {wanted}; ask the model for its widening groups again"
+                    )
+
+    def replication(self, new_width: int, seed: int) -> Replication:
+        """Return which channel each new one copies; raises `GrowthError` for a width that the group cannot have."""
+        if new_width <= self.width or new_width % self.multiple_of:
+            cause = "a norm over its channels, exact where each is repeated equally often" if self.even else "groups"
+            why = f" (because of {cause})" if self.multiple_of > 1 else ""
+            raise GrowthError(
+                f"{self.id!r} has {self.width} channels and cannot be widened to {new_width}; "
+                f"give a multiple of {self.multiple_of} above {self.width}{why}"
+            )
+        blocks = 1 if self.even else self.multiple_of
+        return replicate(self.width, new_width, blocks=blocks, even=self.even, seed=seed)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All widening groups of a model in execution order, and why other channels keep their number."""
+
+    found: tuple[WideningGroup, ...]
+    refused: dict[str, str]
+    layouts: Mapping[str, Layout]
+    """For each operation whose output has channels: where they are."""
+
+    def get(self, group_id: str) -> WideningGroup:
+        """Return the group with this id; `GrowthError` says why it is none, or which there are."""
+        for group in self.found:
+            if group.id == group_id:
+                return group
+        for group in self.found:
+            if group_id in group.makers or group_id in group.followers:
+                raise GrowthError(f"{group_id!r} changes together with {group.id!r}; name that group instead")
+        if group_id in self.refused:
+            raise GrowthError(f"{group_id!r} cannot be widened: {self.refused[group_id]}")
+        known = ", ".join(group.id for group in self.found) or "none"
+        raise GrowthError(f"{group_id!r} is not a widening group of this model; its groups: {known}")
+
+    def without(self, failed: Mapping[str, str]) -> Groups:
+        """Return the groups without those that failed a trial, whose reasons are kept."""
+        reasons = {maker: failed[group.id] for group in self.found if group.id in failed for maker in group.makers}
+        found = tuple(group for group in self.found if group.id not in failed)
+        return Groups(found, self.refused | reasons, self.layouts)
+
+    def widened_shape(self, operation: Operation, widening: Mapping[int, Replication]) -> tuple[int, ...] | None:
+        """Return the shape of an operation's output when spaces are widened."""
+        layout = self.layouts.get(operation.name)
+        if layout is None or operation.shape is None:
+            return operation.shape
+        width = sum(_new_width(segment, widening) for segment in layout.segments)
+        return (*operation.shape[: layout.axis], width, *operation.shape[layout.axis + 1 :])
+
+
+def find_groups(model: nn.Module, graph: Graph) -> Groups:
+    """Return the groups of `model`, of which `graph` is the trace, as its shapes tell them; none is tried yet."""
+    if graph.data_dependent:
+        raise GrowthError(
+            f"{type(model).__name__} decides by the values of a tensor what it executes "
+            f"(Tensor.{graph.data_dependent}), so its channels cannot be followed"
+        )
+    flow = Flow(model, graph)
+    spaces = flow.spaces
+    makers: dict[int, list[str]] = {}
+    for space, layers in flow.makers.items():
+        makers.setdefault(spaces.root(space), []).extend(layers)
+    refused = {
+        layer: spaces.reason(root) or "" for root, layers in makers.items() if spaces.reason(root) for layer in layers
+    }
+    refused |= {
+        path: "it is not called by itself in the model's forward"
+        for path, module in model.named_modules()
+        if isinstance(module, LAYER_CLASSES) and path not in graph.calls
+    }
+    open_spaces = {root: layers[0] for root, layers in makers.items() if spaces.reason(root) is None}
+    edits, resizes = flow.book.named(open_spaces)
+    found = []
+    for root, name in open_spaces.items():
+        mine = tuple(edit for edit in edits if _has(edit.segments, root))
+        if not any(edit.split for edit in mine):
+            refused |= dict.fromkeys(makers[root], "no layer reads its channels")
+            continue
+        even = spaces.even(root)
+        width = spaces.channels(root)
+        found.append(
+            WideningGroup(
+                id=name,
+                width=width,
+                multiple_of=width if even else spaces.blocks(root),
+                even=even,
+                makers=tuple(makers[root]),
+                space=root,
+                edits=mine,
+                resizes=tuple(one for one in resizes if _has(one.segments, root)),
+            )
+        )
+    widened = {group.space for group in found}
+    for path, given in flow.depthwise.items():
+        roots = [spaces.root(segment.space) for segment in given if segment.space is not None]
+        if not widened & set(roots):
+            reasons = [reason for root in roots if (reason := spaces.reason(root))]
+            refused[path] = reasons[0] if reasons else "its channels are those of its input, whose number is fixed"
+    return Groups(tuple(found), refused, flow.named_layouts(open_spaces))
+
+
+@torch.no_grad()
+def apply_in_place(model: nn.Module, widened: Mapping[WideningGroup, Replication]) -> None:
+    """Widen groups of `model` together; tied parameters stay tied."""
+    replications = {group.space: replication for group, replication in widened.items()}
+    for edit in dict.fromkeys(edit for group in widened for edit in group.edits):
+        owner, _, name = edit.paths[0].rpartition(".")
+        old = cast(Tensor, getattr(model.get_submodule(owner), name))
+        values = edited(old, edit, replications)
+        new = nn.Parameter(values, old.requires_grad) if isinstance(old, nn.Parameter) else values
+        for path in edit.paths:
+            owner, _, name = path.rpartition(".")
+            module = model.get_submodule(owner)
+            held: Any = module._parameters if name in module._parameters else module._buffers
+            held[name] = new
+    for one in dict.fromkeys(one for group in widened for one in group.resizes):
+        module = model.get_submodule(one.module)
+        size = sum(_new_width(segment, replications) for segment in one.segments)
+        before = getattr(module, one.attribute)
+        setattr(module, one.attribute, (size,) if isinstance(before, tuple) else size)
+
+
+def edited(old: Tensor, edit: Edit, replications: Mapping[int, Replication], moment: int | None = None) -> Tensor:
+    """Return a tensor with one axis widened.
+
+    Of values, copies of a summed axis get their shares. Of an optimizer's moments (`moment` 1 or 2, 0 for what does
+    not scale with the gradient) it is the other way round: the gradient of an outgoing weight is what it was, that
+    of an incoming one is its share of it.
+    """
+    index, share = along([(one.channels, one.repeat, _replication(one, replications)) for one in edit.segments])
+    power = int(edit.split) if moment is None else 0 if edit.split else moment
+    return gathered(old, edit.dim, index, share**power if power else None, edit.groups if edit.split else 1)
+
+
+def _replication(segment: Segment, replications: Mapping[int, Replication]) -> Replication | None:
+    return None if segment.space is None else replications.get(segment.space)
+
+
+def _new_width(segment: Segment, replications: Mapping[int, Replication]) -> int:
+    replication = _replication(segment, replications)
+    return segment.width if replication is None else len(replication) * segment.repeat
+
+
+def _has(segments: tuple[Segment, ...], space: int) -> bool:
+    return any(segment.space == space for segment in segments)

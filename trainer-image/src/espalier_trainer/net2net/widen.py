@@ -1,0 +1,100 @@
+"""Net2WiderNet on a model: a new model with more channels in one group, of the same outputs (Chen et al. 2016).
+
+groups = widening_groups(model, example_input)
+wider = widen(model, groups[0], 2 * groups[0].width, example_input, seed=7)
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from espalier_trainer.net2net.groups import WideningGroup, apply_in_place, find_groups
+from espalier_trainer.net2net.replication import Replication
+from espalier_trainer.net2net.tracing import ExampleInput, trace
+from espalier_trainer.net2net.trial import copied
+from espalier_trainer.net2net.widening_trial import Trial, executes_alike, tried_groups
+
+
+@dataclass(frozen=True)
+class Widening:
+    """One group with the channels that it gets: what has to be known to widen a model and its optimizer alike."""
+
+    group: WideningGroup
+    replication: Replication
+
+
+def widening_groups(model: nn.Module, example_input: ExampleInput) -> tuple[WideningGroup, ...]:
+    """Return the groups of channels of `model` that can be widened, in execution order; every one of them can be.
+
+    Each was widened on random weights and inputs like the example's, and the outputs compared. Raises `GrowthError`
+    where the model cannot be run on the example, or decides by tensor values what it executes.
+    """
+    return tried_groups(model, trace(model, example_input), example_input).found
+
+
+def refused_widenings(model: nn.Module, example_input: ExampleInput) -> dict[str, str]:
+    """Return, for each layer whose channels cannot be widened, why not."""
+    return tried_groups(model, trace(model, example_input), example_input).refused
+
+
+def widen(
+    model: nn.Module, group: str | WideningGroup, new_width: int, example_input: ExampleInput, *, seed: int
+) -> nn.Module:
+    """Return a copy of `model` with `new_width` channels in a group; `model` itself is not changed.
+
+    The copy computes the same in eval and in train mode (dropout aside, which drops copies independently). Copies of
+    a channel have unequal shares of its outgoing weights, so training moves them apart. Parameters keep their names;
+    give the optimizer to `widen_optimizer`. A group given by its id is found anew, and tried on values unless the
+    wider model is seen to call the same functions with the same numbers; one that `widening_groups` returned for this
+    model was tried there.
+
+    Raises `GrowthError` where the id is no group (naming the layer and the reason) and for a width that it cannot
+    have.
+    """
+    return _widened_by_plan(model, group, new_width, example_input, seed)[1]
+
+
+def plan_widening(
+    model: nn.Module, group: str | WideningGroup, new_width: int, example_input: ExampleInput, *, seed: int
+) -> Widening:
+    """Return what `widen` would do, for `widened` and `widen_optimizer`; the same for the same seed everywhere."""
+    if isinstance(group, WideningGroup):
+        return Widening(group, group.replication(new_width, seed))
+    return _widened_by_plan(model, group, new_width, example_input, seed)[0]
+
+
+def _widened_by_plan(
+    model: nn.Module, group: str | WideningGroup, new_width: int, example_input: ExampleInput, seed: int
+) -> tuple[Widening, nn.Module]:
+    if isinstance(group, WideningGroup):
+        widening = Widening(group, group.replication(new_width, seed))
+        return widening, widened(model, widening)
+    graph = trace(model, example_input)
+    groups = find_groups(model, graph)
+    found = groups.get(group)
+    widening = Widening(found, found.replication(new_width, seed))
+    wider = widened(model, widening)
+    if not executes_alike(wider, graph, groups, {found: widening.replication}, example_input):
+        groups.without(Trial.of(model, example_input).failing([found])).get(group)
+    return widening, wider
+
+
+def widened(model: nn.Module, widening: Widening) -> nn.Module:
+    """Return a copy of `model`, wider by a plan for it; raises `GrowthError` where the plan is another model's."""
+    widening.group.check(model)
+    shared = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    wider = copied(model, share=True)
+    apply_in_place(wider, {widening.group: widening.replication})
+    # Only now are tensors copied that stay as they are: of the others two copies would be made.
+    own: dict[int, Tensor] = {}
+    for module in wider.modules():
+        held: Any
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None and id(tensor) in shared:
+                    held[name] = own[id(tensor)] = own[id(tensor)] if id(tensor) in own else copy.deepcopy(tensor)
+    return wider

@@ -1,0 +1,86 @@
+"""An optimizer for the wider model that remembers what the old one knew.
+
+The gradient of a copied incoming weight is its copy's share of the old one, that of an outgoing weight is what it
+was. So first moments of incoming weights are multiplied by the share, second moments by its square, and moments of
+outgoing weights are copied undivided. Exact where the gradient alone feeds the moments: weight decay inside a
+momentum, and norms that take a mean over the channels, add a part that this leaves approximate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer, RMSprop
+
+from espalier_api.architecture import GrowthError
+from espalier_trainer.net2net.edits import Edit
+from espalier_trainer.net2net.groups import edited
+from espalier_trainer.net2net.optimizer import construct
+from espalier_trainer.net2net.widen import Widening
+
+_MOMENTS = {
+    "exp_avg": 1, "exp_inf": 1, "momentum_buffer": 1, "grad_avg": 1, "prev": 1,
+    "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2, "sum": 2,
+    "acc_delta": 0, "step_size": 0, "ax": -1,
+}  # fmt: skip
+"""With which power of the gradient each state of torch's optimizers grows; -1: it is a parameter's value."""
+
+
+def widen_optimizer(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module, widening: Widening) -> Optimizer:
+    """Return an optimizer like `optimizer` over `new_model`, which is `old_model` widened by the plan.
+
+    Same class, same groups in the same order with their hyperparameters, step counts kept. `optimizer` keeps working
+    on `old_model`. Raises `GrowthError` for LBFGS and for a state of unknown meaning.
+    """
+    if isinstance(optimizer, LBFGS):
+        raise GrowthError("LBFGS keeps one history over all parameters, which growth would invalidate; build a new one")
+    names = {id(parameter): name for name, parameter in old_model.named_parameters()}
+    successors = dict(new_model.named_parameters())
+    edits: dict[str, list[Edit]] = {}
+    for edit in widening.group.edits:
+        for path in edit.paths:
+            edits.setdefault(path, []).append(edit)
+    groups: list[dict[str, Any]] = []
+    states: dict[Tensor, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        kept: list[Tensor] = []
+        for parameter in group["params"]:
+            name = names.get(id(parameter))
+            successor = parameter if name is None else successors[name]
+            kept.append(successor)
+            if parameter in optimizer.state:
+                states[successor] = {
+                    key: _widened(optimizer, key, value, parameter, edits.get(name or "", []), widening)
+                    for key, value in optimizer.state[parameter].items()
+                }
+        own = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        params = list(zip(group["param_names"], kept, strict=True)) if "param_names" in group else kept
+        groups.append(own | {"params": params})
+    wider = construct(type(optimizer), groups, optimizer.defaults)
+    for parameter, state in states.items():
+        wider.state[parameter] = state
+    return wider
+
+
+@torch.no_grad()
+def _widened(
+    optimizer: Optimizer, key: str, value: Any, parameter: Tensor, edits: list[Edit], widening: Widening
+) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().clone(memory_format=torch.preserve_format)
+    if value.shape != parameter.shape or not edits or not value.dim():
+        return value
+    power = _MOMENTS.get(key)
+    if key == "momentum_buffer" and isinstance(optimizer, RMSprop):
+        power = 0  # of gradients divided by their own size
+    if power is None:
+        raise GrowthError(
+            f"{type(optimizer).__name__} keeps a state {key!r} of which it is not known how it follows a gradient; "
+            "build a new optimizer"
+        )
+    for edit in edits:
+        value = edited(value, edit, {widening.group.space: widening.replication}, None if power < 0 else power)
+    return value

@@ -1,0 +1,197 @@
+"""Trying widenings before they are offered: does the wider model compute the same, on random weights and inputs?
+
+Shapes do not tell everything that a forward does with its channels: one may divide by their number, shuffle them, or
+have their number written in it. So the groups are widened on a copy with disturbed weights (zero-initialised layers
+would hide errors), in float64 where the model runs in it, and compared in eval, train and again eval mode, which
+reads the running statistics that the step in train mode left. All together first; if that fails, fewer.
+
+Dropout is left out: it drops copies independently, so a wider model is the same in expectation only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from espalier_api.architecture import GrowthError
+from espalier_trainer.net2net.flow import RESHAPES
+from espalier_trainer.net2net.graph import Graph
+from espalier_trainer.net2net.groups import Groups, WideningGroup, apply_in_place, find_groups
+from espalier_trainer.net2net.replication import Replication
+from espalier_trainer.net2net.tracing import ExampleInput, as_arguments, held, mode, trace, undisturbed
+from espalier_trainer.net2net.trial import copied
+
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-5}
+"""Greatest difference relative to the output's greatest value. A wrong number shows as one in the width or more; in
+float64 rounding has been seen at 5e-10, behind batch norms that take their variance from two values."""
+
+_DROPOUTS = frozenset(
+    {
+        *(functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d),
+        *(functional.alpha_dropout, functional.feature_alpha_dropout),
+    }
+)
+
+
+def tried_groups(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Groups:
+    """Return the groups of `model`, of which `graph` is the trace on the example, that stand the trial."""
+    groups = find_groups(model, graph)
+    if not groups.found:
+        return groups
+    failed = Trial.of(model, example_input).failing(groups.found)
+    return groups.without(failed)
+
+
+def executes_alike(
+    wider: nn.Module,
+    graph: Graph,
+    groups: Groups,
+    widened: Mapping[WideningGroup, Replication],
+    example_input: ExampleInput,
+) -> bool:
+    """Tell whether the wider model calls the same functions with the same numbers, on shapes as they are followed.
+
+    `graph` and `groups` are those from before, `widened` says what was done to them.
+
+    If so, what was followed is all that changes, and no values need be tried, which takes a hundredfold of the time.
+    Sizes of reshapes may differ, for shapes are compared; other numbers that do (`normalized_shape` of a functional
+    layer norm) may be right or wrong.
+    """
+    try:
+        after = trace(wider, example_input)
+    except GrowthError:
+        return False
+    replications = {group.space: replication for group, replication in widened.items()}
+    if graph.outputs != after.outputs or list(graph.operations) != list(after.operations):
+        return False
+    return all(
+        (before.operator, before.inputs) == (now.operator, now.inputs)
+        and (before.arguments == now.arguments or before.operator in RESHAPES)
+        and (now.shape == groups.widened_shape(before, replications) or before.operator in ("Parameter", "Buffer"))
+        for before, now in zip(graph.operations.values(), after.operations.values(), strict=True)
+    )
+
+
+class _WithoutDropout(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return args[0].clone() if func in _DROPOUTS and args else func(*args, **dict(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model with disturbed weights, an input, and what it computes of it."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tolerance: float
+    wanted: list[list[Tensor]]
+
+    @classmethod
+    def of(cls, model: nn.Module, example_input: ExampleInput) -> Trial:
+        """Run `model`'s disturbed copy; raises `GrowthError` where it cannot be run on random values."""
+        failure: Exception | None = None
+        if any(tensor.is_meta for _, tensor in held(model, "_parameters")):
+            raise GrowthError(
+                f"{type(model).__name__} is on the meta device, where nothing can be computed; give it values first"
+            )
+        for dtype in _TOLERANCE:
+            trial = copied(model).to(dtype)
+            args, kwargs = as_arguments(example_input)
+            with undisturbed(model):
+                torch.manual_seed(0)
+                _disturb(trial)
+                args, kwargs = tree_map_only(Tensor, partial(_random_like, dtype=dtype), (args, kwargs))
+            # Whatever the user's forward raises in float64 (a constant of another type): float32 decides.
+            try:
+                return cls(trial, args, kwargs, _TOLERANCE[dtype], _run(trial, args, kwargs))
+            except Exception as error:
+                failure = error
+        raise GrowthError(
+            f"{type(model).__name__} fails on random values like the example input "
+            f"({type(failure).__name__}: {failure}), so no widening can be tried"
+        ) from failure
+
+    def failing(self, groups: Sequence[WideningGroup]) -> dict[str, str]:
+        """Return the ids of those among `groups` that fail the trial, with the reasons."""
+        if not groups:
+            return {}
+        problem = self._problem(groups)
+        if problem is None:
+            return {}
+        if len(groups) == 1:
+            return {groups[0].id: problem}
+        half = len(groups) // 2
+        return self.failing(groups[:half]) | self.failing(groups[half:])
+
+    def _problem(self, groups: Sequence[WideningGroup]) -> str | None:
+        wider = copied(self.model)
+        apply_in_place(wider, {group: group.replication(group.next_width, seed=1) for group in groups})
+        # Whatever the user's forward raises that has a width written in it.
+        try:
+            found = _run(wider, self.args, self.kwargs)
+        except Exception as error:
+            return f"the model's forward fails with more channels there ({type(error).__name__}: {error})"
+        worst = max(map(_difference, found, self.wanted), default=0.0)
+        if not worst <= self.tolerance:  # also of a difference that is no number
+            return (
+                f"the model computes something else with more channels there (relative difference {worst:.1e}); "
+                "let its forward not depend on the number or order of its channels"
+            )
+        return None
+
+
+def _disturb(model: nn.Module) -> None:
+    seen: set[int] = set()
+    for _, parameter in held(model, "_parameters"):
+        if id(parameter) not in seen and parameter.is_floating_point():
+            seen.add(id(parameter))
+            spread = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.1
+            parameter.add_(torch.randn_like(parameter), alpha=spread)
+
+
+def _random_like(given: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.randn_like(given, dtype=dtype) if given.is_floating_point() else given
+
+
+def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[list[Tensor]]:
+    """Return the outputs in eval, train and again eval mode, of a copy that may be used up."""
+    results = []
+    model = copied(model)
+    for training in (False, True, False):
+        with undisturbed(model), mode(model, training=training), _WithoutDropout():
+            torch.manual_seed(2)
+            try:
+                result = model(*args, **kwargs)
+            except ValueError:
+                if not training:
+                    raise
+                continue  # batch norm on one value: the model has no train mode on this example
+        results.append([leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
+    return results
+
+
+def _difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    if [one.shape for one in found] != [one.shape for one in wanted]:
+        return float("inf")
+    worst = 0.0
+    for one, other in zip(found, wanted, strict=True):
+        scale = max(other.abs().max().item(), 1e-30) if other.numel() else 1.0
+        apart = (one - other).abs().max().item() / scale if other.numel() else 0.0
+        if not apart <= worst:
+            worst = apart
+    return worst

@@ -1,0 +1,154 @@
+"""The batches of a user's `DataLoader`, in an order that all workers know, cut among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from espalier_api.job import ElasticBatch
+from espalier_trainer.data.batches import EpochOrder, epoch_order
+from espalier_trainer.elastic.batches import LEAST_ROWS, consumed, shares
+from espalier_trainer.own.errors import OwnLoopError
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a worker takes at a step."""
+
+    batch: Any
+    """As the user's `DataLoader` gives it."""
+    rows: int
+    """Examples in it that count; 0 where it is only there so that the loop goes round."""
+    examples: int
+    """Of all workers together."""
+    batches: int
+    """Taken from the epoch."""
+
+
+class Feed:
+    """Loads a worker's parts, ahead where the user's `DataLoader` has workers for that."""
+
+    def __init__(self, loader: DataLoader[Any], policy: ElasticBatch, seed: int) -> None:
+        """Raises `OwnLoopError` for a loader whose order cannot be known in all workers."""
+        self._loader, self._policy, self._seed = loader, policy, seed
+        self._shuffled = _is_shuffled(loader)
+        self._order: EpochOrder | None = None
+        self._ahead: Iterator[Any] = iter(())
+        self._key: tuple[int, int, int, int] | None = None
+        """(epoch, rank, world, cursor) that `_ahead` gives next."""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a batch."""
+        return cast(int, self._loader.batch_size)
+
+    @property
+    def examples(self) -> int:
+        """Examples of the data set."""
+        return len(cast(Any, self._loader.dataset))
+
+    def batches(self, epoch: int) -> int:
+        """Return how many batches an epoch has; an incomplete last one is left out."""
+        return len(self._of(epoch))
+
+    def part(self, epoch: int, cursor: int, rank: int, world: int) -> Part:
+        """Return what worker `rank` of `world` takes at the step that begins at batch `cursor`."""
+        order = self._of(epoch)
+        if self._key != (epoch, rank, world, cursor):
+            self._ahead = self._from(order, cursor, rank, world)
+        step = shares(self._policy, world, cursor, len(order), order.rows)
+        taken = consumed(self._policy, world, cursor, len(order))
+        self._key = (epoch, rank, world, cursor + taken)
+        return Part(next(self._ahead), step[rank].rows, sum(each.rows for each in step), taken)
+
+    def example_input(self) -> Tensor:
+        """Return the inputs of the first two examples; `OwnLoopError` where a batch does not begin with a tensor."""
+        dataset = cast(Any, self._loader.dataset)
+        batch = self._collate([dataset[index] for index in range(min(2, self.examples))])
+        inputs = batch[0] if isinstance(batch, tuple | list) else batch
+        if not isinstance(inputs, Tensor):
+            raise OwnLoopError(
+                f"grow=True: a batch of the DataLoader is {type(batch).__name__}; it must be a tensor of inputs, or a "
+                "tuple that begins with it, so that the model's layers can be followed"
+            )
+        return inputs
+
+    def _collate(self, examples: list[Any]) -> Any:
+        return self._loader.collate_fn(examples)
+
+    def _of(self, epoch: int) -> EpochOrder:
+        if self._order is None or self._order.epoch != epoch:
+            if self._shuffled:
+                self._order = epoch_order(self.examples, self.batch_size, self._seed, epoch, _CPU)
+            else:
+                self._order = EpochOrder(torch.arange(self.examples), self.batch_size, self._seed, epoch)
+        return self._order
+
+    def _from(self, order: EpochOrder, cursor: int, rank: int, world: int) -> Iterator[Any]:
+        own = self._loader
+        return iter(
+            DataLoader(
+                own.dataset,
+                batch_sampler=_Indices(self._policy, order, cursor, rank, world),
+                num_workers=own.num_workers,
+                collate_fn=own.collate_fn,
+                pin_memory=own.pin_memory,
+                timeout=own.timeout,
+                worker_init_fn=own.worker_init_fn,
+                multiprocessing_context=own.multiprocessing_context,
+                prefetch_factor=own.prefetch_factor,
+                # Of its own: what a model draws by chance does not depend on how often members change.
+                generator=torch.Generator().manual_seed(hash((self._seed, order.epoch, cursor, rank)) % 2**63),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Indices:
+    """The examples of one worker, step by step, from a cursor to the end of the epoch."""
+
+    policy: ElasticBatch
+    order: EpochOrder
+    cursor: int
+    rank: int
+    world: int
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order, cursor = self.order, self.cursor
+        while cursor < len(order):
+            mine = shares(self.policy, self.world, cursor, len(order), order.rows)[self.rank]
+            # Who has nothing to do computes on some examples nevertheless, so that its loop goes round with the others.
+            first, last = (mine.first, mine.last) if mine.rows else (0, LEAST_ROWS)
+            first_batch = order.indices[mine.batch * order.batch_size : (mine.batch + 1) * order.batch_size]
+            yield (first_batch if mine.batch < len(order) else order.indices)[first:last].tolist()
+            cursor += consumed(self.policy, self.world, cursor, len(order))
+
+
+def _is_shuffled(loader: DataLoader[Any]) -> bool:
+    sampler = loader.sampler
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        raise OwnLoopError(
+            "join: the loader must be a torch DataLoader of a map-style data set: an iterable one has no order that "
+            "workers could share"
+        )
+    if loader.batch_size is None:
+        raise OwnLoopError(
+            "join: the DataLoader has no batch_size (a batch_sampler of its own, or none); give it batch_size and "
+            "shuffle, as batches are cut among the workers"
+        )
+    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(sampler):
+        return True
+    if isinstance(sampler, SequentialSampler):
+        return False
+    raise OwnLoopError(
+        f"join: the DataLoader has a sampler {type(sampler).__name__}; give it shuffle=True or shuffle=False instead, "
+        "as the order of the examples must be the same in all workers (a DistributedSampler is not needed: batches are "
+        "cut here)"
+    )

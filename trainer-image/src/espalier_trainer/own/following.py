@@ -1,0 +1,184 @@
+"""The loop in a worker that does not lead: it goes round as the leader says, and ends when it is asked to."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.elastic.follower import held_checkpoint, stepped
+from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.member import Member, Turn
+from espalier_trainer.elastic.membership import NEWCOMER
+from espalier_trainer.elastic.states import Code
+from espalier_trainer.network import Network
+from espalier_trainer.own.errors import OwnLoopError
+from espalier_trainer.own.feed import Feed
+from espalier_trainer.own.loop import Hooks, Step
+from espalier_trainer.own.state import OwnState
+from espalier_trainer.worker import Leave
+
+logger = logging.getLogger(__name__)
+
+
+class Following:
+    """A loop that another worker leads."""
+
+    leads = False
+
+    def __init__(
+        self,
+        state: OwnState,
+        feed: Feed,
+        place: str | None,
+        leave: Leave,
+        seed: int,
+        *,
+        base: bool,
+        index: int,
+        sync_batch_norm: bool,
+    ) -> None:
+        """`place` None: the job's workers do not train together, so this one holds its GPU and waits."""
+        self._state, self._feed, self._leave, self._sync = state, feed, leave, sync_batch_norm
+        self._held: CheckpointState | None = None
+        self._hooks = Hooks(state.optimizer)
+        self._member = Member(self, seed, state.device, base=base, index=index, stop=leave, hashed=state.digest)
+        self._why_waiting = "the job is done" if place else "the job's workers do not train together (elasticBatch)"
+        self._turns: Iterator[Turn] = iter(()) if place is None else self._member.turns(place)
+        self._turn: Turn | None = None
+        self._step: Step | None = None
+        self._epoch: int | None = None
+        self._early = self._through = False
+        """Whether the script left the epoch before the leader said that it is over; whether it heard that."""
+        self._before: Checkpoint | None = None
+        """While the script ends an epoch that the leader is no longer in: the state that it must not change."""
+
+    # ---- what the script sees
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that train together now."""
+        return 1 if self._turn is None else self._turn.group.world
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """Yield the epochs that the leader goes through; does not return: what follows the loop is the leader's."""
+        self._leave.takes_part = True
+        while (turn := self._due()) is not None:
+            if turn.word.epoch == self._epoch and self._early:
+                if turn.word.code is Code.STEP:
+                    raise OwnLoopError(
+                        f"this worker left epoch {self._epoch} early and the leader did not; leave the loop over the "
+                        "batches by what all workers share, such as what backward() returns"
+                    )
+                self._turn, self._through = None, True
+            else:
+                # Also where nothing is left of the epoch but what the script does behind its batches.
+                self._epoch, self._early, self._through = turn.word.epoch, True, False
+                yield turn.word.epoch
+            self._epoch_left()
+        self._wait_to_end()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this worker's parts of the batches of an epoch."""
+        if self._epoch is None:
+            raise OwnLoopError("the batches belong to an epoch: loop over them within `for epoch in loop.epochs(...)`")
+        while (turn := self._due()) is not None and (turn.word.code, turn.word.epoch) == (Code.STEP, self._epoch):
+            group, word = turn.group, turn.word
+            part = self._feed.part(word.epoch, word.cursor, group.rank, group.world)
+            self._step = self._hooks.step = Step(self._state, part, group, sync_batch_norm=self._sync)
+            yield self._step.part.batch
+        self._early = False
+        if turn is not None and turn.word.epoch == self._epoch:
+            self._turn, self._through = None, True
+        elif turn is not None:
+            # This worker was away, and what the script does behind the batches belongs to a state that is gone.
+            self._before = self.capture().copied()
+
+    def backward(self, loss: Tensor) -> float:
+        """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss."""
+        step, turn = self._step, self._turn
+        if step is None or turn is None:
+            raise OwnLoopError("backward(loss) was called outside of the loop over the batches")
+        try:
+            return step.backward(loss).loss
+        except GroupBrokenError as error:
+            turn.broken = error
+            step.drop()
+            return float(loss.detach())
+
+    def report(self, **figures: float) -> None:
+        """The leader's are enough."""
+
+    # ---- what the leader sees
+
+    @property
+    def network(self) -> Network | None:
+        """The network, None while nothing is held."""
+        return None if self._held is None else self._state.network
+
+    @property
+    def step(self) -> int:
+        """Steps of the state that is held."""
+        return NEWCOMER if self._held is None else self._held.step
+
+    def capture(self) -> Checkpoint:
+        """Return the state."""
+        if self._held is None:
+            raise GroupBrokenError("this worker holds no state")
+        state = self._held.model_copy(update={"schedule": self._state.state()})
+        return held_checkpoint(self._state.network, state)
+
+    def take(self, checkpoint: Checkpoint) -> Network:
+        """Hold this state from now on."""
+        self._state.load(checkpoint)
+        self._held = checkpoint.state
+        return self._state.network
+
+    def note(self, state: CheckpointState) -> None:
+        """Take over what of the state is no tensor."""
+        self._held = state
+
+    def forget(self) -> None:
+        """Hold nothing: what is held grows old."""
+        self._held = None
+
+    # ---- within
+
+    def _due(self) -> Turn | None:
+        """Return the turn that is to be taken, after the one that the script has taken; None at the end."""
+        step = self._step
+        if step is not None and self._turn is not None:
+            self._step = self._hooks.step = None
+            step.check()
+            if step.joint is not None and self._held is not None:
+                self._held = stepped(self._held, self._turn.word, step.joint.loss, step.part.batches)
+            self._turn = None
+        if self._turn is None:
+            self._turn = next(self._turns, None)
+        if self._turn is None and self._leave():
+            raise SystemExit(0)
+        return self._turn
+
+    def _epoch_left(self) -> None:
+        """Take notice that the script has done what stands behind its batches."""
+        if self._before is not None:
+            self._state.load(self._before)
+            self._before = None
+        if self._through and self._held is not None:
+            # A leader that is started again by this state must not do it a second time.
+            self._early = self._through = False
+            update = {"epoch": self._held.epoch + 1, "cursor": 0, "epoch_loss_sum": 0.0}
+            self._held = self._held.model_copy(update=update)
+
+    def _wait_to_end(self) -> None:
+        """Wait for the signal to end: a worker that ended by itself would be started again."""
+        self._leave.takes_part = False  # from here on a signal ends it at once; one that came before is heard now
+        if self._leave():
+            raise SystemExit(0)
+        logger.info("%s; this worker waits to be ended", self._why_waiting)
+        while True:
+            signal.pause()

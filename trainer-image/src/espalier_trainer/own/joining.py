@@ -1,0 +1,149 @@
+"""`join`: finds out from the environment what this process is to the job, and makes its loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from espalier_api import environment
+from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_api.validation import JobFileError, load_job
+from espalier_trainer.adapting import Adapter
+from espalier_trainer.contracts import connected
+from espalier_trainer.errors import ExitCode, TrainerError
+from espalier_trainer.metrics import MeteredReporter, served
+from espalier_trainer.own.errors import OwnLoopError
+from espalier_trainer.own.feed import Feed
+from espalier_trainer.own.following import Following
+from espalier_trainer.own.leading import Leading
+from espalier_trainer.own.loop import Alone, Batches, Loop
+from espalier_trainer.own.state import OwnState, Stateful
+from espalier_trainer.scheduler import DocumentScheduler
+from espalier_trainer.session import build_advisor, open_checkpoints, set_threads, team_of
+from espalier_trainer.settings import Role, Settings, StopSignal
+from espalier_trainer.worker import Leave
+
+_OF_A_JOB: Final = (
+    environment.JOB_FILE,
+    environment.ALLOCATION_FILE,
+    environment.REPORT_FILE,
+    environment.RENDEZVOUS,
+    environment.WORKER_ROLE,
+    environment.JOB_NAME,
+)
+"""Where one of these is set, the process was started for a job."""
+
+
+def join(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    *others: Stateful,
+    grow: bool = False,
+) -> tuple[Loop, Iterable[Any]]:
+    """Let this script's loop be one of a job's workers; returns the loop, and the batches in place of `loader`.
+
+    `others` are what else belongs to the state of training, learning-rate schedulers above all. With `grow` the model
+    may be grown between two epochs, as the job's agent advises; `model` and `optimizer` stay the same objects. Under
+    a job `model` and `optimizer` hold the newest checkpoint afterwards, if there is one.
+
+    A script that was started for no job gets a plain loop and `loader` itself. Raises `OwnLoopError` where the script
+    asks for what cannot be; what is wrong with job, environment or checkpoint ends the process with exit code 2.
+    """
+    state = OwnState(model, optimizer, others)
+    if not any(os.environ.get(name) for name in _OF_A_JOB):
+        return Alone(state), loader
+    try:
+        settings = Settings.from_environment(os.environ)
+        # What this cluster calls its GPUs, the trainer is not told: whoever started it has looked at the template.
+        job = load_job(settings.job_file, resource=None)
+        set_threads(model, state.device)
+        made = _lead if settings.leads else _follow
+        loop = made(settings, job, state, loader, grow)
+    except OwnLoopError:
+        raise  # with its traceback: the mistake is in the script
+    except JobFileError as error:
+        print(*error.problems, sep="\n", file=sys.stderr)
+    except TrainerError as error:
+        print(error, file=sys.stderr)
+    else:
+        return loop, Batches(loop)
+    raise SystemExit(int(ExitCode.INVALID))
+
+
+def _lead(
+    settings: Settings, job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], grow: bool
+) -> Leading:
+    training = job.spec.training
+    stop = StopSignal()
+    stop.install()
+    seed = _seed(settings, job)
+    feed, cannot_grow = _feed(job, state, loader, seed, grow)
+    with ExitStack() as stack:
+        contracts = stack.enter_context(connected(settings, job))
+        reporter = MeteredReporter(contracts.reporter, job.spec.time_budget_seconds)
+        if settings.metrics_port is not None:
+            stack.enter_context(served(reporter.metrics, settings.metrics_port))
+        scheduler = DocumentScheduler(contracts.sources, job, settings.time_scale)
+        advisor = build_advisor(job, settings.agent_url, seed, stop) if grow else None
+        adapter = Adapter(job, advisor, scheduler, _example(feed, state)) if advisor is not None else None
+        return Leading(
+            job,
+            state,
+            feed,
+            scheduler,
+            reporter,
+            open_checkpoints(job, settings.checkpoint_folder),
+            seed=seed,
+            used_seconds=contracts.used_seconds,
+            incarnation=settings.incarnation,
+            stop=stop,
+            team=team_of(settings, training, state.device, state.digest),
+            adapter=adapter,
+            cannot_grow=cannot_grow,
+            step_took=reporter.step_took,
+            closing=stack.pop_all(),
+        )
+
+
+def _follow(
+    settings: Settings, job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], grow: bool
+) -> Following:
+    training = job.spec.training
+    leave = Leave()
+    leave.install()
+    seed = _seed(settings, job)
+    feed, _ = _feed(job, state, loader, seed, grow)
+    return Following(
+        state,
+        feed,
+        None if training.elastic_batch is None else settings.rendezvous,
+        leave,
+        seed,
+        base=settings.role is Role.BASE,
+        index=settings.index,
+        sync_batch_norm=bool(training.sync_batch_norm),
+    )
+
+
+def _feed(
+    job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], seed: int, grow: bool
+) -> tuple[Feed, str]:
+    """Return the batches, and why the model cannot grow ('' where it can, or need not)."""
+    feed = Feed(loader, job.spec.training.elastic_batch or ElasticBatch.KEEP_GLOBAL, seed)
+    return feed, state.may_grow(_example(feed, state), job.spec.adaptation.insertion) if grow else ""
+
+
+def _example(feed: Feed, state: OwnState) -> torch.Tensor:
+    return feed.example_input().to(state.device)
+
+
+def _seed(settings: Settings, job: AdaptiveTrainingJob) -> int:
+    return job.spec.training.seed if settings.seed is None else settings.seed

@@ -1,0 +1,197 @@
+"""The loop of a user's own script, as it is alone and as the others build on it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from espalier_trainer.elastic.batch_norm import synchronized
+from espalier_trainer.elastic.group import Group, GroupBrokenError
+from espalier_trainer.elastic.step import Joint, sum_gradients
+from espalier_trainer.own.errors import OwnLoopError
+from espalier_trainer.own.feed import Part
+from espalier_trainer.own.state import OwnState
+
+logger = logging.getLogger(__name__)
+
+
+class Loop(Protocol):
+    """What `join` returns: the epochs, and what a step asks for."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the worker that reports, saves, and goes on behind the loop."""
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that train together now."""
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """Yield the numbers of the epochs, `count` of them, or as many as the time budget has room for."""
+
+    def backward(self, loss: Tensor) -> float:
+        """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss.
+
+        `loss` is a mean over the examples of the batch. Where other workers are found to be gone the step is dropped:
+        no parameter has a gradient then, so that `optimizer.step()` changes nothing.
+        """
+
+    def report(self, **figures: float) -> None:
+        """Put figures into the job's report; `validation_accuracy` with `validation_loss` count as an evaluation."""
+
+
+class Alone:
+    """A script that nobody started as a job: a plain loop."""
+
+    leads = True
+    workers = 1
+
+    def __init__(self, state: OwnState) -> None:
+        self._state = state
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """Yield `count` numbers."""
+        if count is None:
+            raise OwnLoopError("epochs() of a script without a job has no time budget to end by; say epochs(count)")
+        return iter(range(count))
+
+    def backward(self, loss: Tensor) -> float:
+        """Call `loss.backward()`; returns the loss."""
+        self._state.check_schedulers()
+        torch.autograd.backward(loss)
+        return float(loss.detach())
+
+    def report(self, **figures: float) -> None:
+        """Nobody asks."""
+
+
+class _Forgiving:
+    """A group whose break is found in the middle of the user's forward: it is kept for `backward` to be raised."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.broken: GroupBrokenError | None = None
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum over all members, while there are any."""
+        if self.broken is None:
+            try:
+                self._group.all_reduce(tensor)
+            except GroupBrokenError as error:
+                self.broken = error
+
+
+class Step:
+    """One round of the user's loop: from the batch to `optimizer.step()`."""
+
+    def __init__(self, state: OwnState, part: Part, group: Group | None, *, sync_batch_norm: bool) -> None:
+        self.part = part
+        self.joint: Joint | None = None
+        """What came of it, once all have taken it."""
+        self.asked = self.done = False
+        """Whether `backward` and `optimizer.step` were called."""
+        self._state, self._group = state, group
+        self._began = time.perf_counter()
+        self._synced = ExitStack()
+        self._forgiving = None if group is None or not sync_batch_norm else _Forgiving(group)
+        if self._forgiving is not None:
+            self._synced.enter_context(synchronized(state.model, self._forgiving))
+
+    def backward(self, loss: Tensor) -> Joint:
+        """Give all parameters the gradient of all workers' mean loss. Raises `GroupBrokenError`."""
+        if self.asked:
+            raise OwnLoopError(
+                "backward() was called twice for one batch; add the losses and call it once; for a larger batch give "
+                "the DataLoader another batch_size instead of adding gradients up"
+            )
+        self.asked = True
+        self._state.check_schedulers()
+        with self._synced:
+            torch.autograd.backward(loss)
+        part, group = self.part, self._group
+        value = loss.detach().float()
+        if group is None:
+            # Waits for the device: without it steps would queue up past the deadline.
+            self.joint = Joint(float(value), (time.perf_counter() - self._began,))
+            return self.joint
+        if self._forgiving is not None and self._forgiving.broken is not None:
+            raise self._forgiving.broken
+        weight = part.rows / part.examples
+        joint = sum_gradients(
+            self._state.model,
+            group,
+            value * weight if part.rows else torch.zeros_like(value),
+            time.perf_counter() - self._began,
+            weight=weight,
+            check=self._state.rates(),
+        )
+        if len(set(joint.checks)) > 1:
+            raise OwnLoopError(
+                f"the workers' learning rates differ (sums over the groups, by worker: {joint.checks}); decide on them "
+                "by what all workers share, such as what backward() returns, and give schedulers to join"
+            )
+        self.joint = joint
+        return joint
+
+    def drop(self) -> None:
+        """Leave no gradient: `optimizer.step()` then passes over all parameters."""
+        for parameter in self._state.model.parameters():
+            parameter.grad = None
+
+    def close(self) -> None:
+        """Undo what the forward needed."""
+        self._synced.close()
+
+    def check(self) -> None:
+        """Raise `OwnLoopError` where the script did not do what a step asks for."""
+        self.close()
+        if not self.asked:
+            raise OwnLoopError(
+                "the loop took the next batch before backward(loss) was called for this one; call it once for each "
+                "batch, in place of loss.backward()"
+            )
+        if self.joint is not None and not self.done:
+            raise OwnLoopError(
+                "optimizer.step() was not called after backward(loss); gradients are not added up over batches: give "
+                "the DataLoader a larger batch_size, and use bfloat16 where a GradScaler would leave steps out"
+            )
+
+
+class Batches:
+    """What the script loops over in place of its `DataLoader`."""
+
+    def __init__(self, owner: Iterable[Any]) -> None:
+        self._owner = owner
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this worker's parts of the epoch's batches."""
+        return iter(self._owner)
+
+
+class Hooks:
+    """Around the user's `optimizer.step()`: notices it, and scales the learning rate for it alone."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.step: Step | None = None
+        self._kept: list[Any] = []
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def _before(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        factor = 1 if self.step is None else self.step.part.batches
+        self._kept = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
+
+    def _after(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        # A scheduler's own arithmetic goes on from the rate that it set.
+        for group, rate in zip(optimizer.param_groups, self._kept, strict=True):
+            group["lr"] = rate
+        if self.step is not None:
+            self.step.done = True

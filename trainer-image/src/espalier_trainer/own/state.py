@@ -1,0 +1,183 @@
+"""The training state of a user's own loop, changed in place: the script goes on holding the same objects."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from espalier_api.architecture import Architecture, GrowthError
+from espalier_api.job import Insertion
+from espalier_trainer.architecture import describe
+from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
+from espalier_trainer.elastic.states import digest
+from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.net2net import rebuild
+from espalier_trainer.net2net.trial import copied
+from espalier_trainer.network import OPTIMIZER_PREFIX, Network
+from espalier_trainer.optimizers import load_optimizer_state
+from espalier_trainer.own.errors import OwnLoopError
+
+_COUNTER, _ITEMS, _TUPLE = "counter", "items", "tuple"
+
+
+class Stateful(Protocol):
+    """Whatever else belongs to the state of training: a learning-rate scheduler, say."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: numbers, texts, lists and dictionaries."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it back."""
+
+
+class OwnState:
+    """A model, its optimizer and what goes with them."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, others: Sequence[Stateful]) -> None:
+        """Raises `OwnLoopError` where something of the state could not be given to others."""
+        self.model, self.optimizer, self._others = model, optimizer, tuple(others)
+        self.architecture: Architecture | None = None
+        self._start: nn.Module | None = None
+        self._example: Tensor | None = None
+        parameters = set(model.parameters())
+        if any(parameter not in parameters for group in optimizer.param_groups for parameter in group["params"]):
+            raise OwnLoopError(
+                "join: the optimizer trains a parameter that is not the model's; put all that is trained into one "
+                "module, and give its parameters to the optimizer"
+            )
+        self.state()
+        self.check_schedulers()
+
+    @property
+    def network(self) -> Network:
+        """The model with its optimizer, as the rest of the trainer knows them."""
+        return Network(self.model, self.optimizer, self.architecture)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is; the CPU where it has no parameters."""
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+
+    def may_grow(self, example: Tensor, insertion: Insertion) -> str:
+        """Keep what growing needs, a copy of the starting model; returns why it cannot grow, '' where it can."""
+        try:
+            self.architecture = describe(self.model, example, insertion)
+        except GrowthError as error:
+            return str(error)
+        self._start, self._example = copied(self.model), example
+        return ""
+
+    def check_schedulers(self) -> None:
+        """Raise `OwnLoopError` where a learning-rate scheduler moves the optimizer that was not given to `join`."""
+        wrapped = getattr(self.optimizer.step, "_wrapped_by_lr_sched", False)
+        known = any(isinstance(other, LRScheduler) for other in self._others)
+        if wrapped and not known:
+            raise OwnLoopError(
+                "a learning-rate scheduler was made for the optimizer, but not given to join: workers that come later "
+                "would begin with its first rate; make it before join(model, optimizer, loader, scheduler)"
+            )
+
+    def rates(self) -> float:
+        """Return the sum of the groups' learning rates: equal in all workers, or they would part."""
+        return float(sum(float(group["lr"]) for group in self.optimizer.param_groups))
+
+    def state(self) -> dict[str, object]:
+        """Return the state of the others, as JSON types."""
+        return {"others": [_encoded(other.state_dict(), type(other).__name__) for other in self._others]}
+
+    def digest(self, network: Network) -> int:
+        """Return what must be equal in all members: parameters, optimizer, rates, and the others."""
+        text = f"{digest(network)} {self.rates()!r} {json.dumps(self.state(), sort_keys=True)}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
+
+    def identity(self, job: str, examples: int, batch_size: int, seed: int) -> CheckpointIdentity:
+        """Return what must be equal for a checkpoint to be resumed from; of the model as it is before it grows."""
+        shapes = [(name, list(tensor.shape)) for name, tensor in self.model.state_dict().items()]
+        return CheckpointIdentity(
+            job=job,
+            model=f"{type(self.model).__name__} {hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]}",
+            dataset=f"{examples} examples",
+            optimizer=type(self.optimizer).__name__,
+            batch_size=batch_size,
+            seed=seed,
+        )
+
+    def adopt(self, network: Network) -> None:
+        """Let the script's own model and optimizer become those of `network`, which was made of them."""
+        if network.module is not self.model:
+            # The module keeps its identity and takes over all that makes the other one what it is.
+            self.model.__class__ = network.module.__class__
+            vars(self.model).clear()
+            vars(self.model).update(vars(network.module))
+        if network.optimizer is not self.optimizer:
+            self.optimizer.param_groups[:] = network.optimizer.param_groups
+            self.optimizer.state.clear()
+            self.optimizer.state.update(network.optimizer.state)
+        self.architecture = network.architecture
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Become what a checkpoint says. Raises `CheckpointMismatchError` where it is of another model."""
+        state = checkpoint.state
+        try:
+            if state.architecture is not None and state.architecture != self.architecture:
+                self._rebuild(state.architecture)
+            self.model.load_state_dict(checkpoint.model)
+            tensors = {
+                name.removeprefix(OPTIMIZER_PREFIX): tensor
+                for name, tensor in checkpoint.training.items()
+                if name.startswith(OPTIMIZER_PREFIX)
+            }
+            load_optimizer_state(self.optimizer, self.model, state.optimizer_groups, tensors, state.optimizer_values)
+            others = cast(list[Any], state.schedule.get("others", []))
+            for other, kept in zip(self._others, others, strict=True):
+                other.load_state_dict(_decoded(kept))
+        except (GrowthError, RuntimeError, ValueError, KeyError) as error:
+            lines = str(error).strip().splitlines()
+            raise CheckpointMismatchError(
+                f"the state does not fit the script ({' '.join(line.strip() for line in lines[:3])}); all workers must "
+                "run the same script; if it was changed, remove the checkpoint folder to begin anew"
+            ) from error
+
+    def _rebuild(self, architecture: Architecture) -> None:
+        if self._start is None or self._example is None:
+            raise GrowthError("the model has grown; join(..., grow=True) must be said in all workers")
+        module = copied(self._start)
+        if architecture.growth_history:
+            module = rebuild(module, architecture, self._example)
+        self.adopt(Network(module.train(self.model.training), self.optimizer, architecture))
+
+
+def _encoded(value: Any, owner: str) -> Any:
+    """Return `value` as JSON types that `_decoded` makes the same of; `OwnLoopError` where that cannot be."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_encoded(each, owner) for each in value]
+    if isinstance(value, tuple):
+        return {_TUPLE: [_encoded(each, owner) for each in value]}
+    if isinstance(value, dict):
+        kind = _COUNTER if isinstance(value, Counter) else _ITEMS
+        return {kind: [[_encoded(key, owner), _encoded(each, owner)] for key, each in value.items()]}
+    raise OwnLoopError(
+        f"join: the state of {owner} holds a {type(value).__name__}; only numbers, texts, lists and dictionaries are "
+        "given to other workers: leave it out of join where all workers have it alike, else put tensors into the model"
+    )
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    if isinstance(value, dict):
+        ((kind, inner),) = value.items()
+        if kind == _TUPLE:
+            return tuple(_decoded(each) for each in inner)
+        pairs = {_decoded(key): _decoded(each) for key, each in inner}
+        return Counter(pairs) if kind == _COUNTER else pairs
+    return value

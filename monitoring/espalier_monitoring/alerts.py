@@ -125,6 +125,14 @@ ALERTS: Final = (
         "waits five seconds in all.",
     ),
     Alert(
+        name="EspalierRecordsLost",
+        expression="sum by (error) (" + risen("espalier_agent_records_lost_total", "", "30m") + ") > 0",
+        severity=Severity.WARNING,
+        summary="The agent does not keep what it is to learn from: {{ $labels.error }}",
+        description="Decisions, outcomes or answers of a shadow that were lost in half an hour: "
+        "{{ $value | humanize }}. Advice goes on, but a later policy cannot learn from them.",
+    ),
+    Alert(
         name="EspalierBudgetBurnt",
         expression=f"max {_JOB} (increase(espalier_job_time_used_seconds_total[15m])) > 300 "
         f"and max {_JOB} (increase(espalier_job_steps_total[15m])) == 0",

@@ -7,10 +7,15 @@ from typing import Final
 from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models.dashboard import AnnotationQuery, Dashboard
 
+from espalier_api.report import WORKERS_METRIC
 from espalier_monitoring.boards import SOURCE, Board, Panel, Row, build
 from espalier_monitoring.promql import quantiles
 
 _THIS: Final = '{namespace="$namespace", job_name="$job_name"}'
+
+
+_OTHERS: Final = f'metric!~".*(accuracy|loss).*|{WORKERS_METRIC}"'
+"""Figures that have no panel of their own."""
 
 
 def _of(metric: str) -> str:
@@ -103,12 +108,7 @@ _LEARNING: Final = Row(
             title="Other figures",
             about="All else that the trainer reports.",
             unit="short",
-            queries=(
-                (
-                    f'max by (metric) (espalier_job_metric{{{_THIS.strip("{}")}, metric!~".*(accuracy|loss).*"}})',
-                    "{{metric}}",
-                ),
-            ),
+            queries=((f"max by (metric) (espalier_job_metric{{{_THIS.strip('{}')}, {_OTHERS}}})", "{{metric}}"),),
             least=None,
         ),
         Panel(
@@ -153,6 +153,14 @@ _MODEL: Final = Row(
             unit="short",
             queries=((f"max by (role) (espalier_job_gpus{_THIS})", "{{role}}"),),
             stacked=True,
+            decimals=0,
+        ),
+        Panel(
+            title="Workers that train together",
+            about="As the leader reports them: an extra GPU trains once its worker has joined, and no more when it has "
+            "left. Empty for a job without elasticBatch, whose leader trains alone.",
+            unit="short",
+            queries=((_of("workers"), "workers"),),
             decimals=0,
         ),
         Panel(

@@ -9,7 +9,7 @@ from typing import Final
 
 from espalier_api.allocation import Allocation
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Adaptation, AdaptationResult, Report, TrainerPhase
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Report, TrainerPhase
 from espalier_api.status import (
     MAX_ADAPTATIONS_KEPT,
     Condition,
@@ -182,7 +182,7 @@ def _always_listed(job: JobFacts) -> tuple[ConditionType, ...]:
 def _use_of_extra(lent: str, observed: Observed) -> tuple[Reason, str]:
     """Return reason and message of lent GPUs: that they are, or what kept the agent from deciding on their use."""
     last = observed.report.adaptations[-1] if observed.report and observed.report.adaptations else None
-    if last is None or last.reason is None:
+    if last is None or last.reason is None or last.source is AdaptationSource.RECLAIM:
         return Reason.EXTRA_GPUS_GRANTED, lent
     return last.reason, f"{lent}; {SENTENCES[last.reason]}: {last.message}".rstrip(": ")
 

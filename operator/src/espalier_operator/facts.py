@@ -101,7 +101,9 @@ class Terms:
     cooldown_seconds: float = 60.0
     min_runtime_seconds: float = 60.0
     adapts: bool = True
-    """False for adaptation mode Off: extra GPUs would stand idle."""
+    """False for adaptation mode Off."""
+    trains_together: bool = False
+    """Whether extra workers train: then they are of use to a job that does not adapt, too."""
     suspend: bool = False
     backoff_limit: int = 3
     max_preemptions: int | None = None
@@ -132,6 +134,7 @@ class Terms:
             cooldown_seconds=spec.preemption.cooldown_seconds,
             min_runtime_seconds=spec.preemption.min_runtime_seconds,
             adapts=spec.adaptation.mode is not AdaptationMode.OFF,
+            trains_together=spec.training.elastic_batch is not None,
             suspend=spec.suspend,
             backoff_limit=spec.backoff_limit,
             max_preemptions=spec.max_preemptions,

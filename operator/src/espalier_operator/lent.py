@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
 from espalier_operator.facts import JobFacts, Worker
-from espalier_operator.policies import Policy
+from espalier_operator.policies import Policy, Rank
 from espalier_operator.room import Room, Supply
 
 
@@ -27,8 +28,38 @@ class _Taken:
     reason: Reason
 
 
+class _Line:
+    """The loans on one type of GPU, the first to be asked first; sorted only as far as somebody looks."""
+
+    def __init__(self, loans: Iterator[_Loan]) -> None:
+        self._rest = loans
+        self._sorted: list[_Loan] = []
+        self._first = 0
+
+    def __iter__(self) -> Iterator[_Loan]:
+        """Yield from the first that was not passed over for good."""
+        place = self._first
+        while place < len(self._sorted) or self._sort_one():
+            yield self._sorted[place]
+            place += 1
+
+    def pass_over(self, is_out: Callable[[_Loan], bool]) -> None:
+        """Begin next time behind those at the head that are out."""
+        while self._first < len(self._sorted) and is_out(self._sorted[self._first]):
+            self._first += 1
+
+    def begin_anew(self) -> None:
+        self._first = 0
+
+    def _sort_one(self) -> bool:
+        loan = next(self._rest, None)
+        if loan is not None:
+            self._sorted.append(loan)
+        return loan is not None
+
+
 class Lent:
-    """Whom to ask: the worst lending rank first, within a job the highest index, for nothing that is not needed.
+    """Whom to ask: who has the last lending rank without it, so the highest index of a job; for nothing not needed.
 
     A job that is already giving back is not given a second notice: what it keeps is counted on, and asked for when
     the standing reclaim is over.
@@ -45,14 +76,20 @@ class Lent:
         """Take the running jobs and their live or promised extra workers; those named in `leaving` go already."""
         self._now = now
         self._taken: dict[str, _Taken] = {}
-        self._loans: dict[str, list[_Loan]] = defaultdict(list)
-        self._first: dict[str, int] = defaultdict(int)
-        holders = [job for job in jobs if job.extra]
-        holders.sort(key=lambda job: policy.lending_rank(job, job.extra, now), reverse=True)
-        for job in holders:
-            lent = [worker for worker in extras[job.key] if worker.node and worker.name not in leaving]
-            lent.sort(key=lambda worker: -worker.index)
-            self._loans[job.gpu_type or ""] += [_Loan(job, worker) for worker in lent]
+        self._extras, self._leaving = extras, leaving
+        self._by_job: dict[str, list[_Loan]] = {}
+        holders: dict[str, list[JobFacts]] = defaultdict(list)
+        for job in jobs:
+            if job.extra:
+                holders[job.gpu_type or ""].append(job)
+
+        def rank(loan: _Loan) -> Rank:
+            return policy.lending_rank(loan.job, loan.worker.index, now)
+
+        self._lines = {
+            gpu_type: _Line(heapq.merge(*map(self._loans, some), key=rank, reverse=True))
+            for gpu_type, some in holders.items()
+        }
 
     def mark(self) -> dict[str, tuple[int, float]]:
         """Return what is asked so far, for `undo`."""
@@ -65,7 +102,8 @@ class Lent:
                 del self._taken[key]
             else:
                 self._taken[key].extra, self._taken[key].deadline = mark[key]
-        self._first.clear()
+        for line in self._lines.values():
+            line.begin_anew()
 
     def is_asked(self, job: str) -> bool:
         """Return whether `job` is asked to give something back in this tick."""
@@ -76,19 +114,20 @@ class Lent:
         room: Room,
         gpu_type: str,
         gpus: int,
-        may_take: Callable[[JobFacts], bool] = lambda holder: True,
+        may_take: Callable[[JobFacts, int], bool] = lambda holder, keeps: True,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
     ) -> Supply:
         """Ask for as little as makes `gpus` on one node free, and keep them there; nothing where that is too few.
 
         What is asked for may serve somebody who was promised what is free now: then `gpus` are handed out at once.
-        `may_take` ends the search at the first holder that may not be asked, `spared` skips one.
+        `may_take`, given a holder and the extra workers that it would be left with, ends the search where it is False;
+        `spared` skips a holder.
         """
-        loans, mark = self._loans[gpu_type], room.mark()
+        line, mark = self._lines.get(gpu_type), room.mark()
+        if line is None:
+            return Supply.NEVER
         tried: list[_Loan] = []
-        for loan in loans[self._first[gpu_type] :]:
-            if not may_take(loan.job):
-                break
+        for loan in self._in_turn(line, may_take):
             if self._is_out(loan) or spared(loan.job):
                 continue
             room.expect(loan.worker.node, gpus=loan.worker.gpus)
@@ -97,16 +136,15 @@ class Lent:
             node = taken or room.set_aside(gpu_type, gpus)
             if node is not None:
                 self._keep_only(room, tried, node)
-                while self._first[gpu_type] < len(loans) and self._is_out(loans[self._first[gpu_type]]):
-                    self._first[gpu_type] += 1
+                line.pass_over(self._is_out)
                 return Supply.LATER if taken is None else Supply.NOW
         room.undo(mark)
         return Supply.NEVER
 
     def leave_node(self, room: Room, node: str, gpus: int, by: float | None) -> None:
         """Ask for lent workers on `node` until `gpus` of it are given back: its GPUs go at `by`."""
-        for loans in list(self._loans.values()):
-            for loan in loans:
+        for line in self._lines.values():
+            for loan in line:
                 if gpus <= 0:
                     return
                 if loan.worker.node == node and not self._is_out(loan):
@@ -123,16 +161,39 @@ class Lent:
             if taken.job.reclaim is None
         ]
 
+    def _in_turn(self, line: _Line, may_take: Callable[[JobFacts, int], bool]) -> Iterator[_Loan]:
+        """Yield what may be taken: where one loan is not enough, the others of its holder before those of the next.
+
+        So a worker of many GPUs makes as few jobs as can be give back.
+        """
+        seen: set[str] = set()
+        for loan in line:
+            if not may_take(loan.job, loan.worker.index):
+                return
+            if loan.job.key in seen:
+                continue
+            seen.add(loan.job.key)
+            yield loan
+            for own in self._loans(loan.job):
+                if own.worker.index < loan.worker.index:
+                    if not may_take(own.job, own.worker.index):
+                        break
+                    yield own
+
     def _is_out(self, loan: _Loan) -> bool:
         taken = self._taken.get(loan.job.key)
         return taken is not None and loan.worker.index >= taken.extra
 
     def _above(self, loan: _Loan) -> list[_Loan]:
-        return [
-            other
-            for other in self._loans[loan.job.gpu_type or ""]
-            if other.job is loan.job and other.worker.index >= loan.worker.index and not self._is_out(other)
-        ]
+        above = (other for other in self._loans(loan.job) if other.worker.index >= loan.worker.index)
+        return [other for other in above if not self._is_out(other)]
+
+    def _loans(self, job: JobFacts) -> list[_Loan]:
+        if job.key not in self._by_job:
+            lent = [worker for worker in self._extras[job.key] if worker.node and worker.name not in self._leaving]
+            lent.sort(key=lambda worker: -worker.index)
+            self._by_job[job.key] = [_Loan(job, worker) for worker in lent]
+        return self._by_job[job.key]
 
     def _keep_only(self, room: Room, tried: Sequence[_Loan], node: str) -> None:
         """Of `tried`, ask for those on `node` and what must leave before them; count on the others no more."""

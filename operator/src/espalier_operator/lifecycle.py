@@ -72,7 +72,7 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
     most = terms.max_replicas - terms.min_replicas - job.extra
     if most <= 0 or terms.gpus_per_worker == 0:
         return Reason.AT_MAX_REPLICAS
-    if not terms.adapts:
+    if not (terms.adapts or terms.trains_together):
         return Reason.ADAPTATION_OFF
     if not job.has_reported:
         return Reason.NO_REPORT

@@ -12,7 +12,8 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     deadline. Without notice go only GPUs that are gone already.
 6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice.
 7.  An allocation's extra part rises at most once in `cooldownSeconds` after it last changed. For another job's
-    extra GPUs it falls no earlier than `minRuntimeSeconds` after it last rose.
+    extra GPUs it falls no earlier than `minRuntimeSeconds` after it last changed; where it must fall anyway, no
+    earlier than that after it last rose.
 8.  Every unfinished job is named by an action or a refusal with its reason.
 9.  Planning again after grants and notices are applied plans nothing; after ends and releases, which free GPUs, at
     most what these allow. Workers of several GPUs may need one reclaim more where they are bound to other nodes.
@@ -146,20 +147,26 @@ class _Tick:
                 wishes.append((self._policy.lending_rank(job, job.extra, self._now), place, most))
         heapq.heapify(wishes)
         granted: dict[str, int] = {}
+        hoped: dict[str, int] = {}
+        """By job: the extra workers that it has, is granted, or comes to have once others have given back."""
         while wishes:
             _, place, most = heapq.heappop(wishes)
             job = self._running[place]
             if self._lent.is_asked(job.key):
                 continue
-            if self._supply_extra(job, granted) is not Supply.NOW:
-                if job.key not in granted:
-                    self._refuse(job, Reason.NO_FREE_GPU)
-                continue
-            extra = granted[job.key] = granted.get(job.key, job.extra) + 1
-            if most > 1:
-                rank = self._policy.lending_rank(job, extra, self._now)
+            extra = hoped.get(job.key, job.extra)
+            supply = self._supply_extra(job, extra, granted)
+            if supply is Supply.NOW:
+                granted[job.key] = granted.get(job.key, job.extra) + 1
+            elif job.key not in hoped and job.key not in granted:
+                self._refuse(job, Reason.NO_FREE_GPU)
+            if supply is not Supply.NEVER and most > 1:
+                hoped[job.key] = extra + 1
+                rank = self._policy.lending_rank(job, extra + 1, self._now)
                 heapq.heappush(wishes, (rank, place, most - 1))
         self._actions += [GrantExtra(job=key, extra=extra) for key, extra in granted.items()]
+        for key in granted:
+            self._refusals.pop(key, None)
 
     def result(self) -> Plan:
         """Return the plan, with a notice for each job that is asked to give something back."""
@@ -221,20 +228,27 @@ class _Tick:
                 return name if supply is Supply.NOW else None
         return None
 
-    def _supply_extra(self, job: JobFacts, granted: Container[str]) -> Supply:
-        """Get GPUs for one more extra worker: free ones, or reclaimed ones where the policy allows it."""
+    def _supply_extra(self, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
+        """Get GPUs for one more than `extra` workers: free ones, or reclaimed ones where the policy allows it.
+
+        Who was granted some just now asks for no others, which would come in its cooldown.
+        """
+        gpu_type, gpus = _type_of(job), job.terms.gpus_per_worker
+        if job.key in granted and job.terms.cooldown_seconds > 0:
+            return Supply.NOW if self._pool.take(gpu_type, gpus) else Supply.NEVER
+
+        def may_take(holder: JobFacts, keeps: int) -> bool:
+            return self._policy.may_take(job, extra, holder, keeps, self._now)
 
         def spared(holder: JobFacts) -> bool:
-            old_enough_at = (holder.granted_at or 0.0) + holder.terms.min_runtime_seconds
-            self._wake(old_enough_at)
-            return self._now < old_enough_at or holder.key in granted or holder.key == job.key
+            runtime = holder.terms.min_runtime_seconds
+            risen, changed = (holder.granted_at or 0.0) + runtime, (holder.changed_at or 0.0) + runtime
+            # Who must give back anyway in this tick is spared no change by being asked for less.
+            quiet_at = risen if self._lent.is_asked(holder.key) else max(risen, changed)
+            self._wake(quiet_at)
+            return self._now < quiet_at or holder.key in granted or holder.key == job.key
 
-        return self._pool.await_one(
-            _type_of(job),
-            job.terms.gpus_per_worker,
-            may_take=lambda holder: self._policy.may_take(job, holder, self._now),
-            spared=spared,
-        )
+        return self._pool.await_one(gpu_type, gpus, may_take=may_take, spared=spared)
 
     def _act(self, action: Action) -> None:
         self._actions.append(action)

@@ -55,7 +55,7 @@ class Pool:
         self,
         gpu_type: str,
         gpus: int,
-        may_take: Callable[[JobFacts], bool] = lambda holder: True,
+        may_take: Callable[[JobFacts, int], bool] = lambda holder, keeps: True,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
     ) -> Supply:
         """Keep `gpus` of one node that are free or given back, or ask for lent ones within `Lent.cover`'s limits."""

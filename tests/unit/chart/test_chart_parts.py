@@ -127,6 +127,17 @@ def test_outcomes_are_kept_in_a_file_of_each_pod(helm: Helm, claim: str, volume:
     assert (parsed["outcomes_db"], parsed["outcomes_limit"]) == (Path("/outcomes/$(POD_NAME).db"), 100)
 
 
+@pytest.mark.parametrize(("share", "given"), [("0", []), ("0.25", ["--explore=0.25"]), ("1", ["--explore=1"])])
+def test_the_agent_explores_where_it_is_asked_to(helm: Helm, share: str, given: list[str]) -> None:
+    spec = one(helm.render(sets={"agent.exploration": share}), "Deployment", "espalier-agent")["spec"]["template"][
+        "spec"
+    ]
+    arguments = spec["containers"][0]["args"]
+    assert [each for each in arguments if each.startswith("--explore")] == given
+    parsed = serve.make_context("serve", arguments[1:], resilient_parsing=False).params
+    assert parsed["explore"] == float(share)
+
+
 def test_outcomes_are_not_kept_unless_asked_for(helm: Helm) -> None:
     spec = one(helm.render(), "Deployment", "espalier-agent")["spec"]["template"]["spec"]
     (container,) = spec["containers"]

@@ -46,6 +46,8 @@ SCHEMA: list[tuple[str, str, str]] = [
     ("agent.policy.source", '"Secret"', "/agent/policy/source': value must be one of 'BuiltIn'"),
     ("agent.policy.imagePath", '"policy"', "/agent/policy/imagePath': 'policy' does not match"),
     ("agent.outcomes.limitMiB", "0", "/agent/outcomes/limitMiB': minimum: got 0, want 1"),
+    ("agent.exploration", "1.5", "/agent/exploration': maximum: got 1.5, want 1"),
+    ("agent.exploration", '"0.1"', "/agent/exploration': got string, want number"),
     ("agent.policy.subPath", '"/etc"', "/agent/policy/subPath': '/etc' does not match"),
     ("networkPolicy.metricsFrom", '[{"namespace": "x"}]', "additional properties 'namespace' not allowed"),
     ("networkPolicy.metricsFrom", "[{}]", "minProperties: got 0, want 1"),

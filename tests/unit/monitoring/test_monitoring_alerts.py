@@ -19,6 +19,7 @@ QUEUE = 'namespace="team", queue="default"'
 RECLAIMS = f'espalier_reclaims_total{{{QUEUE}, reason="NeededByOtherJob"'
 DECISIONS = f'espalier_adaptations_total{{{QUEUE}, action="Deepen", result="Grown"'
 ADVICE = "espalier_agent_advice_seconds_bucket"
+RECORDS_LOST = "espalier_agent_records_lost_total"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +222,50 @@ CASES = (
         about="one in a thousand",
         series={f'{ADVICE}{{le="0.005"}}': "0+999x40", f'{ADVICE}{{le="+Inf"}}': "0+1000x40"},
         at="25m",
+    ),
+    Case(
+        alert="EspalierRecordsLost",
+        about="the disks of two replicas are full, the first of their series",
+        series={
+            f'{RECORDS_LOST}{{pod="a", error="Full"}}': "_x5 3x90",
+            f'{RECORDS_LOST}{{pod="b", error="Full"}}': "_x7 1x90",
+            'espalier_agent_records_total{pod="a", record="decision"}': "0+9x90",
+        },
+        at="10m",
+        labels={"error": "Full"},
+        words={"$labels.error": "Full", "$value | humanize": "4"},
+    ),
+    Case(
+        alert="EspalierRecordsLost",
+        about="a shadow cannot answer, and the store was locked the day before",
+        series={
+            f'{RECORDS_LOST}{{pod="a", error="Locked"}}': "7x90",
+            f'{RECORDS_LOST}{{pod="a", error="NotAsked"}}': "7x60 8x30",
+        },
+        at="80m",
+        labels={"error": "NotAsked"},
+        words={"$labels.error": "NotAsked", "$value | humanize": "1"},
+    ),
+    Case(
+        alert="EspalierRecordsLost",
+        about="all is kept, and what was lost was lost the day before",
+        series={
+            f'{RECORDS_LOST}{{pod="a", error="Damaged"}}': "1x90",
+            'espalier_agent_records_total{pod="a", record="decision"}': "0+9x90",
+        },
+        at="80m",
+    ),
+    Case(
+        alert="EspalierRecordsLost",
+        about="old ones, after nothing was scraped for forty minutes",
+        series={f'{RECORDS_LOST}{{pod="a", error="Full"}}': "4x20 _x40 4x90"},
+        at="65m",
+    ),
+    Case(
+        alert="EspalierRecordsLost",
+        about="what is lost no more is silent after half an hour",
+        series={f'{RECORDS_LOST}{{pod="a", error="Full"}}': "_x5 3x90"},
+        at="70m",
     ),
     Case(
         alert="EspalierBudgetBurnt",

@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from espalier_api.metrics import FAMILIES, GIVEN_BY_SCRAPE, LABELS, Exporter
+from espalier_api.report import WORKERS_METRIC
 from espalier_monitoring.alerts import ALERTS
 from espalier_monitoring.boards import expressions
 from espalier_monitoring.outputs import DASHBOARDS, RULES, dashboards, outputs
@@ -194,3 +195,12 @@ def test_what_was_decided_is_on_the_jobs_dashboard() -> None:
     assert all("espalier_job_decision_probability_ratio" in expression for expression in asked.values())
     chosen, other = (re.findall(r'chosen="(\w+)"', asked[legend]) for legend in ("chosen: {{choice}}", "{{choice}}"))
     assert (chosen, other) == (["yes"], ["no"])
+
+
+def test_workers_that_train_together_have_a_panel_of_their_own() -> None:
+    """Beside that of the GPUs; the figure is not among the others that the trainer reports, too."""
+    shown = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in panels("job")}
+    (expression,) = shown["Workers that train together"]
+    assert "espalier_job_workers{" in expression
+    (others,) = shown["Other figures"]
+    assert re.search(r'metric!~"([^"]+)"', others)[1].split("|")[-1] == WORKERS_METRIC  # type: ignore[index]

@@ -79,6 +79,30 @@ def test_a_leader_past_its_budget_and_grace_is_ended_by_force(local_run, job_of)
     assert outcome.used_seconds == pytest.approx(1.6, abs=0.4)
 
 
+STUBBORN = """
+[ "$ESPALIER_WORKER_ROLE" = extra ] || exec "$@"
+trap 'date +%s.%N > "$0/asked"' TERM
+while :; do date +%s.%N > "$0/alive"; sleep 0.02; done
+"""
+"""A worker that does not end when it is asked; it says when that was, and until when it lived. Its folder is $0."""
+
+
+def test_a_worker_that_does_not_end_is_ended_when_the_run_says_so(local_run, job_of, tmp_path):
+    job = job_of("one", maxReplicas=2, training={"elasticBatch": "keepGlobal"})
+    assert job.spec.template is not None
+    container = job.spec.template.spec.containers[0]
+    command = ("bash", "-c", STUBBORN, str(tmp_path), *container.command)
+    job = job_of(
+        "one",
+        maxReplicas=2,
+        training={"elasticBatch": "keepGlobal"},
+        template={"spec": {"containers": [{"command": command, "resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
+    )
+    local_run([job], gpus=2, stop_wall_seconds=0.3)
+    asked, alive = (float((tmp_path / name).read_text()) for name in ("asked", "alive"))
+    assert 0.1 < alive - asked < 3.5
+
+
 def test_a_silent_leader_is_counted_from_its_start_and_lent_nothing(local_run, job_of, monkeypatch):
     monkeypatch.setattr(run_module, "START_UP_ALLOWANCE_WALL_SECONDS", 0.5)
     story = local_run(
@@ -121,7 +145,8 @@ def test_a_stopped_run_is_taken_up_with_its_budget(local_run, job_of):
     second = local_run([job])
     after = second.outcomes["one"]
     assert after.reason is Reason.BUDGET_EXHAUSTED
-    assert after.used_seconds == pytest.approx(2, abs=0.25)
+    # Were the budget begun anew it would be 2.7; a busy machine notices the end late.
+    assert 1.9 < after.used_seconds < 2.6
     assert second.told("one", TrainerStarted)[0].used_seconds == pytest.approx(before.used_seconds, abs=0.2)
     generations = [event.allocation.generation for event in after.allocations]
     assert generations == sorted(set(generations)), "generations go on over a resume"

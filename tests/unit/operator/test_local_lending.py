@@ -112,7 +112,7 @@ def test_a_job_whose_base_gpu_is_gone_waits_again_with_its_budget_kept(local_run
     story = local_run(
         [job_of("high", maxReplicas=2, priority=1), job_of("low")],
         gpus=3,
-        changes=(GpuChange(at_seconds=0.8, change=-2),),
+        changes=(GpuChange(at_seconds=1.2, change=-2),),  # when both have begun, also where processes start slowly
     )
     assert changes(story, "high")[1:] == [
         (2, Direction.UP, Reason.EXTRA_GPUS_GRANTED),

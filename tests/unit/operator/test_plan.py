@@ -31,7 +31,7 @@ from espalier_operator.facts import (
     WorkerState,
 )
 from espalier_operator.plan import plan
-from espalier_operator.policies.priority import PriorityPolicy
+from espalier_operator.policies.standard import POLICY
 
 NOW = 1000.0
 PENDING, RUNNING, TERMINATING = WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING
@@ -98,7 +98,7 @@ def decide(nodes, jobs, workers=(), promises=(), now=NOW):
         workers=tuple(workers),
         promises=tuple(promises),
     )
-    return plan(snapshot, PriorityPolicy(), now)
+    return plan(snapshot, POLICY, now)
 
 
 def refused(planned):
@@ -182,10 +182,15 @@ def test_a_running_job_whose_gpu_is_gone_for_good_waits_again():
 # ---- extra GPUs
 
 
-def test_spare_gpus_are_lent_by_priority_up_to_the_maximum():
-    low, high = trains("low"), trains("high", priority=1, high=3)
-    planned = decide([node("n", 5)], [low, high], [*workers_of(low, "n"), *workers_of(high, "n")])
-    assert planned.actions == (GrantExtra(job="high", extra=2), GrantExtra(job="low", extra=1))
+def test_spare_gpus_are_shared_by_weight_up_to_the_maximum():
+    low, high, small = trains("low", high=9), trains("high", priority=1, high=9), trains("small", priority=2, high=2)
+    workers = [worker for each in (low, high, small) for worker in workers_of(each, "n")]
+    planned = decide([node("n", 10)], [low, high, small], workers)
+    assert planned.actions == (
+        GrantExtra(job="small", extra=1),
+        GrantExtra(job="high", extra=4),
+        GrantExtra(job="low", extra=2),
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,7 +298,54 @@ def test_a_free_gpu_that_a_pod_of_others_waits_for_is_not_lent():
     assert decide([node("n", 2)], [one], [*workers_of(one, "n"), alien(1)]).actions == ()
 
 
-def test_extra_gpus_move_to_a_strictly_higher_priority_after_the_minimum_runtime():
+def test_a_job_that_has_less_is_given_all_that_is_due_to_it_by_one_notice():
+    rich, poor = trains("rich", extra=4, high=9), trains("poor", high=9)
+    planned = decide([node("n", 6)], [rich, poor], [*workers_of(rich, "n"), *workers_of(poor, "n")])
+    assert planned.actions == (
+        NoticeReclaim(job="rich", extra=2, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+    assert refused(planned)["poor"] is Reason.NO_FREE_GPU
+
+
+def test_who_is_granted_free_gpus_asks_for_others_only_after_its_cooldown():
+    rich, poor = trains("rich", extra=6, high=9), trains("poor", high=9)
+    workers = [*workers_of(rich, "n"), *workers_of(poor, "n")]
+    assert decide([node("n", 9)], [rich, poor], workers).actions == (GrantExtra(job="poor", extra=1),)
+    hasty = trains("hasty", high=9, cooldown_seconds=0.0)
+    workers = [*workers_of(rich, "n"), *workers_of(hasty, "n")]
+    assert decide([node("n", 9)], [rich, hasty], workers).actions == (
+        GrantExtra(job="hasty", extra=1),
+        NoticeReclaim(job="rich", extra=4, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+
+
+def test_who_has_just_changed_is_spared_unless_it_must_change_anyway():
+    rich, poor = trains("rich", extra=4, high=9, changed_at=NOW - 10), trains("poor", high=9)
+    workers = [*workers_of(rich, "n"), *workers_of(poor, "n")]
+    planned = decide([node("n", 6)], [rich, poor], workers)
+    assert (planned.actions, planned.wake_at) == ((), NOW + 50)
+    planned = decide([node("n", 6)], [rich, poor], [*workers, alien(1)])
+    assert planned.actions == (
+        NoticeReclaim(job="rich", extra=2, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+    young = replace(rich, granted_at=NOW - 10)
+    planned = decide([node("n", 6)], [young, poor], [*workers, alien(1)])
+    assert planned.actions == (
+        NoticeReclaim(job="rich", extra=3, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+
+
+def test_a_worker_of_many_gpus_makes_as_few_jobs_as_can_be_give_back():
+    holders = [trains(f"holder{number}", extra=4, high=9) for number in range(2)]
+    wide = trains("wide", high=3, gpus_per_worker=2)
+    workers = [worker for each, on in zip(holders, ("m", "n"), strict=True) for worker in workers_of(each, on)]
+    planned = decide([node("m", 5), node("n", 5), node("o", 2)], [*holders, wide], [*workers, *workers_of(wide, "o")])
+    assert planned.actions == (
+        NoticeReclaim(job="holder1", extra=2, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+    )
+
+
+def test_a_gpu_moves_to_who_has_as_little_at_a_higher_priority_after_the_minimum_runtime():
     holder = trains("holder", extra=1, high=2)
     workers = workers_of(holder, "n")
     equal, higher = trains("equal"), trains("higher", priority=1, high=2)

@@ -17,12 +17,11 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.facts import Ended, Node, Role, Snapshot
 from espalier_operator.plan import plan
-from espalier_operator.policies.priority import PriorityPolicy
+from espalier_operator.policies.standard import POLICY
 from espalier_operator.testing.cluster import Cluster
 from espalier_operator.testing.invariants import check
 from espalier_operator.testing.strategies import GPU_TYPES, terms
 
-POLICY = PriorityPolicy()
 GRANTS = (Admit, GrantExtra, NoticeReclaim)
 
 

@@ -27,6 +27,11 @@ logger = logging.getLogger(__name__)
 PAGE: Final = 200
 """Objects in one answer to a list. Nodes are 10 kB and more each: while an answer is read nothing else is done."""
 MERGE_PATCH: Final = "application/merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+_NOT_AS_TESTED: Final = "the server rejected our request due to an error in our request"
+"""What API servers say of a JSON patch that does not apply."""
+Body = Raw | list[Raw]
+"""Of a request: an object, or the operations of a JSON patch."""
 _LISTED_ANEW: Final = 3
 _MAX_MESSAGE: Final = 2000
 
@@ -169,14 +174,26 @@ class Client:
             )
         return found
 
-    async def patch(
-        self, resource: Resource, namespace: str, name: str, uid: str, body: Raw, subresource: str | None = None
-    ) -> Raw | None:
+    async def patch(self, resource: Resource, namespace: str, name: str, uid: str, body: Raw) -> Raw | None:
         """Merge `body` into the object of this UID and return it as it is then; None where there is none any more."""
         whole = {**body, "metadata": {**body.get("metadata", {}), "uid": uid}}
-        path = resource.path(namespace, name, subresource)
+        return await self._patch(resource, resource.path(namespace, name), whole, MERGE_PATCH)
+
+    async def put_status(self, resource: Resource, namespace: str, name: str, uid: str, status: Raw) -> Raw | None:
+        """Put `status` in place of that of the object of this UID, and return the object as it is then.
+
+        None where there is none any more. A merge patch could not tell an object from its namesake: in a write to a
+        subresource the API server leaves metadata aside, the UID with it.
+        """
+        operations: list[Raw] = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        return await self._patch(resource, resource.path(namespace, name, "status"), operations, JSON_PATCH)
+
+    async def _patch(self, resource: Resource, path: str, body: Body, media: str) -> Raw | None:
         try:
-            patched: Raw = await self._request("patch", "PATCH", resource, path, body=whole, media=MERGE_PATCH)
+            patched: Raw = await self._request("patch", "PATCH", resource, path, body=body, media=media)
             return patched
         except ApiRefusalError as refusal:
             if refusal.code == 404 or _is_other_uid(refusal):
@@ -205,7 +222,7 @@ class Client:
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Raw | None = None,
+        body: Body | None = None,
         media: str = "application/json",
     ) -> Any:
         what = f"{verb} {path}"
@@ -240,7 +257,7 @@ class Client:
         self.requests[verb, resource.plural, code] += 1
         self._requested(verb, resource.plural, code, asyncio.get_running_loop().time() - begun)
 
-    async def _send(self, method: str, path: str, query: Mapping[str, str], body: Raw | None, media: str) -> Answer:
+    async def _send(self, method: str, path: str, query: Mapping[str, str], body: Body | None, media: str) -> Answer:
         """Send one request and read the whole answer."""
         given = {name: value for name, value in query.items() if value}
         headers = {**self._api.default_headers, "Accept": "application/json", "Content-Type": media}
@@ -268,7 +285,10 @@ def _passes(refusal: ApiRefusalError) -> bool:
 
 
 def _is_other_uid(refusal: ApiRefusalError) -> bool:
-    return refusal.code == 409 and "UID in precondition" in refusal.message
+    if refusal.code == 409:
+        return "UID in precondition" in refusal.message
+    immutable = "metadata.uid" in refusal.message and "field is immutable" in refusal.message
+    return refusal.code == 422 and (immutable or refusal.message == _NOT_AS_TESTED)
 
 
 def _seconds(text: str | None) -> float | None:

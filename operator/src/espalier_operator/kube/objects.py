@@ -33,6 +33,8 @@ METRICS: Final = "metrics"
 """Name of the port on which the leader is scraped."""
 METRICS_PORT: Final = 9464
 """Its number, unless the template has one for something else: that which OpenTelemetry's exporter took first."""
+RENDEZVOUS_PORT: Final = 29400
+"""At which the leader hears the other workers: that of torchrun's rendezvous."""
 _CONTRACT_VOLUME: Final = "espalier-contract"
 _CHECKPOINT_VOLUME: Final = "espalier-checkpoints"
 _SCRATCH_VOLUME: Final = "espalier-tmp"
@@ -244,6 +246,9 @@ def _set_environment(
         environment.WORKER_INDEX: str(index),
         environment.INCARNATION: {"fieldRef": {"fieldPath": "metadata.uid"}},
     }
+    if job.job.spec.training.elastic_batch is not None:
+        leader = f"{names.host_name(job.name, Role.BASE, 0)}.{job.name}"
+        contract[environment.RENDEZVOUS] = f"{leader}:{RENDEZVOUS_PORT}"
     if folder != job.job.spec.checkpoint.path:
         contract[environment.CHECKPOINT_DIR] = folder
     defaults = {} if settings.agent_url is None else {environment.AGENT_URL: settings.agent_url}

@@ -18,7 +18,7 @@ from espalier_operator.kube.watch import Watch
 from espalier_operator.kube.writer import Writer
 from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy
-from espalier_operator.policies.priority import PriorityPolicy
+from espalier_operator.policies.standard import POLICY
 
 FLUSH_SECONDS = 5.0
 """How long an operator that is asked to end may still write."""
@@ -60,7 +60,7 @@ class Operator:
         self.store = Store(settings, clock.now)
         writer = Writer(client, self.store, settings, clock, metrics)
         self.backend = KubeBackend(self.store, writer, settings, clock, rules or Rules(), metrics.signals)
-        self.loop = Loop(self.backend, policy or PriorityPolicy(), clock, observer=metrics)
+        self.loop = Loop(self.backend, policy or POLICY, clock, observer=metrics)
         self.backend.wake = self.loop.wake
 
         def hear() -> None:

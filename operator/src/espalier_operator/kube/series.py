@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from espalier_api.reasons import Reason
+from espalier_api.report import WORKERS_METRIC
 from espalier_api.status import ConditionStatus, ConditionType, JobPhase, JobStatus
 from espalier_operator.facts import JobFacts, Role, Snapshot
 from espalier_operator.kube.tallies import Owner, gpu_seconds
@@ -29,6 +30,7 @@ SCRAPED: Final = (
     "espalier_job_epochs_total",
     "espalier_job_steps_total",
     "espalier_job_metric",
+    "espalier_job_workers",
     "espalier_job_depth",
     "espalier_job_parameters",
     "espalier_job_adaptations_total",
@@ -132,7 +134,10 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
     if status.training.depth:
         made["espalier_job_depth"] = {place: float(status.training.depth)}
         made["espalier_job_parameters"] = {place: float(status.training.parameters)}
-    made["espalier_job_metric"] = {(*place, figure.name): figure.value for figure in status.training.metrics}
+    figures = {figure.name: figure.value for figure in status.training.metrics}
+    if WORKERS_METRIC in figures:
+        made["espalier_job_workers"] = {place: 0.0 if status.completion_time else figures[WORKERS_METRIC]}
+    made["espalier_job_metric"] = {(*place, name): value for name, value in figures.items()}
     if status.adaptations:
         last = status.adaptations[-1]
         made["espalier_job_decision_probability_ratio"] = {

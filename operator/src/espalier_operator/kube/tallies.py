@@ -11,7 +11,7 @@ from datetime import datetime
 
 from espalier_api.advice import ActionKind
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_api.status import ConditionType, JobStatus
 
 
@@ -106,7 +106,7 @@ def _adaptations(was: JobStatus, after: JobStatus, place: tuple[str, str]) -> It
             labels = (*place, _kind(adaptation.action), adaptation.source, adaptation.result)
             yield Tally("espalier_adaptations_total", labels)
             yield Tally("espalier_adaptation_seconds", (adaptation.result,), adaptation.seconds)
-            if adaptation.reason is not None:
+            if adaptation.reason is not None and adaptation.source is not AdaptationSource.RECLAIM:
                 yield Tally("espalier_advice_problems_total", (*place, adaptation.reason))
         change = _change(adaptation)
         if change is not None and (earlier is None or _change(earlier) is None):
@@ -116,7 +116,7 @@ def _adaptations(was: JobStatus, after: JobStatus, place: tuple[str, str]) -> It
 def _kind(action: str) -> str:
     """Return the kind of an action; a trainer may write what it likes, and each kind is a series."""
     kind = action.partition("(")[0]
-    return kind if kind in set(ActionKind) else "other"
+    return kind if kind in {*ActionKind, "Distill"} else "other"
 
 
 def _change(adaptation: Adaptation) -> float | None:

@@ -80,10 +80,10 @@ class Writer:
     # ---- status and Events
 
     async def _write(self, job: Tracked, status: JobStatus, now: float) -> bool:
-        """Patch the status; return whether the job is still there."""
+        """Write the status; return whether the job is still there."""
         namespace, name, uid = _place(job)
-        body = {"status": status_body(status)}
-        answer = await self._client.patch(resources.JOBS, namespace, name, uid, body, "status")
+        body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        answer = await self._client.put_status(resources.JOBS, namespace, name, uid, body)
         if answer is None:
             return False
         self._metrics.add(tallies(job.written, status, job.owner))
@@ -218,21 +218,6 @@ def event_of(job: Tracked, note: Note, now: float) -> dict[str, Any]:
         "count": 1,
         "source": {"component": "espalier-operator"},
         "reportingComponent": "espalier-operator",
-    }
-
-
-def status_body(status: JobStatus) -> dict[str, Any]:
-    """Return `status` for a merge patch: what it lacks is null, so that it is what is there afterwards."""
-    whole = status.model_dump(mode="json", by_alias=True)
-    lean = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return _explicit(whole, lean)
-
-
-def _explicit(whole: dict[str, Any], lean: dict[str, Any]) -> dict[str, Any]:
-    """Return `lean` with the nulls that `whole` has, but not inside of lists, which a patch replaces as they are."""
-    return {
-        key: None if key not in lean else _explicit(value, lean[key]) if isinstance(value, dict) else lean[key]
-        for key, value in whole.items()
     }
 
 

@@ -1,7 +1,7 @@
 """The local backend: the scheduler's loop over processes of this machine, its GPUs simulated or real.
 
-One leader process runs for each admitted job. Further base workers and extra workers are accounted for and
-signalled, but no process is started for them: the trainer's workers do not train together yet.
+One leader process runs for each admitted job, and one for each of its further workers where the job's workers train
+together (`training.elasticBatch`). Where they do not, these are accounted for and signalled, and no process is started.
 """
 
 from espalier_operator.local.run import LocalRun, end_orphans, run_local

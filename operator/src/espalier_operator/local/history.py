@@ -29,7 +29,7 @@ class History:
             whole = data.rfind(b"\n") + 1
             if whole < len(data):  # the scheduler was killed while it wrote
                 os.truncate(self._path, whole)
-            known = set(data[:whole].decode("utf-8", errors="replace").splitlines())
+            known = set(filter(None, data[:whole].decode("utf-8", errors="replace").split("\n")))
         events = directory / EVENTS_FILE
         self._tail = EventTail(events, offset_after(events, known) if known else 0)
 

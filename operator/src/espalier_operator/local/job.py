@@ -27,6 +27,7 @@ from espalier_operator.budget import Leader, Meter
 from espalier_operator.exits import Failure, judge_exit
 from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
 from espalier_operator.local.command import command_of, contract_variables
+from espalier_operator.local.crew import Crew, Place
 from espalier_operator.local.files import AllocationFile, ReportFile
 from espalier_operator.local.history import History
 from espalier_operator.local.layout import ALLOCATION_FILE, CHECKPOINT_FOLDER, JOB_FILE, REPORT_FILE, TRAINER_LOG
@@ -52,8 +53,9 @@ class LocalJob:
         directory: Path,
         terms: Terms,
         on_event: Callable[[str, AnyEvent], None],
+        stop_wall_seconds: float,
     ) -> None:
-        """Make the folder; `open` takes up what is in it."""
+        """Make the folder; `open` takes up what is in it. Workers that are to end get `stop_wall_seconds` for it."""
         self.job, self.directory, self.terms = job, directory, terms
         self.key, self.name = job.key, job.metadata.name
         self.process: Process | None = None
@@ -86,6 +88,7 @@ class LocalJob:
         directory.mkdir(parents=True, exist_ok=True)
         self._allocation_file = AllocationFile(directory / ALLOCATION_FILE)
         self._reports = ReportFile(directory / REPORT_FILE, (self.key, self.name))
+        self.crew = Crew(directory, self.warn, stop_wall_seconds)
         self.history = History(directory, lambda event: on_event(self.name, event))
 
     # ---- what it is
@@ -195,6 +198,13 @@ class LocalJob:
             self.directory / TRAINER_LOG,
             self.directory / PID_FILE,
         )
+
+    def train_together(self, places: Sequence[Place], default_command: Sequence[str], extra: dict[str, str]) -> None:
+        """Let the processes of these places run beside the leader, and no others."""
+        if self.process is None and self.crew.has_ended:
+            return  # the leader is first
+        variables = {**contract_variables(self.directory, None), **extra}
+        self.crew.look(places, command_of(self.job) or default_command, variables)
 
     def failed(self, message: str, restart_wall_seconds: float) -> None:
         """Count a failure of the leader and put its next start off, twice as long each time."""

@@ -12,6 +12,8 @@ HISTORY_FILE: Final = "history.jsonl"
 TRAINER_LOG: Final = "trainer.log"
 CHECKPOINT_FOLDER: Final = "checkpoints"
 STATE_FILE: Final = "state.json"
+RENDEZVOUS_FILE: Final = "rendezvous"
+"""The leader's address, for workers that train with it."""
 AGENT_LOG: Final = "agent.log"
 
 FILES: Final = (

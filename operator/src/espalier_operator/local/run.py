@@ -21,6 +21,7 @@ from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import Ended, Role, Rules, Terms
 from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
+from espalier_operator.local.crew import PID_FILES, Place
 from espalier_operator.local.gpus import Gpus
 from espalier_operator.local.job import PID_FILE, LocalJob
 from espalier_operator.local.layout import STATE_FILE
@@ -32,7 +33,7 @@ from espalier_operator.local.timeline import Timeline
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
 from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy
-from espalier_operator.policies.priority import PriorityPolicy
+from espalier_operator.policies.standard import POLICY
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ async def run_local(
 async def end_orphans(folders: Collection[Path], stop_wall_seconds: float) -> None:
     """End the processes that a killed run has left: those that the pid files in `folders` name."""
     files = [folder / name for folder in folders for name in (PID_FILE, agents.PID_FILE)]
+    files += [file for folder in folders for file in folder.glob(PID_FILES)]
     found = await asyncio.gather(*(end_orphan(file, stop_wall_seconds) for file in files))
     for file, was_there in zip(files, found, strict=True):
         if was_there:
@@ -102,7 +104,7 @@ class LocalRun:
                 # Importing torch takes as long at any time scale.
                 terms = replace(terms, pre_running_deadline_seconds=wall * settings.time_scale)
             try:
-                local = LocalJob(job, folder, terms, on_event)
+                local = LocalJob(job, folder, terms, on_event, settings.stop_wall_seconds)
                 local.open(settings.sources.get(name), before.get(job.key))
             except OSError as error:
                 raise LocalRunError(f"{folder}: cannot be written to: {error.strerror}") from error
@@ -116,7 +118,7 @@ class LocalRun:
             stop_wall_seconds=settings.stop_wall_seconds,
             on_planned=self._planned,
         )
-        self._loop = Loop(self._backend, policy or PriorityPolicy(), self._clock)
+        self._loop = Loop(self._backend, policy or POLICY, self._clock)
         self._agent = self._make_agent()
         self._reasons: dict[str, Reason] = {}
         self._over = asyncio.Event()
@@ -184,6 +186,7 @@ class LocalRun:
                 job.submitted_at = now
                 news = True
             news |= self._start_if_due(job)
+            self._train_together(job)
         return news
 
     def _move_timeline(self, now: float) -> bool:
@@ -210,6 +213,25 @@ class LocalRun:
         for holder in self._gpus.change(change, [job.key for job in precious]):
             self._backend.lose(holder)
 
+    def _train_together(self, job: LocalJob) -> None:
+        """Start and end the processes that train with the leader, as the job has GPUs for them."""
+        if job.job.spec.training.elastic_batch is None:
+            return
+        going_on = job.admitted_at is not None and job.stopping is None and job.ended is None and not job.finished
+        places = [
+            Place(role, index, devices, real=bool(self._settings.devices))
+            for role in (Role.BASE, Role.EXTRA)
+            for index, devices in self._gpus.of(job.key, role).items()
+            if going_on and (role, index) != (Role.BASE, 0)
+        ]
+        job.train_together(places, self._settings.trainer_command, self._common_variables())
+
+    def _common_variables(self) -> dict[str, str]:
+        variables = {names.TIME_SCALE: repr(self._settings.time_scale)}
+        if self._settings.seed is not None:
+            variables[names.SEED] = str(self._settings.seed)
+        return variables
+
     def _start_if_due(self, job: LocalJob) -> bool:
         """Start the leader of an admitted job that has its GPUs and no leader; return whether that was tried."""
         wanted = job.admitted_at is not None and job.stopping is None and job.ended is None and not job.finished
@@ -218,11 +240,11 @@ class LocalRun:
             return False
         if not self._backend.bind_base(job):
             return False
-        variables = {names.TIME_SCALE: repr(self._settings.time_scale)}
-        if self._settings.seed is not None:
-            variables[names.SEED] = str(self._settings.seed)
+        variables = self._common_variables()
         if self._settings.devices:
-            devices = self._gpus.of(job.key, Role.BASE).values()
+            held = self._gpus.of(job.key, Role.BASE)
+            # Where each base worker has a process the leader sees its own devices, else those of all.
+            devices = [held[0]] if job.job.spec.training.elastic_batch is not None else held.values()
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for own in devices for device in own)
         url = self._settings.agent_url if self._agent is None else self._agent.url
         try:
@@ -275,13 +297,15 @@ class LocalRun:
         for job in self._jobs.values():
             if job.process is not None:
                 job.process.terminate(self._settings.stop_wall_seconds)
-        while any(job.process is not None for job in self._jobs.values()) or not (
+            job.crew.end()
+        while any(job.process is not None or not job.crew.has_ended for job in self._jobs.values()) or not (
             self._agent is None or self._agent.has_ended()
         ):
             now = self._clock.now()
             for job in self._jobs.values():
                 gpus = self._gpus.held(job.key, Role.BASE) + self._gpus.held(job.key, Role.EXTRA)
                 job.look(now, gpus, math.inf, 0.0)
+                job.crew.end()
             await asyncio.sleep(self._settings.poll_wall_seconds)
         for job in self._jobs.values():
             job.interrupt()

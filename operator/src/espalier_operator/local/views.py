@@ -129,7 +129,7 @@ def _allocations(job: LocalJob) -> Iterable[AllocationChanged]:
     history = job.directory / HISTORY_FILE
     if not history.exists():
         return
-    for line in history.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in history.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             event = EVENT.validate_json(line)
         except ValidationError:

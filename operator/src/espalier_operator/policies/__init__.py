@@ -21,10 +21,14 @@ class Policy(Protocol):
         """Return the place of a waiting job in the queue for base GPUs."""
 
     def lending_rank(self, job: JobFacts, extra: int, now: float) -> Rank:
-        """Return the place of `job`, were it to have `extra` extra workers, in the queue for one more."""
+        """Return the place of `job`, were it to have `extra` extra workers, in the queue for one more.
 
-    def may_take(self, taker: JobFacts, holder: JobFacts, now: float) -> bool:
-        """Return whether `taker`'s wish for extra GPUs is reason enough to reclaim those lent to `holder`.
+        Must not fall as `extra` rises: what is needed elsewhere is asked back in the reverse of this order.
+        """
 
-        Must be monotone: a taker that may not take from the holder of the worst lending rank takes from none.
+    def may_take(self, taker: JobFacts, has: int, holder: JobFacts, keeps: int, now: float) -> bool:
+        """Return whether `taker`, with `has` extra workers, may be given one that leaves `holder` with `keeps`.
+
+        Must be monotone: whoever may not take what is asked back first takes nothing. Must not be true both ways:
+        where a worker may move, it may not move back.
         """

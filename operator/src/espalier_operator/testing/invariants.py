@@ -30,7 +30,8 @@ def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
                 _demand(wanted in (None, action.gpu_type), 4, f"{job.key} is on the wrong type of GPU")
             case GrantExtra():
                 _demand(job.admitted_at is not None and job.has_reported, 5, f"{job.key} holds nothing")
-                _demand(job.training and job.terms.adapts, 5, f"{job.key} cannot use what it is lent")
+                useful = job.terms.adapts or job.terms.trains_together
+                _demand(job.training and useful, 5, f"{job.key} cannot use what it is lent")
                 _demand(job.reclaim is None, 5, f"{job.key} is lent to while it gives back")
                 most = job.terms.max_replicas - job.terms.min_replicas
                 _demand(job.extra < action.extra <= most, 5, f"{job.key} is lent more than maxReplicas")
@@ -40,7 +41,8 @@ def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
                 _demand(0 <= action.extra < job.extra, 5, f"{job.key} is asked for what it does not have")
                 _demand(job.reclaim is None, 5, f"{job.key} gets a second notice")
                 if action.reason is Reason.NEEDED_BY_OTHER_JOB and job.granted_at is not None:
-                    young = now < job.granted_at + job.terms.min_runtime_seconds
+                    changed_at = max(job.granted_at, job.changed_at or 0.0)
+                    young = now < changed_at + job.terms.min_runtime_seconds
                     _demand(not young or _base_or_alien_waits(snapshot), 7, f"{job.key} is asked too soon")
             case ReleaseExtra() if job.reclaim is not None:
                 done = job.acknowledged_generation >= job.generation

@@ -59,10 +59,9 @@ class ApiObjects:
         self._find(self.jobs, key, uid)
         del self.jobs[key]
 
-    def patch_status(self, key: str, uid: str, patch: Mapping[str, Any]) -> None:
-        """Merge `patch` into a job's status."""
-        job = self._find(self.jobs, key, uid)
-        self.jobs[key] = {**job, "status": merged(job.get("status") or {}, patch)}
+    def put_status(self, key: str, uid: str, status: Mapping[str, Any]) -> None:
+        """Put `status` in place of a job's."""
+        self.jobs[key] = {**self._find(self.jobs, key, uid), "status": dict(status)}
 
     def create(self, manifest: Mapping[str, Any]) -> None:
         """Make a pod or a ConfigMap; other kinds are taken and forgotten."""
@@ -129,17 +128,3 @@ def gpus_of(pod: Raw) -> int:
     """Return the GPUs that a pod wants or holds."""
     containers = pod["spec"]["containers"]
     return sum(int(entry.get("resources", {}).get("limits", {}).get(GPU, 0)) for entry in containers)
-
-
-def merged(whole: Mapping[str, Any], patch: Mapping[str, Any]) -> Raw:
-    """Return `whole` after a JSON merge patch."""
-    result = dict(whole)
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, Mapping):
-            known = result.get(key)
-            result[key] = merged(known if isinstance(known, Mapping) else {}, value)
-        else:
-            result[key] = value
-    return result

@@ -211,8 +211,8 @@ class NaiveOperator:
         early = now < self._written_at.get(uid, 0.0) + self._settings.persist_seconds
         if known == status or (early and known is not None and _solid(known) == _solid(status)):
             return
-        body = status.model_dump(mode="json", by_alias=True)
-        self._call(lambda: self._world.patch_status(key, uid, body))
+        body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        self._call(lambda: self._world.put_status(key, uid, body))
         self.written[uid], self._written_at[uid] = status, now
 
     def _do(self, job: KubeJob, step: Step) -> None:

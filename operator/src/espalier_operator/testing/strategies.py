@@ -28,6 +28,7 @@ def terms(draw: st.DrawFn, sizes: tuple[int, ...] = (1, 2, 4)) -> Terms:
         cooldown_seconds=draw(SECONDS),
         min_runtime_seconds=draw(SECONDS),
         adapts=draw(st.sampled_from((True, True, True, True, True, False))),
+        trains_together=draw(st.booleans()),
         suspend=draw(st.sampled_from((False,) * 9 + (True,))),
         backoff_limit=draw(st.integers(min_value=0, max_value=3)),
         pre_running_deadline_seconds=draw(st.sampled_from((None, None, 40.0))),

@@ -189,11 +189,27 @@ def test_what_is_gone_already_is_success(gone: web.Response) -> None:
 def test_a_patch_is_for_one_object_and_nobody_s_namesake() -> None:
     answer = web.json_response(POD)
     script = Script(answer)
-    do = lambda client: client.patch(resources.JOBS, "ns", "j", "uid-1", {"status": {"phase": "x"}}, "status")  # noqa: E731
+    do = lambda client: client.patch(resources.PODS, "ns", "p", "uid-1", {"spec": {"x": 1}})  # noqa: E731
     found, _ = play(script, do)
     assert found == POD
     ((method, path, _, body),) = script.asked
-    assert (method, path) == ("PATCH", "/apis/espalier.dev/v1alpha1/namespaces/ns/adaptivetrainingjobs/j/status")
-    assert body == {"status": {"phase": "x"}, "metadata": {"uid": "uid-1"}}
+    assert (method, path) == ("PATCH", "/api/v1/namespaces/ns/pods/p")
+    assert body == {"spec": {"x": 1}, "metadata": {"uid": "uid-1"}}
     other = status(409, "Conflict", "Precondition failed: UID in precondition: uid-1, UID in object meta: uid-2")
     assert play(Script(other), do)[0] is None
+
+
+def test_a_status_is_for_one_object_and_nobody_s_namesake() -> None:
+    """What a real API server says of a namesake, a test with one says."""
+    script = Script(web.json_response(POD))
+    do = lambda client: client.put_status(resources.JOBS, "ns", "j", "uid-1", {"phase": "x"})  # noqa: E731
+    assert play(script, do)[0] == POD
+    ((method, path, _, body),) = script.asked
+    assert (method, path) == ("PATCH", "/apis/espalier.dev/v1alpha1/namespaces/ns/adaptivetrainingjobs/j/status")
+    assert body == [
+        {"op": "test", "path": "/metadata/uid", "value": "uid-1"},
+        {"op": "add", "path": "/status", "value": {"phase": "x"}},
+    ]
+    invalid = status(422, "Invalid", 'AdaptiveTrainingJob.espalier.dev "j" is invalid: status.phase: Unsupported value')
+    with pytest.raises(ApiRefusalError, match="Unsupported value"):
+        play(Script(invalid), do)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
 
 import pytest
 
-from espalier_api.reasons import Reason
-from espalier_api.status import JobStatus, SchedulingStatus, StandingReclaim, TimeBudgetStatus
 from espalier_operator.kube.backoff import Backoff
 from espalier_operator.kube.flusher import PARALLEL, PATIENT, Flusher
-from espalier_operator.kube.writer import status_body
 
 
 class Desk:
@@ -148,16 +144,3 @@ def test_failures_are_put_off_twice_as_long_each_time() -> None:
     assert not backoff.holds(105.0)
     backoff.succeeded()
     assert not backoff.holds(100.0)
-
-
-def test_a_patch_of_a_status_takes_away_what_it_lacks() -> None:
-    """A merge patch keeps what it does not name, so it names everything; nulls inside lists would be kept as nulls."""
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    asked = StandingReclaim(extra=1, deadline=now, reason=Reason.NEEDED_BY_OTHER_JOB)
-    with_it = status_body(JobStatus(scheduling=SchedulingStatus(reclaim=asked, pod_uids=("x",))))
-    without = status_body(JobStatus(time_budget=TimeBudgetStatus(used_seconds=1)))
-    assert with_it["scheduling"]["reclaim"]["reason"] == "NeededByOtherJob"
-    assert without["scheduling"]["reclaim"] is None
-    assert without["completionTime"] is None
-    assert without["timeBudget"]["usedSeconds"] == 1
-    assert with_it.keys() == without.keys()

@@ -547,8 +547,8 @@ def test_an_odd_template_is_refused_with_its_field_or_built(given_template, gpu_
         ),
         (
             {"container": {"resources": {"limits": {GPU: "0.5"}}}},
-            "spec.template.spec.containers: container 'trainer' has a limit of 0.5 nvidia.com/gpu; "
-            "must be a whole number",
+            "spec.template.spec.containers[0].resources.limits: has a limit of 0.5 nvidia.com/gpu; GPUs and other "
+            "extended resources come in whole numbers; write 1 (or, as text, up to 7 digits)",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from espalier_api.metrics import FAMILIES, LABELS, Exporter, family
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric
+from espalier_api.report import WORKERS_METRIC, Adaptation, AdaptationResult, AdaptationSource, Metric
 from espalier_api.status import (
     Condition,
     ConditionStatus,
@@ -97,6 +97,19 @@ def test_the_last_decision_is_told_with_what_else_it_could_have_been() -> None:
     assert told(1) == {("team", "one", "Deepen(a)", "yes"): 0.75, ("team", "one", "Nothing", "no"): 0.25}
     assert told(2) == {("team", "one", "Deepen(b)", "no"): 0.5, ("team", "one", "Nothing", "yes"): 0.5}
     assert told(3) == {}
+
+
+def test_who_trains_together_is_told_while_the_job_runs() -> None:
+    """A job whose leader trains alone reports no such figure."""
+
+    def told(*figures: Metric, **over: object) -> object:
+        status = JobStatus(training=TrainingStatus(metrics=figures), **over)
+        return series_of([live("one", status, facts("one"))], Snapshot(taken_at=NOW), NOW).get("espalier_job_workers")
+
+    workers = (Metric(name="train_loss", value=0.5), Metric(name=WORKERS_METRIC, value=3))
+    assert told(*workers) == {("team", "one"): 3}
+    assert not told(workers[0])
+    assert told(*workers, completion_time=TIME) == {("team", "one"): 0}
 
 
 def test_a_job_that_waits_says_for_what_and_for_how_long() -> None:

@@ -17,9 +17,16 @@ class Decision:
 
     action: Action
     probabilities: tuple[ActionProbability, ...]
-    """In the order of `AdviceRequest.actions()`; they sum to 1, growth points beyond the head have 0."""
+    """In the order of `AdviceRequest.actions()`; they sum to 1, what the network has no output for has 0."""
     unknown_layers: int
     """Layers of the model outside the policy's vocabulary."""
+    behaviour_probability: float = 1.0
+    """The probability with which `action` was taken: 1 where the most probable action is always taken."""
+
+    @property
+    def preferred(self) -> Action:
+        """The most probable action; it is `action`, unless that was drawn."""
+        return self.probabilities[_greedy([entry.probability for entry in self.probabilities])].action
 
 
 def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = None) -> Decision:
@@ -39,6 +46,7 @@ def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = Non
             for action, probability in zip(actions, probabilities, strict=True)
         ),
         unknown_layers=policy.vocabulary.unknown(request.architecture),
+        behaviour_probability=1.0 if sample_seed is None else probabilities[chosen],
     )
 
 
@@ -58,15 +66,16 @@ def answer_of(policy: Policy, decision: Decision, decision_id: str) -> AdviceRes
 
 
 def _probabilities(policy: Policy, request: AdviceRequest, actions: tuple[Action, ...]) -> list[float]:
-    """Return the probability of each action; 0 for growth points that the decider has no output for."""
+    """Return the probability of each action; 0 for those that the decider has no output for."""
     with torch.inference_mode():
+        prepared = policy.network.prepare([request.architecture], policy.vocabulary)
         logits = policy.network.logits(
-            policy.network.prepare([request.architecture], policy.vocabulary),
+            prepared,
             torch.tensor([0]),
             torch.tensor([request.time_left_seconds], dtype=torch.float64),
             torch.tensor([request.time_budget_seconds], dtype=torch.float64),
         )
-        places = _places(request, actions, logits.shape[1] - 1)
+        places = policy.network.outputs(prepared).of(request.architecture, actions)
         legal = torch.zeros(logits.shape, dtype=torch.bool)
         legal[0, [place for place in places if place is not None]] = True
         row = masked_log_probabilities(logits.double(), legal)[0].exp()
@@ -76,13 +85,6 @@ def _probabilities(policy: Policy, request: AdviceRequest, actions: tuple[Action
         row[-1] = 1.0
     values = row.tolist()
     return [0.0 if place is None else min(values[place], 1.0) for place in places]
-
-
-def _places(request: AdviceRequest, actions: tuple[Action, ...], head: int) -> tuple[int | None, ...]:
-    """Return the decider's output for each action, Nothing's last; None for growth points beyond its `head`."""
-    order = {point.id: index for index, point in enumerate(request.architecture.growth_points)}
-    indices = (order[action.target] for action in actions if action.target is not None)
-    return (*(index if index < head else None for index in indices), head)
 
 
 def _greedy(probabilities: list[float]) -> int:

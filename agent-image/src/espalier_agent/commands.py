@@ -10,15 +10,16 @@ import torch
 
 from espalier_agent.command_errors import CommandError
 from espalier_agent.evaluate import evaluate as evaluate_policy
+from espalier_agent.evaluation_lines import print_evaluation
 from espalier_agent.learn_command import (
     USER_ERRORS,
     gather_tables,
     learn,
     open_policy,
     outcomes_option,
-    print_evaluation,
 )
 from espalier_agent.outcome_commands import outcomes
+from espalier_agent.promote_command import promote
 from espalier_agent.serve_command import serve
 from espalier_agent.service import create_app
 
@@ -27,13 +28,14 @@ from espalier_agent.service import create_app
 def agent() -> None:
     """The policy that advises how models grow: learn it, judge it, serve it.
 
-    Exit codes: 0 done, 1 an input cannot be used, 2 the command was not understood.
+    Exit codes: 0 done, 1 an input cannot be used, 2 the command was not understood, 3 a policy is not promoted.
     """
 
 
 agent.add_command(serve)
 agent.add_command(outcomes)
 agent.add_command(learn)
+agent.add_command(promote)
 
 
 @agent.command()

@@ -50,15 +50,16 @@ class IllegalActionError(ValueError):
 class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
     """Adapt a model under a time budget: one episode is one sequence of decisions of an outcome table.
 
-    **Actions.** i deepens growth point i; the last one does nothing. A model with fewer growth points than the
-    largest has the actions between masked: `info["action_mask"]` is 1 where an action is legal and all 0 when the
-    episode is over. An illegal action raises `IllegalActionError`. (`check_env` and a plain
-    `action_space.sample()` know no mask: they go with tables of one number of actions.)
+    **Actions.** i deepens growth point i; those behind the points each double a group of channels, where tables have
+    widenings; the last one does nothing. What a model has no point or group for is masked: `info["action_mask"]` is 1
+    where an action is legal and all 0 when the episode is over. An illegal action raises `IllegalActionError`.
+    (`check_env` and a plain `action_space.sample()` know no mask: they go with tables of one number of actions.)
 
     **Observations.** The architecture: features, mask, edges (from, to) of its layers, in execution order; after
-    which layer each growth point would insert and how often it has grown; then share of time left, time budget,
-    allocation (replicas, GPUs) and decisions left. Arrays are padded to the largest that the tables can reach:
-    layers with 0, indices with -1.
+    which layer each growth point would insert and how often it has grown; where tables have widenings, which layers
+    carry each group's channels and how many these are; then share of time left, time budget, allocation (replicas,
+    GPUs) and decisions left. Arrays are padded to the largest that the tables can reach: layers with 0, indices with
+    -1.
 
     **End.** After the last decision the episode is `terminated`, never `truncated`. The budget is part of the task
     and its rest is observed: nothing can be earned after it, so a value beyond it is 0 and must not be bootstrapped,
@@ -144,8 +145,13 @@ def observation_space(positions: Positions) -> spaces.Space[dict[str, Array]]:
     largest = float(np.ceil(np.abs(layers).max()))
     most = layers.shape[1]
     budget, left = (positions.by_position[name].max() for name in ("time_budget_s", "decisions_left"))
+    groups: dict[str, spaces.Space[Any]] = {}
+    if "carriers" in seen:
+        groups["carriers"] = spaces.MultiBinary(list(seen["carriers"].shape[1:]))
+        groups["channels"] = spaces.Box(0, LARGEST_COUNT, seen["channels"].shape[1:], np.int64)
     space = spaces.Dict(
-        {
+        groups
+        | {
             "layers": spaces.Box(-largest, largest, layers.shape[1:], np.float32),
             "layer_mask": spaces.MultiBinary(most),
             "edges": spaces.Box(NO_INDEX, most - 1, edges.shape[1:], np.int64),

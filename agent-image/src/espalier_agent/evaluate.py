@@ -14,6 +14,7 @@ from espalier_agent.baselines import (
     random_mean_of_ten,
 )
 from espalier_agent.policy import Policy
+from espalier_agent.rank_noise import ResultNoise, accuracies_by_seed, result_noise
 from espalier_agent.tree import DecisionTree, decision_tree, table_digest
 from espalier_api.advice import AdviceRequest
 from espalier_api.base import Record
@@ -54,6 +55,8 @@ class TableResult(Record):
     best_on_average: SequenceResult | None
     """The sequence that is best on the average of the tables that the policy has learnt: what can be had of them
     without a network. None where no such table is among those given, or where they have other actions."""
+    noise: ResultNoise | None = None
+    """How sure rank and regret are; None where the table does not hold the accuracies of two seeds or more."""
 
 
 class Evaluation(Record):
@@ -74,7 +77,7 @@ def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -
     known = {learnt.sha256 for learnt in policy.lineage.tables}
     learnt = [tree for tree, table in zip(trees, tables, strict=True) if table_digest(table) in known]
     average = best_on_average(learnt)
-    results = tuple(_result(policy, tree, average, seed) for tree in trees)
+    results = tuple(_result(policy, table, tree, average, seed) for table, tree in zip(tables, trees, strict=True))
     return Evaluation(
         policy=policy.name,
         version=policy.version,
@@ -109,9 +112,13 @@ def sequence_result(tree: DecisionTree, sequence: tuple[int, ...]) -> SequenceRe
     )
 
 
-def _result(policy: Policy, tree: DecisionTree, average: tuple[int, ...] | None, seed: int) -> TableResult:
+def _result(
+    policy: Policy, table: OutcomeTable, tree: DecisionTree, average: tuple[int, ...] | None, seed: int
+) -> TableResult:
     best = sequence_result(tree, best_sequence(tree))
-    reached = sequence_result(tree, greedy_sequence(policy, tree))
+    sequence = greedy_sequence(policy, tree)
+    reached = sequence_result(tree, sequence)
+    by_seed = accuracies_by_seed(table)
     return TableResult(
         table=tree.name,
         model=tree.model,
@@ -127,4 +134,5 @@ def _result(policy: Policy, tree: DecisionTree, average: tuple[int, ...] | None,
         best=best,
         heuristic=sequence_result(tree, heuristic_sequence(tree)),
         best_on_average=sequence_result(tree, average) if average in tree.sequences else None,
+        noise=None if by_seed is None else result_noise(by_seed, tree.sequences.index(sequence)),
     )

@@ -8,8 +8,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor, nn
 
-from espalier_agent.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
-from espalier_agent.tree import DecisionTree
+from espalier_agent.network import NetworkConfig, Outputs, PolicyNetwork, masked_log_probabilities
+from espalier_agent.tree import DecisionTree, TableError
 from espalier_agent.vocabulary import Vocabulary
 from espalier_api.outcomes import reward
 
@@ -21,6 +21,26 @@ class Returns(StrEnum):
     """Equation 2, 100·tan(a·π/2)."""
     STANDARDISED = "standardised"
     """Equation 2, less its mean over the table's sequences, by their standard deviation: tables weigh the same."""
+
+
+def worth(accuracies: Sequence[float], returns: Returns) -> Tensor:
+    """Return what the final accuracies of one table's sequences are worth, in float64."""
+    found = torch.tensor([reward(accuracy) for accuracy in accuracies], dtype=torch.float64)
+    if returns is Returns.STANDARDISED:
+        found = (found - found.mean()) / found.std(correction=0).clamp_min(1e-12)
+    return found
+
+
+def outputs_of(tree: DecisionTree, outputs: Outputs) -> list[int]:
+    """Return a network's output for each of a table's actions; raises `TableError` where it has none."""
+    found = outputs.of(tree.states[0].architecture, tree.actions)
+    missing = [action for action, place in zip(tree.actions, found, strict=True) if place is None]
+    if missing:
+        raise TableError(
+            f"table {tree.name}: the network has no output for {missing[0]}; it has {outputs.points} for growth points "
+            f"and {outputs.groups} for groups of channels"
+        )
+    return [place for place in found if place is not None]
 
 
 class Game:
@@ -38,6 +58,7 @@ class Game:
         with torch.device("meta"):
             reader = PolicyNetwork(config)
         self.prepared = reader.prepare(self.architectures, vocabulary)
+        self._outputs = torch.tensor(outputs_of(tree, reader.outputs(self.prepared)))
         self.models = torch.tensor([place[state.architecture.fingerprint] for state in tree.states])
         """Which of them each state has."""
         self.time_left_s = torch.tensor([state.time_left_s for state in tree.states], dtype=torch.float64)
@@ -50,11 +71,8 @@ class Game:
         """(sequences, decisions): where each decision's probability lies in (states · actions)."""
         self.accuracies = torch.tensor(tree.accuracies, dtype=torch.float64)
         """(sequences,)."""
-        self.returns = torch.tensor([reward(accuracy) for accuracy in tree.accuracies], dtype=torch.float64)
+        self.returns = worth(tree.accuracies, returns)
         """(sequences,): what each is worth."""
-        if returns is Returns.STANDARDISED:
-            spread = self.returns.std(correction=0)
-            self.returns = (self.returns - self.returns.mean()) / spread.clamp_min(1e-12)
 
     def logits(self, network: PolicyNetwork, shift: float = 0.0) -> Tensor:
         """Return the logits of the table's own actions in all its states, (states, actions).
@@ -62,10 +80,7 @@ class Game:
         `shift` moves all times left by a share of the budget.
         """
         left = self.time_left_s + shift * self.time_budget_s
-        logits = network.logits(self.prepared, self.models, left, self.time_budget_s)
-        # The table's actions are growth points 0..n-1 and Nothing, which is the decider's last output.
-        points = self.following.shape[1] - 1
-        return torch.cat([logits[:, :points], logits[:, -1:]], dim=1)
+        return network.logits(self.prepared, self.models, left, self.time_budget_s)[:, self._outputs]
 
     def log_probabilities(self, network: PolicyNetwork, temperature: float = 1.0, shift: float = 0.0) -> Tensor:
         """Return the log probabilities of the table's actions in all its states, (states, actions)."""
@@ -128,13 +143,12 @@ class Games:
         self.game_of_state = torch.repeat_interleave(torch.tensor([len(game.models) for game in games]))
         widest = max(game.following.shape[1] for game in games)
         self.legal = torch.cat([nn.functional.pad(game.legal, (0, widest - game.legal.shape[1])) for game in games])
+        outputs = network.outputs(self.prepared)
+        rows = [outputs_of(game.tree, outputs) for game in games]
+        # Padding reads the last output; what it gives means nothing.
+        padded = [torch.tensor(row + [outputs.width - 1] * (widest - len(row))) for row in rows]
         self._outputs = torch.cat(
-            [
-                torch.tensor(
-                    [*range(game.following.shape[1] - 1), *[-1] * (widest - game.following.shape[1] + 1)]
-                ).expand(len(game.models), widest)
-                for game in games
-            ]
+            [row.expand(len(game.models), widest) for row, game in zip(padded, games, strict=True)]
         )
         self.paths = self._paths(widest)
         """(sequences of all tables, decisions): where each decision's probability lies in (states · actions)."""
@@ -160,9 +174,7 @@ class Games:
         left = self.time_left_s
         if shifts is not None:
             left = left + shifts[self.game_of_state] * self.time_budget_s
-        logits = network.logits(self.prepared, self.models, left, self.time_budget_s)
-        # -1 is Nothing, the decider's last output.
-        return logits.gather(1, self._outputs % logits.shape[1])
+        return network.logits(self.prepared, self.models, left, self.time_budget_s).gather(1, self._outputs)
 
     def log_probabilities(
         self, network: PolicyNetwork, temperature: float = 1.0, shifts: Tensor | None = None

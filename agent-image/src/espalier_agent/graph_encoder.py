@@ -2,8 +2,10 @@
 
 Layers pass messages along the edges of the architecture, both ways, a few rounds. A growth point is scored from the
 state of the layer that it follows, what it would add, how often it was grown, the pooled state of the whole graph
-and the time; doing nothing from the pooled state and the time. No parameter belongs to a place, a name or a number
-of growth points, so the order and the names of layers and points do not matter (a test).
+and the time; doing nothing from the pooled state and the time. A network that widens scores each group of channels
+likewise, from the mean state of the layers that carry them, how many they are and what doubling them would add. No
+parameter belongs to a place, a name or a number of growth points or groups, so the order and the names of layers,
+points and groups do not matter (a test).
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_agent.graph_features import LAYER_FEATURES, MODEL_FEATURES, POINT_FEATURES, prepare_graphs
+from espalier_agent.graph_features import (
+    GROUP_FEATURES,
+    LAYER_FEATURES,
+    MODEL_FEATURES,
+    POINT_FEATURES,
+    prepare_graphs,
+)
 from espalier_agent.vocabulary import Vocabulary
 from espalier_api.architecture import Architecture
 
@@ -48,13 +56,16 @@ class GraphEncodings:
 
     points: Tensor
     models: Tensor
+    groups: Tensor | None = None
+    """(M, V, …) of each group of channels, where the network widens."""
 
 
 class GraphModelEncoder(nn.Module):
-    """Message passing over the layers of models."""
+    """Message passing over the layers of models; with `widening`, groups of channels are encoded too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, widening: bool = False) -> None:
         super().__init__()
+        self.widening = widening
         self.layers = nn.Linear(LAYER_FEATURES, STATE_SIZE)
         # Features of a layer never seen can be large; normalised they stay within what the rounds were trained on.
         self.norm = nn.LayerNorm(STATE_SIZE)
@@ -62,7 +73,7 @@ class GraphModelEncoder(nn.Module):
 
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> dict[str, Tensor]:
         """Turn models into `graph_features`."""
-        return prepare_graphs(architectures, vocabulary.seed)
+        return prepare_graphs(architectures, vocabulary.seed, widening=self.widening)
 
     def forward(self, prepared: dict[str, Tensor]) -> GraphEncodings:
         """Encode prepared models."""
@@ -82,13 +93,14 @@ class GraphModelEncoder(nn.Module):
         return GraphEncodings(
             points=torch.cat([states[prepared["points"].clamp_min(0)], prepared["point_features"]], dim=2),
             models=torch.cat([mean, most, prepared["model_features"]], dim=1),
+            groups=_groups(states, prepared) if self.widening else None,
         )
 
 
 class PointerHead(nn.Module):
-    """Scores each growth point by itself, and doing nothing."""
+    """Scores each growth point by itself, and doing nothing; with `widening`, each group of channels too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, widening: bool = False) -> None:
         super().__init__()
         whole = 2 * STATE_SIZE + MODEL_FEATURES + TIME_FEATURES
         # The first layer of the points' scores, cut into the part that differs between points and the part that
@@ -105,12 +117,30 @@ class PointerHead(nn.Module):
             nn.ReLU(),
             nn.Linear(HIDDEN_SIZE, 1),
         )
+        # Made last, so that a seed gives the rest the same weights with and without it.
+        self.of_group = nn.Linear(STATE_SIZE + GROUP_FEATURES, HIDDEN_SIZE) if widening else None
+        self.group_score = (
+            nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Linear(HIDDEN_SIZE, 1))
+            if widening
+            else None
+        )
 
     def score(self, encodings: GraphEncodings, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
-        """Return the logits (n, W + 1) of states: which model (n,), and times (n,)."""
+        """Return the logits (n, W + V + 1) of states: which model (n,), and times (n,)."""
         state = torch.cat([encodings.models[models], time_features(time_left_s, time_budget_s)], dim=1)
-        points = self.of_point(encodings.points)[models] + self.of_state(state)[:, None]
-        return torch.cat([self.point_score(points).squeeze(2), self.nothing_score(state)], dim=1)
+        of_state = self.of_state(state)[:, None]
+        scores = [self.point_score(self.of_point(encodings.points)[models] + of_state).squeeze(2)]
+        if self.of_group is not None and self.group_score is not None and encodings.groups is not None:
+            scores.append(self.group_score(self.of_group(encodings.groups)[models] + of_state).squeeze(2))
+        return torch.cat([*scores, self.nothing_score(state)], dim=1)
+
+
+def _groups(states: Tensor, prepared: dict[str, Tensor]) -> Tensor:
+    """Return the mean state of the layers that carry each group's channels, and what is known of it: (M, V, …)."""
+    rows = prepared["carriers"]
+    there = (rows >= 0)[..., None]
+    mean = (states[rows.clamp_min(0)] * there).sum(dim=2) / there.sum(dim=2).clamp_min(1)
+    return torch.cat([mean, prepared["group_features"]], dim=2)
 
 
 def _share(ends: Tensor, layers: int) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from espalier_agent.vocabulary import EMBEDDING_SIZE, LARGEST_LOG2, attribute_embedding, operator_embedding
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, Layer
+from espalier_api.channels import ChannelGroup
 
 READ_ATTRIBUTES: Final = (
     ("in_channels", "in_features", "num_features"),
@@ -29,24 +30,29 @@ READ_ATTRIBUTES: Final = (
 LAYER_FEATURES: Final = 2 * EMBEDDING_SIZE + len(READ_ATTRIBUTES) + 4
 POINT_FEATURES: Final = LAYER_FEATURES + 3
 MODEL_FEATURES: Final = 4
+GROUP_FEATURES: Final = 7
 MAGNITUDE_SCALE: Final = 8.0
 """Logarithms are divided by it: 256 channels are 1."""
 
 Vector = npt.NDArray[np.float32]
 
 
-def prepare_graphs(architectures: Sequence[Architecture], seed: int) -> dict[str, Tensor]:
+def prepare_graphs(architectures: Sequence[Architecture], seed: int, *, widening: bool = False) -> dict[str, Tensor]:
     """Return models as tensors. N layers in all, M models, L layers and W growth points in the largest.
 
     `layers` (N, features); `edges` (2, E), from the layer that is read to the one that reads it; `places` (M, L) and
     `points` (M, W), the rows of each model's layers and of the layers after which it can grow, -1 where it has no
-    more; `point_features` (M, W, features); `model_features` (M, features). `seed` is that of the vocabulary.
+    more; `point_features` (M, W, features); `model_features` (M, features). With `widening` also `carriers` (M, V, C),
+    the rows of the layers that carry the channels of each group, and `group_features` (M, V, features). `seed` is that
+    of the vocabulary.
     """
     layers: list[Vector] = []
     edges: list[tuple[int, int]] = []
     places: list[list[int]] = []
     points: list[list[int]] = []
     point_features: list[list[Vector]] = []
+    carriers: list[list[list[int]]] = []
+    group_features: list[list[list[float]]] = []
     for architecture in architectures:
         row = {layer.name: len(layers) + index for index, layer in enumerate(architecture.layers)}
         reached = _longest_paths(architecture)
@@ -72,12 +78,15 @@ def prepare_graphs(architectures: Sequence[Architecture], seed: int) -> dict[str
                 for point in architecture.growth_points
             ]
         )
+        carriers.append([[row[name] for name in group.carriers] for group in architecture.channel_groups])
+        group_features.append([_group_features(architecture, group, reached) for group in architecture.channel_groups])
     most = max(len(found) for found in points)
     padded = np.zeros((len(architectures), most, POINT_FEATURES), dtype=np.float32)
     for index, found in enumerate(point_features):
         if found:
             padded[index, : len(found)] = np.stack(found)
-    return {
+    groups = _groups(carriers, group_features) if widening else {}
+    return groups | {
         "layers": torch.from_numpy(np.stack(layers).astype(np.float32)),
         "edges": torch.tensor(edges, dtype=torch.long).reshape(-1, 2).T.contiguous(),
         "places": _padded(places),
@@ -108,6 +117,33 @@ def _model_features(architecture: Architecture) -> list[float]:
         math.log2(1 + grown),
         math.log2(1 + len(architecture.growth_points)) / MAGNITUDE_SCALE,
     ]
+
+
+def _group_features(architecture: Architecture, group: ChannelGroup, reached: dict[str, int]) -> list[float]:
+    furthest = max(max(reached.values()), 1)
+    channels = architecture.channels
+    added = {} if channels is None else channels.widened({group.id: group.width})[1].parameters
+    return [
+        _magnitude(group.width),
+        _magnitude(group.multiple_of),
+        _magnitude(sum(added.values())),
+        math.log2(1 + len(group.makers)) / MAGNITUDE_SCALE,
+        math.log2(1 + len(group.carriers)) / MAGNITUDE_SCALE,
+        min(reached[name] for name in group.carriers) / furthest,
+        max(reached[name] for name in group.carriers) / furthest,
+    ]
+
+
+def _groups(carriers: list[list[list[int]]], features: list[list[list[float]]]) -> dict[str, Tensor]:
+    most = max(len(found) for found in carriers)
+    longest = max((len(rows) for found in carriers for rows in found), default=0)
+    places = torch.full((len(carriers), most, longest), -1, dtype=torch.long)
+    padded = torch.zeros(len(carriers), most, GROUP_FEATURES)
+    for model, (found, described) in enumerate(zip(carriers, features, strict=True)):
+        for group, (rows, numbers) in enumerate(zip(found, described, strict=True)):
+            places[model, group, : len(rows)] = torch.tensor(rows)
+            padded[model, group] = torch.tensor(numbers)
+    return {"carriers": places, "group_features": padded}
 
 
 def _number(value: object) -> float:

@@ -7,6 +7,7 @@ by decision id over all files that are given.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -24,8 +25,10 @@ from espalier_api.architecture import Architecture
 
 _DECISIONS: Final = """
     SELECT decision_id, time, job, architectures.json, time_left_seconds, time_budget_seconds, allocation, progress,
-           actions, probabilities, action, greedy, policy_name, policy_version
+           actions, probabilities, action, greedy, policy_name, policy_version, {behaviour_probability}
     FROM decisions JOIN architectures ON architectures.digest = decisions.architecture ORDER BY decisions.rowid"""
+_BEHAVIOUR: Final = {1: "NULL", 2: "behaviour_probability"}
+"""By version of the file."""
 _SHADOWS: Final = "SELECT decision_id, policy_name, policy_version, action, probabilities, agreed FROM shadows"
 
 
@@ -57,19 +60,16 @@ class HistoryDecision:
     """What the policy gave to each of `actions`."""
     action: Action
     greedy: bool
-    """Whether the most probable action was taken; else it was drawn by the probabilities."""
+    """Whether the most probable action was taken."""
+    behaviour_probability: float
+    """The probability with which `action` was taken in this state: what importance weights divide by. 1 from a service
+    that does not explore: its choice was certain, whatever the policy's probabilities are."""
     policy: PolicyVersion
     final_accuracy: float | None
     """Of the job at its end; None where no outcome was reported (yet), or the decision was not carried out."""
+    reported: str | None = None
+    """When the job's end was reported. All decisions of one job that were carried out have it in common."""
     shadows: tuple[ShadowAnswer, ...] = ()
-
-    @property
-    def behaviour_probability(self) -> float:
-        """The probability with which `action` was taken in this state: what importance weights divide by.
-
-        A greedy choice is certain, whatever the policy's probabilities are.
-        """
-        return 1.0 if self.greedy else self.probabilities[self.actions.index(self.action)]
 
 
 def history_files(sources: Sequence[Path]) -> tuple[Path, ...]:
@@ -101,7 +101,7 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
         for decision_id, time, accuracy in _rows(file, "SELECT decision_id, time, final_accuracy FROM outcomes"):
             # The same job's end may have been reported to two replicas: the later report holds, as within one file.
             if time >= latest.get(decision_id, ""):
-                latest[decision_id], accuracies[decision_id] = time, accuracy
+                latest[decision_id], accuracies[decision_id] = time, _within(accuracy, 0.0, 1.0, "final_accuracy", file)
         for decision_id, name, version, action, probabilities, agreed in _rows(file, _SHADOWS):
             answer = ShadowAnswer(
                 PolicyVersion(name=name, version=version),
@@ -110,26 +110,49 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
                 bool(agreed),
             )
             shadows.setdefault(decision_id, []).append(answer)
+    models: dict[str, Architecture] = {}
     for file in files:
         for row in _rows(file, _DECISIONS):
+            decision_id = row[0]
             try:
-                yield _decision(row, accuracies.get(row[0]), tuple(shadows.get(row[0], ())))
+                yield _decision(
+                    row,
+                    models,
+                    accuracies.get(decision_id),
+                    latest.get(decision_id),
+                    tuple(shadows.get(decision_id, ())),
+                )
             except (ValidationError, ValueError) as error:
-                raise DamagedError(f"{file}: decision {row[0]} cannot be read ({error}); move the file away") from error
+                raise DamagedError(
+                    f"{file}: decision {decision_id} cannot be read ({error}); move the file away"
+                ) from error
 
 
 def _rows(file: Path, query: str) -> Iterable[Any]:
     try:
         with closing(open_to_read(file)) as connection:
-            check_version(connection, file)
-            yield from connection.execute(query)
+            version = check_version(connection, file)
+            yield from connection.execute(query.format(behaviour_probability=_BEHAVIOUR.get(version, "NULL")))
     except sqlite3.Error as error:
         raise DamagedError(
             f"{file}: cannot be read ({error}); where it is damaged, move it away, and the service begins a new one"
         ) from error
 
 
-def _decision(row: Any, accuracy: float | None, shadows: tuple[ShadowAnswer, ...]) -> HistoryDecision:
+def _within(value: Any, low: float, high: float, name: str, file: Path) -> float:
+    # Not a number is not between anything.
+    if not isinstance(value, int | float) or not low <= value <= high:
+        raise DamagedError(f"{file}: {name} {value!r} is not between {low:g} and {high:g}; move the file away")
+    return float(value)
+
+
+def _decision(
+    row: Any,
+    models: dict[str, Architecture],
+    accuracy: float | None,
+    reported: str | None,
+    shadows: tuple[ShadowAnswer, ...],
+) -> HistoryDecision:
     (
         decision_id,
         time,
@@ -139,27 +162,46 @@ def _decision(row: Any, accuracy: float | None, shadows: tuple[ShadowAnswer, ...
         budget,
         allocation,
         progress,
-        actions,
-        probabilities,
-        action,
+        encoded_actions,
+        encoded_probabilities,
+        encoded_action,
         greedy,
         name,
         version,
+        behaviour,
     ) = row
+    if architecture not in models:
+        # Few models, many decisions about each.
+        models[architecture] = Architecture.model_validate_json(architecture)
+    actions = tuple(Action.model_validate(entry) for entry in json.loads(encoded_actions))
+    probabilities = tuple(json.loads(encoded_probabilities))
+    action = Action.model_validate_json(encoded_action)
+    if len(probabilities) != len(actions) or not all(0 <= probability <= 1 for probability in probabilities):
+        raise ValueError(f"probabilities {encoded_probabilities} are not one between 0 and 1 for each action")
+    if action not in actions:
+        raise ValueError(f"action {action} is not among those that were possible")
+    if behaviour is None:
+        behaviour = 1.0 if greedy else probabilities[actions.index(action)]
+    if not 0 < behaviour <= 1:
+        raise ValueError(f"behaviour_probability {behaviour} is not above 0 and at most 1")
+    if not (math.isfinite(left) and math.isfinite(budget) and left >= 0 and budget > 0):
+        raise ValueError(f"time_left_seconds {left} and time_budget_seconds {budget} are no times")
     return HistoryDecision(
         decision_id=decision_id,
         time=datetime.fromisoformat(time),
         job=job,
-        architecture=Architecture.model_validate_json(architecture),
+        architecture=models[architecture],
         time_left_seconds=float(left),
         time_budget_seconds=float(budget),
         allocation=Allocation.model_validate_json(allocation),
         progress=Progress.model_validate_json(progress),
-        actions=tuple(Action.model_validate(entry) for entry in json.loads(actions)),
-        probabilities=tuple(json.loads(probabilities)),
-        action=Action.model_validate_json(action),
+        actions=actions,
+        probabilities=probabilities,
+        action=action,
         greedy=bool(greedy),
+        behaviour_probability=float(behaviour),
         policy=PolicyVersion(name=name, version=version),
         final_accuracy=accuracy,
+        reported=reported,
         shadows=shadows,
     )

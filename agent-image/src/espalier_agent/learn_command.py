@@ -1,8 +1,8 @@
-"""`espalier agent learn`, and what it shares with `evaluate`: where tables come from, how results are printed."""
+"""`espalier agent learn`, and what it shares with `evaluate`: where tables and policies come from."""
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,25 +10,31 @@ import pydantic
 
 from espalier_agent.command_errors import CommandError
 from espalier_agent.data import carried_tables, table_sets
-from espalier_agent.evaluate import Evaluation
 from espalier_agent.evaluate import evaluate as evaluate_policy
-from espalier_agent.learners.learning import LearningError, Progress
-from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS
+from espalier_agent.evaluation_lines import print_evaluation
+from espalier_agent.history import history_files
+from espalier_agent.history_command import history_option, read_history
+from espalier_agent.learners.from_history import HistoryConfig
+from espalier_agent.learners.from_history import learn as learn_from_history
+from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
+from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS, Learner
+from espalier_agent.outcome_schema import StoreError
 from espalier_agent.policy import Policy
 from espalier_agent.policy_files import PolicyError, default_policy, load_policy, save_policy
-from espalier_agent.tree import TableError
+from espalier_agent.progress_lines import ProgressLines
+from espalier_agent.tree import TableError, read_playable, table_digest
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError
-from espalier_api.outcomes import OutcomeTable, read_table, read_tables
+from espalier_api.outcomes import OutcomeTable, table_files
 
-USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, OSError)
+USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, StoreError, OSError)
 
 
 def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
     """Read tables: of sets that are carried, by name, of folders (`*.json` in each) and of single files.
 
     A carried set hides a folder of its name, which is still reached as `./NAME`. Raises `DocumentError` for what is
-    missing or damaged.
+    missing or damaged, `TableError` for what cannot be played; both name the file.
     """
     tables: list[OutcomeTable] = []
     for source in sources:
@@ -36,9 +42,9 @@ def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
         if source in table_sets():
             tables.extend(carried_tables(source))
         elif path.is_dir():
-            tables.extend(read_tables(path))
+            tables.extend(read_playable(each) for each in table_files(path))
         elif path.is_file():
-            tables.append(read_table(path))
+            tables.append(read_playable(path))
         else:
             raise DocumentError(f"{source}: no such file or folder, and not a carried set ({', '.join(table_sets())})")
     return tuple(tables)
@@ -70,6 +76,15 @@ def _split(context: click.Context, parameter: click.Parameter, values: tuple[str
 
 @click.command()
 @outcomes_option
+@click.option("--without-tables", is_flag=True, help="With --from-history: learn from that alone.")
+@click.option(
+    "--held-out",
+    "held_out",
+    multiple=True,
+    metavar="SET|DIR|FILE",
+    help="Tables that are not learnt from, though --outcomes names them: for `promote` to judge by. May be repeated.",
+)
+@history_option
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="Folder for the policy.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--name", help="The policy's name; default: the output folder's.")
@@ -81,7 +96,7 @@ def _split(context: click.Context, parameter: click.Parameter, values: tuple[str
 )
 @click.option(
     "--recipe",
-    help="The learner's configuration: fit or smooth (expected), paper or batched (reinforce), default (ppo, dqn). "
+    help="The learner's configuration: fit or smooth (expected), paper or batched (reinforce), default (the others). "
     "Default: the first of them.",
 )
 @click.option(
@@ -100,6 +115,9 @@ def _split(context: click.Context, parameter: click.Parameter, values: tuple[str
 @click.option("--from", "parent_path", type=click.Path(path_type=Path), help="Go on from this policy.")
 def learn(
     sources: tuple[str, ...],
+    without_tables: bool,
+    held_out: tuple[str, ...],
+    histories: tuple[Path, ...],
     output: Path,
     seed: int,
     name: str | None,
@@ -115,17 +133,21 @@ def learn(
 ) -> None:
     """Learn a policy from outcome tables. The same command with the same seed gives the same policy.
 
-    expected follows the exact gradient of the expected return over all sequences of all tables; reinforce is the
-    paper's learner; ppo and dqn play episodes.
+    expected follows the exact gradient of the expected return over all sequences of all tables; distilled teaches one
+    network what several such runs say on the average; reinforce is the paper's learner; ppo and dqn play episodes. With
+    --from-history, expected goes on from what came of real advice; a quarter of the jobs is kept for `promote` to judge
+    by (--set held_out_share=.25).
     """
     chosen = LEARNERS[learner]
     options = {"episodes": episodes, "learning_rate": learning_rate, "temperature": temperature}
     changes: dict[str, object] = {key: value for key, value in options.items() if value is not None}
     try:
-        tables = gather_tables(sources)
+        tables = _not_held_out(gather_tables(() if without_tables else sources), gather_tables(held_out))
         if curriculum is not None:
             tables = in_curriculum(tables, curriculum)
             changes["order"] = "curriculum"
+        if histories:
+            chosen = with_history(chosen, histories)
         config = changed(chosen.recipe(recipe), learner, {**changes, **fields})
         policy = chosen.learn(
             tables,
@@ -134,14 +156,30 @@ def learn(
             seed=seed,
             name=name or output.resolve().name,
             parent=None if parent_path is None else load_policy(parent_path),
-            progress=ProgressLines(),
+            progress=learning_lines(),
         )
         save_policy(policy, output)
         evaluation = evaluate_policy(policy, tables)
     except USER_ERRORS as error:
         raise CommandError(str(error)) from error
     click.echo(f"policy {policy.name}@{policy.version} written to {output}", err=True)
-    print_evaluation(evaluation)
+    if tables:
+        print_evaluation(evaluation)
+
+
+def with_history(learner: Learner, sources: tuple[Path, ...]) -> Learner:
+    """Return a learner that learns from a history beside its tables; `LearningError` where it cannot."""
+    if learner.name != DEFAULT_LEARNER:
+        raise LearningError(f"learner {learner.name} does not learn from a history; {DEFAULT_LEARNER} does")
+    history = read_history(sources)
+    recipes = {name: HistoryConfig(**recipe.model_dump()) for name, recipe in learner.recipes.items()}
+    files = tuple(path.name for path in history_files(sources))
+    return Learner(learner.name, partial(learn_from_history, history=history, files=files), recipes, learner.encoder)
+
+
+def _not_held_out(tables: tuple[OutcomeTable, ...], held_out: tuple[OutcomeTable, ...]) -> tuple[OutcomeTable, ...]:
+    kept = {table_digest(table) for table in held_out}
+    return tuple(table for table in tables if table_digest(table) not in kept)
 
 
 def in_curriculum(tables: tuple[OutcomeTable, ...], curriculum: str) -> tuple[OutcomeTable, ...]:
@@ -169,40 +207,19 @@ def changed(config: Record, learner: str, changes: dict[str, object]) -> Record:
         raise LearningError(f"{place}={first['input']}: {first['msg']}") from error
 
 
-class ProgressLines:
-    """A line on stderr every few seconds."""
+def learning_lines() -> ProgressCallback:
+    """Return what prints how far learning is."""
+    lines = ProgressLines()
 
-    EVERY_SECONDS = 5.0
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._last = self._started
-
-    def __call__(self, progress: Progress) -> None:
-        """Print, where it is time to or the end is reached."""
-        now = time.monotonic()
-        if now - self._last < self.EVERY_SECONDS and progress.episodes < progress.total_episodes:
-            return
-        self._last = now
-        speed = progress.episodes / max(now - self._started, 1e-9)
-        click.echo(
-            f"{progress.episodes}/{progress.total_episodes} episodes, {speed:.0f} a second, "
-            f"objective {progress.objective:.3f}, mean accuracy {progress.mean_accuracy:.4f}",
-            err=True,
+    def tell(progress: Progress) -> None:
+        lines.tell(
+            progress.episodes,
+            progress.total_episodes,
+            lambda seconds: (
+                f"{progress.episodes}/{progress.total_episodes} episodes, "
+                f"{progress.episodes / max(seconds, 1e-9):.0f} a second, "
+                f"objective {progress.objective:.3f}, mean accuracy {progress.mean_accuracy:.4f}"
+            ),
         )
 
-
-def print_evaluation(evaluation: Evaluation) -> None:
-    """Print an evaluation for people."""
-    click.echo(
-        f"{'table':<20} {'rank':>8} {'accuracy':>8} {'regret':>7} {'none':>7} {'random':>7} {'average':>7} {'best':>7}"
-        "  actions"
-    )
-    for result in evaluation.tables:
-        average = "-" if result.best_on_average is None else f"{result.best_on_average.accuracy:.4f}"
-        click.echo(
-            f"{result.table:<20} {result.rank:>3} /{result.sequences:>3} {result.accuracy:>8.4f} {result.regret:>7.4f} "
-            f"{result.none.accuracy:>7.4f} {result.random_mean_accuracy:>7.4f} {average:>7} "
-            f"{result.best.accuracy:>7.4f}  " + ", ".join(result.actions)
-        )
-    click.echo(f"mean regret {evaluation.mean_regret:.4f}, policy {evaluation.policy}@{evaluation.version}")
+    return tell

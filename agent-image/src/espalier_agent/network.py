@@ -4,26 +4,63 @@ Two kinds (`NetworkConfig.encoder`). `lstm` is that of Lamelas, section 5: its d
 point, in the architecture's order, and a last one for doing nothing (Figure 5). Its number of growth points is fixed
 when the policy is made, to that of the largest model it learns from; the surplus outputs of a smaller model are
 masked, and points beyond the head are never chosen: no experience has shaped an output for them. `graph` reads the
-architecture as a graph and scores each growth point by where it is, so it serves any number of them.
+architecture as a graph and scores each growth point by where it is, so it serves any number of them. Only it can
+score groups of channels to widen, and does if it has learnt from tables that widen: the LSTMs read a sequence of layers
+and have outputs by number, so what a number of groups means would be fixed with the models learnt from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from espalier_agent.encoders import FixedHead, LstmModelEncoder
 from espalier_agent.graph_encoder import GraphModelEncoder, PointerHead
 from espalier_agent.vocabulary import Vocabulary
+from espalier_api.advice import Action, ActionKind
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 
 Prepared = dict[str, Tensor]
 """Models as the fixed tensors that an encoder reads; made once, encoded in each update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Which output of a network an action has: growth points first, then groups of channels, and last `Nothing`."""
+
+    points: int
+    groups: int
+
+    @property
+    def width(self) -> int:
+        """How many outputs there are."""
+        return self.points + self.groups + 1
+
+    def of(self, architecture: Architecture, actions: Sequence[Action]) -> list[int | None]:
+        """Return the output of each action; None where there is none.
+
+        That is so for growth points beyond the head, for every widening where the network scores no groups, and for a
+        widening to a given width: only doubling was learnt.
+        """
+        points = {point.id: place for place, point in enumerate(architecture.growth_points[: self.points])}
+        groups = {
+            group.id: self.points + place for place, group in enumerate(architecture.channel_groups[: self.groups])
+        }
+
+        def place(action: Action) -> int | None:
+            if action.target is None:
+                return self.width - 1
+            if action.kind is ActionKind.DEEPEN:
+                return points.get(action.target)
+            return groups.get(action.target) if action.width is None else None
+
+        return [place(action) for action in actions]
 
 
 class NetworkConfig(Record):
@@ -33,6 +70,14 @@ class NetworkConfig(Record):
     """How models are read."""
     growth_points: int = Field(ge=1, le=4096)
     """Growth points that the decider of `lstm` has outputs for; `graph` serves any number whatever stands here."""
+    widening: Literal[True] | None = None
+    """Groups of channels are scored too; absent: never chosen. Of `graph` only: `lstm` has no outputs for them."""
+
+    @model_validator(mode="after")
+    def _widens_by_graph(self) -> Self:
+        if self.widening and self.encoder != "graph":
+            raise ValueError(f"encoder {self.encoder} has no outputs for groups of channels; graph has")
+        return self
 
 
 class PolicyNetwork(nn.Module):
@@ -45,7 +90,8 @@ class PolicyNetwork(nn.Module):
         self.encoder: LstmModelEncoder | GraphModelEncoder
         self.decider: FixedHead | PointerHead
         if config.encoder == "graph":
-            self.encoder, self.decider = GraphModelEncoder(), PointerHead()
+            widening = bool(config.widening)
+            self.encoder, self.decider = GraphModelEncoder(widening=widening), PointerHead(widening=widening)
         else:
             self.encoder, self.decider = LstmModelEncoder(), FixedHead(config.growth_points)
 
@@ -75,12 +121,18 @@ class PolicyNetwork(nn.Module):
         """Turn models into the fixed tensors that `logits` reads."""
         return self.encoder.prepare(architectures, vocabulary)
 
+    def outputs(self, prepared: Prepared) -> Outputs:
+        """Return what the columns of `logits` are about, for these prepared models."""
+        groups = prepared["carriers"].shape[1] if "carriers" in prepared else 0
+        points = prepared["points"].shape[1] if self.config.encoder == "graph" else self.config.growth_points
+        return Outputs(points, groups)
+
     def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
-        """Return the logits of n states, (n, width): one for each growth point, in order, and last that of Nothing.
+        """Return the logits of n states, (n, width): one for each action, in the order of `outputs`.
 
         `models` (n,) says which prepared model each state has; times are (n,), in float64. The width is that of the
-        decider's head, or for `graph` one more than the growth points of the largest prepared model; what stands at
-        points that a model does not have means nothing.
+        decider's head, or for `graph` what the largest prepared models need; what stands at points and groups that a
+        model does not have means nothing.
         """
         return self.decider.score(self.encoder(prepared), models, time_left_s, time_budget_s)
 

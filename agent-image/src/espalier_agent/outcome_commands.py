@@ -13,6 +13,7 @@ import click
 from espalier_agent.command_errors import CommandError
 from espalier_agent.history import HistoryDecision, decisions
 from espalier_agent.outcome_schema import StoreError
+from espalier_api.advice import ActionKind
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Tally:
 
     decisions: int = 0
     deepened: int = 0
+    widened: int = 0
     accuracies: list[float] = field(default_factory=list)
     shadowed: int = 0
     agreed: int = 0
@@ -28,7 +30,8 @@ class Tally:
     def take(self, decision: HistoryDecision) -> None:
         """Count a decision."""
         self.decisions += 1
-        self.deepened += decision.action.target is not None
+        self.deepened += decision.action.kind is ActionKind.DEEPEN
+        self.widened += decision.action.kind is ActionKind.WIDEN
         if decision.final_accuracy is not None:
             self.accuracies.append(decision.final_accuracy)
         self.shadowed += len(decision.shadows)
@@ -39,6 +42,7 @@ class Tally:
         return {
             "decisions": self.decisions,
             "deepened": self.deepened,
+            "widened": self.widened,
             "outcomes": len(self.accuracies),
             "meanAccuracy": sum(self.accuracies) / len(self.accuracies) if self.accuracies else None,
             "shadowed": self.shadowed,
@@ -78,12 +82,13 @@ def outcomes(sources: tuple[Path, ...], as_json: bool) -> None:
         lines = [{"policy": name, "version": version, **each.to_json()} for (name, version), each in found.items()]
         click.echo(json.dumps({"policies": lines}, indent=1))
         return
-    heads = ("policy", "decisions", "deepened", "outcomes", "accuracy", "agreement")
-    click.echo(f"{heads[0]:<32} {heads[1]:>9} {heads[2]:>8} {heads[3]:>8} {heads[4]:>8} {heads[5]:>9}")
+    heads = ("policy", "decisions", "deepened", "widened", "outcomes", "accuracy", "agreement")
+    click.echo(f"{heads[0]:<32} {heads[1]:>9} {heads[2]:>8} {heads[3]:>7} {heads[4]:>8} {heads[5]:>8} {heads[6]:>9}")
     for (name, version), each in found.items():
         figures = each.to_json()
         click.echo(
-            f"{f'{name}@{version}':<32} {each.decisions:>9} {each.deepened:>8} {len(each.accuracies):>8} "
+            f"{f'{name}@{version}':<32} {each.decisions:>9} {each.deepened:>8} {each.widened:>7} "
+            f"{len(each.accuracies):>8} "
             f"{_figure(figures['meanAccuracy']):>8} {_figure(figures['agreement']):>9}"
         )
 

@@ -18,7 +18,7 @@ Row = tuple[str | float | int, ...]
 Statement = tuple[str, Row]
 
 _ARCHITECTURE = "INSERT OR IGNORE INTO architectures VALUES (?, ?)"
-_DECISION = "INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_DECISION = "INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _OUTCOME = (
     "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?) ON CONFLICT (decision_id) DO UPDATE SET time = excluded.time, "
     "job = excluded.job, final_accuracy = excluded.final_accuracy, time_budget_seconds = excluded.time_budget_seconds"
@@ -35,8 +35,6 @@ class DecisionRecord:
     request: AdviceRequest
     decision: Decision
     policy: PolicyVersion
-    greedy: bool = True
-    """Whether the most probable action was taken, as the service does. A decision drawn by the probabilities is not."""
 
     kind = "decision"
 
@@ -57,9 +55,10 @@ class DecisionRecord:
             _json([action.to_json() for action in request.actions()]),
             _json([entry.probability for entry in self.decision.probabilities]),
             _json(self.decision.action.to_json()),
-            int(self.greedy),
+            int(self.decision.action == self.decision.preferred),
             _text(self.policy.name),
             _text(self.policy.version),
+            self.decision.behaviour_probability,
         )
         return [(_ARCHITECTURE, (digest, architecture)), (_DECISION, row)]
 

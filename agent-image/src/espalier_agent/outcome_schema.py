@@ -1,4 +1,8 @@
-"""The database of decisions and outcomes: its tables, their version, and how a file is opened."""
+"""The database of decisions and outcomes: its tables, their version, and how a file is opened.
+
+Version 2 added the probability with which an action was taken. A file of version 1 is read as it is, and whoever opens
+it to write brings it up to date first, in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ from typing import Final
 
 APPLICATION_ID: Final = 0x45535041
 """Marks a SQLite file as ours: "ESPA"."""
-VERSION: Final = 1
+VERSION: Final = 2
 """Raised when an older reader would misread a newer file, or the reverse."""
+OLDEST: Final = 1
+"""The oldest version that can still be read and brought up to date."""
 PAGE_BYTES: Final = 4096
 
 TABLES: Final = (
@@ -21,7 +27,8 @@ TABLES: Final = (
         time_left_seconds REAL NOT NULL, time_budget_seconds REAL NOT NULL,
         allocation TEXT NOT NULL, progress TEXT NOT NULL,
         actions TEXT NOT NULL, probabilities TEXT NOT NULL, action TEXT NOT NULL, greedy INTEGER NOT NULL,
-        policy_name TEXT NOT NULL, policy_version TEXT NOT NULL)""",
+        policy_name TEXT NOT NULL, policy_version TEXT NOT NULL,
+        behaviour_probability REAL NOT NULL DEFAULT 1.0)""",
     """CREATE TABLE outcomes (
         decision_id TEXT PRIMARY KEY, time TEXT NOT NULL, job TEXT NOT NULL,
         final_accuracy REAL NOT NULL, time_budget_seconds REAL NOT NULL) WITHOUT ROWID""",
@@ -30,6 +37,16 @@ TABLES: Final = (
         action TEXT NOT NULL, probabilities TEXT NOT NULL, agreed INTEGER NOT NULL,
         PRIMARY KEY (decision_id, policy_name, policy_version)) WITHOUT ROWID""",
 )
+
+UPDATES: Final = (
+    "ALTER TABLE decisions ADD COLUMN behaviour_probability REAL NOT NULL DEFAULT 1.0",
+    # What was greedy was certain. What was not was drawn by the policy's probabilities.
+    """UPDATE decisions SET behaviour_probability = (
+        SELECT chance.value FROM json_each(decisions.actions) AS option
+        JOIN json_each(decisions.probabilities) AS chance ON chance.key = option.key
+        WHERE option.value = decisions.action) WHERE greedy = 0""",
+)
+"""From version 1 to version 2."""
 
 
 class StoreError(ValueError):
@@ -62,7 +79,9 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def open_to_write(path: Path, max_bytes: int, patience: float) -> sqlite3.Connection:
-    """Open a database, with its tables made where it is new; waits `patience` seconds for a lock.
+    """Open a database, with its tables made where it is new and brought up to date where it is old.
+
+    Waits `patience` seconds for a lock.
 
     Write-ahead logging, so that readers and other writers are not in the way. `synchronous = FULL`: a commit is on
     the disk, power cut or not, when it returns; in this mode that is one fsync for each commit, and a commit takes
@@ -82,6 +101,10 @@ def open_to_write(path: Path, max_bytes: int, patience: float) -> sqlite3.Connec
             connection.execute(f"PRAGMA user_version = {VERSION}")
             for table in TABLES:
                 connection.execute(table)
+        elif check_version(connection, path) < VERSION:
+            for update in UPDATES:
+                connection.execute(update)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         connection.close()
@@ -96,16 +119,20 @@ def check_contents(connection: sqlite3.Connection, path: Path) -> None:
         raise DamagedError(f"{path}: is damaged ({found})")
 
 
-def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file of another version or another program with `StoreError`; raises `sqlite3.Error`."""
+def check_version(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the version of a file that can be used: `StoreError` for another version or another program's.
+
+    Raises `sqlite3.Error`.
+    """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application != APPLICATION_ID and tables:
         raise StoreError(f"{path}: is a database of another program; name another file")
-    if application == APPLICATION_ID and version != VERSION:
+    if application == APPLICATION_ID and not OLDEST <= version <= VERSION:
         age = "a newer" if version > VERSION else "an older"
         raise StoreError(
             f"{path}: is of version {version}, of {age} Espalier (this one has {VERSION}); "
             "use that Espalier, or move the file away and a new one is begun"
         )
+    return int(version)

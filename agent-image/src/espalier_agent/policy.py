@@ -22,6 +22,22 @@ class LearntTable(Record):
     """Of the table's canonical JSON."""
 
 
+class LearntHistory(Record):
+    """The decisions of a service, and what came of them, that a policy was learnt from."""
+
+    files: tuple[str, ...]
+    """Names of the databases. They grow while they are read, so the digest is not theirs."""
+    sha256: str
+    """Of what was learnt from: ids, actions, their probabilities and accuracies."""
+    decisions: int
+    episodes: int
+    """Jobs, with one decision or more each."""
+    held_out_share: float
+    """Of all episodes; these were not learnt from."""
+    held_out_seed: int
+    held_out_episodes: int
+
+
 class Lineage(Record):
     """How a policy came to be: enough to make it again."""
 
@@ -33,6 +49,8 @@ class Lineage(Record):
     tables: tuple[LearntTable, ...]
     parent: PolicyVersion | None = None
     """The policy that learning started from; absent when it started from a fresh network."""
+    history: LearntHistory | None = None
+    """What it learnt from beside tables; absent where it learnt from tables alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,13 @@ from espalier_agent.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policy import Lineage, Policy
 from espalier_agent.vocabulary import EMBEDDING_SIZE, Vocabulary
 from espalier_api.base import Record
-from espalier_api.documents import DocumentError, read_document, write_bytes_atomically, write_document
+from espalier_api.documents import DocumentError, read_bounded, read_document, write_bytes_atomically, write_document
 
 POLICY_FILE: Final = "policy.json"
 EMBEDDINGS: Final = "vocabulary.embeddings"
 NETWORK_PREFIX: Final = "network."
+MAX_WEIGHTS_BYTES: Final = 256 * 1024 * 1024
+"""Of the tensors' file. The largest head and a vocabulary of a million layers stay below a third of it."""
 
 
 class PolicyError(ValueError):
@@ -98,7 +100,9 @@ def load_policy(folder: Path) -> Policy:
         raise PolicyError(f"{path}: cannot be read ({error.strerror}); a policy is a folder with it in it") from error
     weights_path = folder / document.weights
     try:
-        content = weights_path.read_bytes()
+        content = read_bounded(weights_path, MAX_WEIGHTS_BYTES)
+    except DocumentError as error:
+        raise PolicyError(str(error)) from error
     except OSError as error:
         raise PolicyError(f"{weights_path}: cannot be read ({error.strerror}), but {path} names it") from error
     if hashlib.sha256(content).hexdigest() != document.weights_sha256:
@@ -109,6 +113,8 @@ def load_policy(folder: Path) -> Policy:
         tensors = load(content)
     except SafetensorError as error:
         raise PolicyError(f"{weights_path}: not a safetensors file ({error})") from error
+    except KeyError as error:  # Of a type that torch has no tensors of.
+        raise PolicyError(f"{weights_path}: holds tensors of type {error}, where torch.float32 is expected") from error
     shapes = PolicyNetwork.shapes(document.network)
     expected = {NETWORK_PREFIX + key: shape for key, shape in shapes.items()}
     _check_tensors(weights_path, tensors, {**expected, EMBEDDINGS: (len(document.vocabulary), EMBEDDING_SIZE)})

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from espalier_agent.policy import DEFAULT_EMBEDDING_SEED
 from espalier_agent.rewards import Reward, step_rewards
-from espalier_agent.tree import DecisionTree, decision_tree
+from espalier_agent.tree import DecisionTree, carried_out, decision_tree
 from espalier_agent.vocabulary import EMBEDDING_SIZE, layer_embedding
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture
@@ -34,8 +34,9 @@ class NoTableError(ValueError):
 class Positions:
     """Each position is a state of one table, or the end of one of its sequences; the same index in all arrays.
 
-    Actions are numbered alike for all tables: i deepens growth point i, the last one does nothing, and those between
-    a model's growth points and the last one are illegal.
+    Actions are numbered alike for all tables: i deepens growth point i; behind as many as the model with the most of
+    them has, the next ones each double a group of channels; the last one does nothing. Those that a model has no
+    growth point or group for are illegal.
     """
 
     tables: tuple[str, ...]
@@ -63,7 +64,9 @@ class Positions:
         if not tables:
             raise NoTableError("there is no outcome table to play; give at least one")
         trees = [decision_tree(table) for table in tables]
-        actions = max(len(tree.actions) for tree in trees)
+        points = max(len(tree.states[0].architecture.growth_points) for tree in trees)
+        groups = max(len(tree.states[0].architecture.channel_groups) for tree in trees)
+        actions = points + groups + 1
         count = sum(len(tree.states) + len(tree.sequences) for tree in trees)
         following = np.full((count, actions), NO_INDEX, dtype=np.int64)
         rewards = np.zeros((count, actions))
@@ -78,7 +81,7 @@ class Positions:
             last = states - len(tree.sequences) // len(tree.actions)
             # In the tree, sequences are counted apart from states; here they come behind them.
             own[last:] += states
-            columns = [*range(len(tree.actions) - 1), actions - 1]
+            columns = _columns(tree, points, actions)
             returns = np.array([paper_return(accuracy) for accuracy in tree.accuracies])
             following[start : start + states, columns] = start + own
             rewards[start : start + states, columns] = step_rewards(np.array(tree.following), returns, reward)
@@ -104,7 +107,7 @@ class Positions:
                 "decisions_left": np.array([[left] for _, _, left in moments], dtype=np.int64),
                 "allocation": np.tile(np.array([allocation.replicas, allocation.gpus]), (count, 1)),
             },
-            by_architecture=_described(tuple(rows.values()), actions - 1),
+            by_architecture=_described(tuple(rows.values()), points, groups),
             architecture_of=np.array([place[architecture.fingerprint] for architecture in seen]),
         )
 
@@ -121,13 +124,18 @@ class Positions:
         return self.tables.index(table)
 
 
+def _columns(tree: DecisionTree, points: int, actions: int) -> list[int]:
+    """Return the number that each of a table's actions has among those of all tables."""
+    own = tree.states[0].architecture
+    groups = range(points, points + len(own.channel_groups))
+    return [*range(len(own.growth_points)), *groups, actions - 1]
+
+
 def _ends(tree: DecisionTree) -> list[Architecture]:
     """Return the architecture at the end of each sequence."""
     last = len(tree.states) - len(tree.sequences) // len(tree.actions)
     return [
-        state.architecture if action.target is None else state.architecture.deepen(action.target)
-        for state in tree.states[last:]
-        for action in tree.actions
+        carried_out(tree.name, state.architecture, action) for state in tree.states[last:] for action in tree.actions
     ]
 
 
@@ -147,8 +155,8 @@ def _moments(tree: DecisionTree) -> list[tuple[float, float, int]]:
     return moments + [(0.0, tree.states[0].time_budget_s, 0)] * len(tree.sequences)
 
 
-def _described(architectures: Sequence[Architecture], points: int) -> dict[str, Array]:
-    """Return the arrays that describe architectures, padded to the largest of them."""
+def _described(architectures: Sequence[Architecture], points: int, groups: int) -> dict[str, Array]:
+    """Return the arrays that describe architectures, padded to the largest of them; of groups, where there are any."""
     count = len(architectures)
     layers = max(len(architecture.layers) for architecture in architectures)
     edges = max(1, *(sum(len(layer.inputs) for layer in architecture.layers) for architecture in architectures))
@@ -159,6 +167,9 @@ def _described(architectures: Sequence[Architecture], points: int) -> dict[str, 
         "growth_points": np.full((count, max(points, 1)), NO_INDEX, dtype=np.int64),
         "grown": np.zeros((count, max(points, 1)), dtype=np.int64),
     }
+    if groups:
+        described["carriers"] = np.zeros((count, groups, layers), dtype=np.int8)
+        described["channels"] = np.zeros((count, groups), dtype=np.int64)
     for row, architecture in enumerate(architectures):
         place = {layer.name: index for index, layer in enumerate(architecture.layers)}
         for index, layer in enumerate(architecture.layers):
@@ -170,4 +181,7 @@ def _described(architectures: Sequence[Architecture], points: int) -> dict[str, 
         for index, point in enumerate(architecture.growth_points):
             described["growth_points"][row, index] = place[point.after]
             described["grown"][row, index] = point.grown
+        for index, group in enumerate(architecture.channel_groups):
+            described["carriers"][row, index, [place[name] for name in group.carriers]] = 1
+            described["channels"][row, index] = group.width
     return described

@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from espalier_agent.command_errors import CommandError
+from espalier_agent.exploration import Exploration
 from espalier_agent.outcome_schema import StoreError
 from espalier_agent.outcome_store import MAX_DATABASE_BYTES
 from espalier_agent.policy_files import PolicyError
@@ -50,6 +51,18 @@ def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, val
     metavar="MIB",
     help="What that file may grow to; nothing more is kept then.",
 )
+@click.option(
+    "--explore",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Draw this share of the decisions uniformly from what is allowed, so that `learn --from-history` has "
+    "something to learn from. It costs those jobs what the best action would have given them.",
+)
+@click.option(
+    "--explore-seed", type=int, default=0, show_default=True, help="Of what is drawn, with the decision's id."
+)
 @click.option("--outcomes-file", hidden=True, expose_value=False, callback=_refuse_outcomes_file)
 @click.option("--url-file", type=click.Path(path_type=Path), help="Write the URL here once requests are accepted.")
 def serve(
@@ -59,6 +72,8 @@ def serve(
     shadow_path: Path | None,
     outcomes_db: Path | None,
     outcomes_limit: int,
+    explore: float,
+    explore_seed: int,
     url_file: Path | None,
 ) -> None:
     """Answer trainers over HTTP until SIGTERM or Ctrl-C. Prints the URL when it is ready.
@@ -72,6 +87,7 @@ def serve(
         shadow_path=shadow_path,
         outcomes_path=outcomes_db,
         outcomes_max_bytes=outcomes_limit * MEBIBYTE,
+        exploration=Exploration(share=explore, seed=explore_seed),
     )
     try:
         run_server(host, port, settings, url_file=url_file, announce=click.echo)

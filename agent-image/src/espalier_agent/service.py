@@ -20,6 +20,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from espalier_agent.advice import answer_of, decide
+from espalier_agent.exploration import explored
 from espalier_agent.outcome_store import NotStoredError
 from espalier_agent.policy import Lineage, Policy
 from espalier_agent.service_errors import ErrorBody, ServiceError, install_error_handlers
@@ -49,9 +50,13 @@ class PolicyDescription(Record):
     policy: PolicyVersion
     growth_points: int
     """Growth points that the policy decides about; a model's points beyond are never chosen."""
+    widening: bool = False
+    """Whether it decides about groups of channels, too; without it none is ever widened."""
     vocabulary_size: int
     """Distinct layers that it has learnt from; others are embedded from their attributes."""
     lineage: Lineage
+    exploration: float = 0.0
+    """Share of the decisions that are drawn uniformly from what is allowed, to learn what comes of it."""
     shadow: PolicyVersion | None = None
     """The policy that is asked what it would have said, if there is one."""
 
@@ -108,8 +113,9 @@ def _add_routes(app: FastAPI, metrics: Metrics) -> None:
         begun = time.perf_counter()
         # Taken once: an answer is by one policy, though another may take its place meanwhile.
         policy = serving.policy.current
-        decision = decide(policy, request)
-        answer = answer_of(policy, decision, decision_id=str(uuid.uuid4()))
+        decision_id = str(uuid.uuid4())
+        decision = explored(decide(policy, request), serving.exploration, decision_id)
+        answer = answer_of(policy, decision, decision_id)
         metrics.observe("espalier_agent_advice_seconds", time.perf_counter() - begun)
         metrics.count("espalier_agent_advice_total", answer.action.kind)
         metrics.count("espalier_agent_unknown_layers_total", amount=decision.unknown_layers)
@@ -156,8 +162,10 @@ def _add_routes(app: FastAPI, metrics: Metrics) -> None:
         return PolicyDescription(
             policy=policy.identity,
             growth_points=policy.network.config.growth_points,
+            widening=bool(policy.network.config.widening),
             vocabulary_size=len(policy.vocabulary),
             lineage=policy.lineage,
+            exploration=serving.exploration.share,
             shadow=None if serving.shadow is None else serving.shadow.policy.current.identity,
         )
 

@@ -9,6 +9,7 @@ from typing import Final
 from pydantic import Field
 
 from espalier_agent.advice import Decision
+from espalier_agent.exploration import Exploration
 from espalier_agent.outcome_records import DecisionRecord, ShadowRecord
 from espalier_agent.outcome_store import MAX_DATABASE_BYTES, OutcomeStore
 from espalier_agent.policy import Policy
@@ -36,6 +37,8 @@ class Settings(Record):
     """SQLite file that decisions and outcomes are kept in; absent: they are not kept."""
     outcomes_max_bytes: int = Field(default=MAX_DATABASE_BYTES, gt=0)
     """What the file may grow to; from then on nothing more is kept."""
+    exploration: Exploration = Exploration()
+    """How often another action than the best is tried."""
     max_body_bytes: int = MAX_BODY_BYTES
     policy_look_seconds: float = Field(default=LOOK_SECONDS, gt=0)
     """How often the folders of the policies are looked at."""
@@ -52,6 +55,7 @@ class Serving:
     def __init__(self, settings: Settings, policy: Policy, metrics: Metrics) -> None:
         """Read the shadow and look at the store's file: raises `PolicyError` and `StoreError`."""
         self._metrics = metrics
+        self.exploration = settings.exploration
         self.policy = PolicyWatch(
             policy,
             settings.policy_path,

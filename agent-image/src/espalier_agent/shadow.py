@@ -76,7 +76,8 @@ class Shadow:
             logger.exception("shadow %s@%s fails at decision %s", policy.name, policy.version, question.decision_id)
             self._lost()
             return
-        agreed = decision.action == question.decision.action
+        # With what the other policy prefers: what it takes may be drawn.
+        agreed = decision.action == question.decision.preferred
         logger.info(
             "shadow of decision %s: %s@%s %s action=%s",
             question.decision_id,

@@ -6,11 +6,15 @@ import hashlib
 import itertools
 import json
 from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
 
 from espalier_agent.data import NAMED_MODELS, named_architecture
 from espalier_api.advice import Action
-from espalier_api.architecture import Architecture
-from espalier_api.outcomes import OutcomeTable
+from espalier_api.architecture import Architecture, GrowthError
+from espalier_api.documents import first_fault
+from espalier_api.outcomes import OutcomeTable, read_table
 
 
 class TableError(ValueError):
@@ -37,7 +41,7 @@ class DecisionTree:
     model: str
     scenario: str
     actions: tuple[Action, ...]
-    """In the table's order: each growth point of the starting model, then `Nothing`."""
+    """In the table's order: each growth point of the starting model, each group of its channels, then `Nothing`."""
     decisions: int
     """In an episode."""
     states: tuple[State, ...]
@@ -66,11 +70,12 @@ def starting_architecture(table: OutcomeTable) -> Architecture:
                 f"({', '.join(NAMED_MODELS)}); add the starting model's architecture to the table"
             )
         architecture = named_architecture(table.model)
-    points = len(architecture.growth_points)
-    if points != len(table.actions) - 1:
+    points, groups = len(architecture.growth_points), len(architecture.channel_groups)
+    if points + groups != len(table.actions) - 1:
+        widened = f" and {groups} groups of channels" if groups else ""
         raise TableError(
             f"table {table.name}: has {len(table.actions)} actions, where {table.model!r} with its {points} growth "
-            f"points needs {points + 1}"
+            f"points{widened} needs {points + groups + 1}"
         )
     return architecture
 
@@ -82,7 +87,11 @@ def decision_tree(table: OutcomeTable) -> DecisionTree:
     decisions were measured separately and differ by a few hundred milliseconds, so a state has their mean.
     """
     start = starting_architecture(table)
-    actions = (*(Action.deepen(point.id) for point in start.growth_points), Action.nothing())
+    actions = (
+        *(Action.deepen(point.id) for point in start.growth_points),
+        *(Action.widen(group.id) for group in start.channel_groups),
+        Action.nothing(),
+    )
     outcomes = sorted(table.sequences, key=lambda outcome: outcome.actions)
     width = len(actions)
     states: list[State] = []
@@ -101,7 +110,7 @@ def decision_tree(table: OutcomeTable) -> DecisionTree:
             following.append(tuple(range(first, first + width)))
         if not last:
             grown = ((architecture, action) for architecture, action in itertools.product(level, actions))
-            level = [_carried_out(architecture, action) for architecture, action in grown]
+            level = [carried_out(table.name, architecture, action) for architecture, action in grown]
     return DecisionTree(
         name=table.name,
         model=table.model,
@@ -115,8 +124,27 @@ def decision_tree(table: OutcomeTable) -> DecisionTree:
     )
 
 
-def _carried_out(architecture: Architecture, action: Action) -> Architecture:
-    return architecture if action.target is None else architecture.deepen(action.target)
+def read_playable(path: Path) -> OutcomeTable:
+    """Read a table; `DocumentError` where it is damaged, `TableError` where it cannot be played; both name the file."""
+    table = read_table(path)
+    try:
+        decision_tree(table)
+    except TableError as error:
+        raise TableError(f"{path}: {error}") from error
+    return table
+
+
+def carried_out(table: str, architecture: Architecture, action: Action) -> Architecture:
+    """Return the architecture after an action; `TableError` where the table's description of it cannot grow so."""
+    try:
+        return action.carried_out(architecture)
+    except GrowthError as error:
+        raise TableError(f"table {table}: its architecture cannot be grown as its actions say ({error})") from error
+    except ValidationError as error:
+        raise TableError(
+            f"table {table}: its architecture cannot grow at {action.target!r} ({first_fault(error)}); mend the "
+            "growth point's insertion and block"
+        ) from error
 
 
 def table_digest(table: OutcomeTable) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,10 +15,14 @@ import torch
 from fastapi import FastAPI
 
 from espalier_agent.data import lamelas_tables
+from espalier_agent.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policy import Policy
-from espalier_agent.policy_files import default_policy
+from espalier_agent.policy_files import default_policy, make_policy
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
 from espalier_api.outcomes import OutcomeTable
+
+# Modules that tests share stand beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +34,13 @@ def _one_thread() -> None:
 def policy() -> Policy:
     """Return the shipped policy."""
     return default_policy()
+
+
+@pytest.fixture(scope="session")
+def fixed_policy(policy: Policy) -> Policy:
+    """Return a policy with the paper's head, one output for each of three growth points, and random weights."""
+    network = PolicyNetwork.seeded(NetworkConfig(encoder="lstm", growth_points=3), 0)
+    return make_policy("fixed", network, policy.vocabulary, policy.lineage)
 
 
 @pytest.fixture(scope="session")

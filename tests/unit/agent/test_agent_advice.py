@@ -13,10 +13,32 @@ from hypothesis import strategies as st
 
 from espalier_agent.advice import advise, decide
 from espalier_agent.data import named_architecture
+from espalier_agent.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policy import Policy
 from espalier_agent.policy_files import make_policy
 from espalier_api.advice import Action, ActionKind, AdviceRequest
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
+
+HEAD = 3
+"""Growth points that the head of `fixed_policy` has outputs for."""
+
+
+@pytest.fixture(scope="module", params=["graph", "lstm"])
+def either(policy: Policy, request: pytest.FixtureRequest) -> Policy:
+    """Return a policy of either kind, with random weights."""
+    if request.param == "lstm":
+        found: Policy = request.getfixturevalue("fixed_policy")
+        return found
+    network = PolicyNetwork.seeded(NetworkConfig(encoder="graph", growth_points=HEAD), 0)
+    return make_policy("graph", network, policy.vocabulary, policy.lineage)
+
+
+def scores(policy: Policy) -> list[Any]:
+    """Return the layers of the decider, the last ones last: of points and of nothing where they are apart."""
+    decider: Any = policy.network.decider
+    if policy.network.config.encoder == "lstm":
+        return [decider[2], decider[-1]]
+    return [decider.point_score[1], decider.nothing_score[-1], decider.point_score[-1]]
 
 
 def ask(architecture: Architecture, **changes: Any) -> AdviceRequest:
@@ -67,7 +89,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_only_what_is_allowed_is_ever_advised(policy: Policy, data: st.DataObject) -> None:
+def test_only_what_is_allowed_is_ever_advised(either: Policy, data: st.DataObject) -> None:
     architecture = data.draw(architectures())
     offered = [point.id for point in architecture.growth_points]
     allowed = data.draw(st.none() | st.lists(st.sampled_from([*offered, "elsewhere"]), unique=True))
@@ -79,8 +101,8 @@ def test_only_what_is_allowed_is_ever_advised(policy: Policy, data: st.DataObjec
     )
     legal = [point for point in offered if allowed is None or point in allowed]
     for seed in (None, 0):
-        decision = decide(policy, request, sample_seed=seed)
-        head = policy.network.config.growth_points
+        decision = decide(either, request, sample_seed=seed)
+        head = HEAD if either.network.config.encoder == "lstm" else len(offered)
         if decision.action.kind is ActionKind.DEEPEN:
             assert decision.action.target in legal
             assert decision.action.target in offered[:head]
@@ -89,9 +111,9 @@ def test_only_what_is_allowed_is_ever_advised(policy: Policy, data: st.DataObjec
         assert sum(chances.values()) == pytest.approx(1)
         assert all(chances[point] == 0 for point in legal if point in offered[head:])
         assert chances[decision.action.target] > 0
-    greedy = decide(policy, request)
+    greedy = decide(either, request)
     assert max(chances.values()) == chances[greedy.action.target]
-    assert greedy == decide(policy, request)
+    assert greedy == decide(either, request)
 
 
 def test_without_growth_points_nothing_is_the_only_answer(policy: Policy) -> None:
@@ -112,20 +134,27 @@ def test_masking_leaves_the_proportions_of_the_others(policy: Policy) -> None:
         assert probability == pytest.approx(free[target] / rest, rel=1e-6)
 
 
-def test_points_beyond_the_head_are_never_chosen(policy: Policy, chain: Callable[..., Architecture]) -> None:
-    head = policy.network.config.growth_points
-    model = chain(head + 20)
-    beyond = [Action.deepen(point.id) for point in model.growth_points[head:]]
-    decision = decide(policy, ask(model, allowed_actions=beyond))
+def test_points_beyond_the_head_are_never_chosen(fixed_policy: Policy, chain: Callable[..., Architecture]) -> None:
+    model = chain(HEAD + 20)
+    beyond = [Action.deepen(point.id) for point in model.growth_points[HEAD:]]
+    decision = decide(fixed_policy, ask(model, allowed_actions=beyond))
     assert decision.action == Action.nothing()
     assert [entry.probability for entry in decision.probabilities] == [0.0] * 20 + [1.0]
 
 
-def test_sampling_depends_on_its_seed_alone_and_follows_the_probabilities(policy: Policy) -> None:
+def test_the_shipped_policy_serves_any_number_of_points(policy: Policy, chain: Callable[..., Architecture]) -> None:
+    model = chain(23)
+    chances = [entry.probability for entry in decide(policy, ask(model)).probabilities]
+    assert len(chances) == 24
+    assert all(chance > 0 for chance in chances)
+
+
+def test_sampling_depends_on_its_seed_alone_and_follows_the_probabilities(either: Policy) -> None:
+    flat = make_policy("flat", either.network, either.vocabulary, either.lineage)
     with torch.no_grad():
-        flat = make_policy("flat", policy.network, policy.vocabulary, policy.lineage)
-        flat.network.decider[-1].weight.zero_()
-        flat.network.decider[-1].bias.zero_()
+        for layer in scores(flat)[1:]:
+            layer.weight.zero_()
+            layer.bias.zero_()
     request = ask(named_architecture("cnn1"))
     drawn = [str(decide(flat, request, sample_seed=seed).action) for seed in range(400)]
     assert drawn[:20] == [str(decide(flat, request, sample_seed=seed).action) for seed in range(20)]
@@ -135,10 +164,13 @@ def test_sampling_depends_on_its_seed_alone_and_follows_the_probabilities(policy
     assert decide(flat, request).action == Action.nothing()
 
 
-def test_a_network_that_overflows_does_nothing(policy: Policy) -> None:
+def test_a_network_that_overflows_does_nothing(either: Policy) -> None:
+    broken = make_policy("broken", either.network, either.vocabulary, either.lineage)
     with torch.no_grad():
-        broken = make_policy("broken", policy.network, policy.vocabulary, policy.lineage)
-        broken.network.decider[2].weight.fill_(3e38)
+        scores(broken)[0].weight.fill_(3e38)
+        # Of both signs: sums of what is infinite are no numbers.
+        for layer in scores(broken)[1:]:
+            layer.weight.view(-1)[::2].neg_()
     decision = decide(broken, ask(named_architecture("cnn1")))
     assert decision.action == Action.nothing()
     assert [entry.probability for entry in decision.probabilities] == [0.0, 0.0, 0.0, 1.0]

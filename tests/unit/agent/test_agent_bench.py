@@ -2,72 +2,178 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from espalier_agent.evaluate import greedy_sequence
+from espalier_agent.learners.expected import FIT, learn
 from espalier_agent.tree import decision_tree
 from espalier_api.outcomes import OutcomeTable
 
-SOURCE = Path(__file__).parents[3] / "benchmarks" / "agent.py"
+# Benchmarks are no package of the workspace.
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+import agent as bench
+from learning.generalisation import BASELINES, generalisation, without_network
+from learning.printed import rendered, share, spread
+from learning.speed import batched, one_at_a_time
+from learning.splits import Split, experiments, shuffled
+
+MakeTable = Callable[..., OutcomeTable]
 
 
-@pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
-    specification = importlib.util.spec_from_file_location("benchmarks_agent", SOURCE)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    yield module
-    del sys.modules[specification.name]
+@pytest.fixture
+def ours(make_table: MakeTable) -> dict[str, list[OutcomeTable]]:
+    """Return three tables of one model of ours and two of another, with the seeds' figures."""
+
+    def seeded(model: str, scenario: str, points: int) -> OutcomeTable:
+        plain = make_table(lambda actions: 0.5 + 0.01 * sum(actions), points, 3, model=model, scenario=scenario)
+        sequences = [
+            {**outcome.to_json(), "accuracies": (outcome.accuracy - 0.01, outcome.accuracy + 0.01)}
+            for outcome in plain.sequences
+        ]
+        return OutcomeTable.model_validate({**plain.to_json(), "sequences": sequences, "seeds": (0, 1)})
+
+    return {
+        "one": [seeded("one", scenario, 3) for scenario in ("20%", "50%", "80%")],
+        "two": [seeded("two", scenario, 1) for scenario in ("20%", "80%")],
+    }
 
 
-def test_nothing_that_is_judged_was_learnt(bench: ModuleType, tables: dict[str, OutcomeTable]) -> None:
-    experiments = bench.splits(list(tables.values()))
-    assert list(experiments) == [
-        f"left-out {what}, {model}" for what in ("scenario", "model") for model in ("cnn1", "cnn2")
+def judged(splits: list[Split]) -> list[str]:
+    return sorted(each.table.name for split in splits for each in split.judged)
+
+
+def test_nothing_of_the_papers_that_is_judged_was_learnt(tables: dict[str, OutcomeTable]) -> None:
+    found = experiments(list(tables.values()), {})
+    assert list(found) == [
+        f"{what} left out, {model}" for what in ("a scenario", "the model") for model in ("cnn1", "cnn2")
     ]
-    for name, experiment in experiments.items():
-        assert sorted(table.name for split in experiment for table in split.judged) == sorted(
-            table for table in tables if table.startswith(name.rpartition(" ")[2])
-        )
-        for split in experiment:
+    for name, splits in found.items():
+        assert judged(splits) == sorted(table for table in tables if table.startswith(name.rpartition(" ")[2]))
+        for split in splits:
             left_out = "scenario" if "scenario" in name else "model"
-            judged = {getattr(table, left_out) for table in split.judged}
-            assert not judged & {getattr(table, left_out) for table in split.learnt}
+            of_judged = {getattr(each.table, left_out) for each in split.judged}
+            assert not of_judged & {getattr(table, left_out) for table in split.learnt}
             assert len(split.learnt) == (4 if left_out == "scenario" else 3)
 
 
-def test_shuffling_deals_the_same_accuracies_anew(bench: ModuleType, tables: dict[str, OutcomeTable]) -> None:
-    (dealt,) = bench.shuffled([tables["cnn1-late"]], 0)
+def test_nothing_of_ours_that_is_judged_was_learnt(
+    tables: dict[str, OutcomeTable], ours: dict[str, list[OutcomeTable]]
+) -> None:
+    paper = list(tables.values())
+    found = experiments(paper, ours)
+    names = {model: [table.name for table in of_model] for model, of_model in ours.items()}
+    for model, other in (("one", "two"), ("two", "one")):
+        splits = found[f"a scenario left out, {model} alone"]
+        assert judged(splits) == sorted(names[model])
+        for split in splits:
+            assert {table.name for table in split.learnt} == set(names[model]) - set(judged([split]))
+        (split,) = found[f"the paper's tables learnt, {model}"]
+        assert ([*split.learnt], judged([split])) == (paper, names[model])
+        (split,) = found[f"the paper's and {other} learnt, {model}"]
+        assert ([*split.learnt], judged([split])) == ([*paper, *ours[other]], names[model])
+    assert len(found) == 4 + 6
+
+
+def test_shuffling_deals_the_same_accuracies_anew(
+    tables: dict[str, OutcomeTable], ours: dict[str, list[OutcomeTable]]
+) -> None:
+    (dealt,) = shuffled([tables["cnn1-late"]], 0)
     before, after = decision_tree(tables["cnn1-late"]), decision_tree(dealt)
     assert sorted(before.accuracies) == sorted(after.accuracies)
     assert sum(one != other for one, other in zip(before.accuracies, after.accuracies, strict=True)) > 50
-    assert bench.shuffled([tables["cnn1-late"]], 0) == (dealt,)
+    assert shuffled([tables["cnn1-late"]], 0) == (dealt,)
+    assert shuffled([tables["cnn1-late"]], 1) != (dealt,)
+    for table in shuffled(ours["one"], 0):
+        assert OutcomeTable.model_validate(table.to_json()) == table, "figures of seeds contradict the mean"
 
 
-def test_intervals_are_students(bench: ModuleType) -> None:
+def test_intervals_are_students() -> None:
     # n = 2, deviation √2 about 2: 12.706·√2/√2.
-    assert bench.spread([1.0, 3.0]) == {"mean": 2.0, "half_width": pytest.approx(12.706), "n": 2}
+    assert spread([1.0, 3.0]) == {"mean": 2.0, "half_width": pytest.approx(12.706), "n": 2}
 
 
-def test_baselines_are_the_tables_own_figures(bench: ModuleType, tables: dict[str, OutcomeTable]) -> None:
-    (split,) = bench.splits(list(tables.values()))["left-out model, cnn1"]
-    none = bench.without_network([split], bench.BASELINES["none"])
+def test_baselines_are_the_tables_own_figures(tables: dict[str, OutcomeTable]) -> None:
+    (split,) = experiments(list(tables.values()), {})["the model left out, cnn1"]
+    none = without_network([split], BASELINES["none"])
+    assert none is not None
     expected = [0.7391 - 0.6221, 0.6827 - 0.5912, 0.7348 - 0.6045]
     assert none["regret"]["mean"] == pytest.approx(sum(expected) / 3)
     # 1, 0, 2 is best on the average of cnn2's three tables.
-    average = bench.without_network([split], bench.BASELINES["best on average"])
+    average = without_network([split], BASELINES["best on average"])
+    assert average is not None
     assert average["rank"]["mean"] == pytest.approx((4 + 13 + 11) / 3)
+    assert without_network([split], BASELINES["noise: best of one seed"]) is None
 
 
-def test_both_loops_count_the_episodes_they_play(bench: ModuleType, tables: dict[str, OutcomeTable]) -> None:
+def test_of_other_actions_no_sequence_is_best_on_average(
+    tables: dict[str, OutcomeTable], ours: dict[str, list[OutcomeTable]]
+) -> None:
+    found = experiments(list(tables.values()), ours)
+    assert without_network(found["the paper's tables learnt, two"], BASELINES["best on average"]) is None
+    assert without_network(found["the paper's tables learnt, one"], BASELINES["best on average"]) is not None
+    # Both seeds agree about every difference.
+    noise = without_network(found["a scenario left out, two alone"], BASELINES["noise: best of one seed"])
+    assert noise is not None
+    assert noise["regret"]["mean"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_figures_are_those_of_the_policies_learnt_one_by_one(ours: dict[str, list[OutcomeTable]]) -> None:
+    first, second = ours["two"]
+    splits = experiments([], {"two": ours["two"]})["a scenario left out, two alone"]
+    found = generalisation({"alone": splits}, 2, 5)["alone"]["fit"]["regret"]
+    regrets = []
+    for seed in range(2):
+        config = FIT.model_copy(update={"updates": 5})
+        of_seed = []
+        for learnt, other in ((first, second), (second, first)):
+            tree = decision_tree(other)
+            reached = tree.sequences.index(greedy_sequence(learn([learnt], config=config, seed=seed), tree))
+            of_seed.append(max(tree.accuracies) - tree.accuracies[reached])
+        regrets.append(sum(of_seed) / 2)
+    assert found["mean"] == pytest.approx(sum(regrets) / 2)
+    assert found["n"] == 2
+
+
+def test_both_loops_count_the_episodes_they_play(tables: dict[str, OutcomeTable]) -> None:
     chosen = [tables["cnn1-early"]]
-    assert bench.one_at_a_time(chosen, 3) > 0
-    assert bench.batched(chosen, 2, 1000) > bench.one_at_a_time(chosen, 3)
+    assert one_at_a_time(chosen, 3) > 0
+    assert batched(chosen, 2, 1000) > one_at_a_time(chosen, 3)
+
+
+def test_tables_for_people_and_as_markdown() -> None:
+    rows = [["a", share(0.0312)], ["longer", share(1.0)], ["less", share(-0.5, 2)]]
+    assert rendered("T", ["", "regret"], rows, markdown=True) == (
+        "**T**\n\n|  | regret |\n| --- | ---: |\n| a | .0312 |\n| longer | 1.0000 |\n| less | -.50 |\n"
+    )
+    plain = rendered("T", ["", "regret"], rows, markdown=False).splitlines()
+    assert plain[2:] == ["  a        .0312", "  longer  1.0000", "  less      -.50"]
+
+
+def test_what_is_printed_holds_every_figure() -> None:
+    figure = {
+        "regret": {"mean": 0.0123, "half_width": 0.0045, "n": 2},
+        "rank": {"mean": 7.25, "half_width": 1.5, "n": 2},
+    }
+    report = {
+        "speed": {"one_at_a_time": [80.0], "batched": [90000.0], "ratio": 1125.0},
+        "fit": {"seeds": [{"seed": 0, "seconds": 3.25, "ranks": {"cnn1-early": 1}}], "at_once_seconds": 2.0},
+        "noise": [],
+        "generalisation": {"some": {"fit": figure, "none": {"regret": {"mean": 0.5}, "rank": {"mean": 60.0}}}},
+        "machine": "m",
+        "command": "c",
+        "minutes": 1.0,
+    }
+    text = bench.shown(report, markdown=True)
+    for line in (
+        "| batched | 90,000 | 1 |",
+        "| 0 | 1 | 3.2 |",
+        "| fit | .0123 | .0045 | 7.2 | 1.5 |",
+        "| none | .5000 |",
+    ):
+        assert line in text
+    assert "rank 1 on every table: 1 of 1 seeds" in text

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from espalier_agent.commands import agent
-from espalier_agent.policy_files import load_policy
+from espalier_agent.policy import Policy
+from espalier_agent.policy_files import load_policy, save_policy
 from espalier_api.outcomes import OutcomeTable
 
 
@@ -129,6 +130,57 @@ def test_a_damaged_table_is_named(run: Run, tmp_path: Path, contents: str, messa
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {path}: {message}")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command", [["evaluate"], ["learn", "--set", "updates=1", "-o", "p"]], ids=["evaluate", "learn"]
+)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architecture": None}, "table chain-middle: has no architecture, and 'chain' is not a model known by name"),
+        ({"sequences": []}, "sequences: Tuple should have at least 1 item"),
+        ({"scenario": "\ud800"}, "scenario: Input should be a valid string"),
+    ],
+)
+def test_a_table_of_a_folder_that_cannot_be_played_is_named(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_table: Callable[..., OutcomeTable],
+    command: list[str],
+    change: dict[str, object],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sound = make_table(lambda _: 0.5).to_json()
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "a.json").write_text(json.dumps(sound))
+    (tmp_path / "tables" / "b.json").write_text(json.dumps({**sound, **change}))
+    result = run(*command, "--outcomes", "tables")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: tables/b.json: {message}")
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["evaluate", "--policy"], ["learn", "--set", "updates=1", "-o", "p", "--from"]],
+    ids=["evaluate", "learn"],
+)
+def test_a_policy_that_cannot_be_used_is_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_policy(policy, tmp_path / "q")
+    document = json.loads((tmp_path / "q" / "policy.json").read_text())
+    (tmp_path / "q" / "policy.json").write_text(json.dumps({**document, "version": 2}))
+    result = run(*command, "q")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: q/policy.json: version 2 comes from a newer Espalier")
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "p").exists()
 
 
 def test_a_table_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,13 @@ from espalier_api.outcomes import OutcomeTable
 def saved(policy: Policy, tmp_path: Path) -> Path:
     folder = tmp_path / "policy"
     save_policy(policy, folder)
+    return folder
+
+
+@pytest.fixture
+def fixed(fixed_policy: Policy, tmp_path: Path) -> Path:
+    folder = tmp_path / "policy"
+    save_policy(fixed_policy, folder)
     return folder
 
 
@@ -74,6 +84,22 @@ def overwrite_weights(folder: Path, content: bytes) -> None:
     edit(folder, lambda document: document.update(weightsSha256=hashlib.sha256(content).hexdigest()))
 
 
+def typed_weights(folder: Path, kind: str) -> None:
+    """Write a file of one tensor of a type that torch may not have."""
+    header = json.dumps({BIAS: {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}}).encode()
+    overwrite_weights(folder, struct.pack("<Q", len(header)) + header + bytes(4))
+
+
+def pickled() -> bytes:
+    written = io.BytesIO()
+    torch.save({BIAS: torch.zeros(4)}, written)
+    return written.getvalue()
+
+
+def weights(folder: Path) -> Path:
+    return next(folder.glob("*.safetensors"))
+
+
 BIAS = "network.decider.4.bias"
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no document": (lambda f: (f / "policy.json").unlink(), r"policy\.json: cannot be read \(No such file"),
@@ -87,6 +113,24 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "not text": (lambda f: (f / "policy.json").write_bytes(b"\xff\xfe\x00"), r"policy\.json: not UTF-8"),
     "a list": (lambda f: (f / "policy.json").write_text("[]"), r"policy\.json: holds list"),
+    "nested too deep": (lambda f: (f / "policy.json").write_text("[" * 200_000), r"policy\.json: not complete JSON"),
+    "a terabyte": (lambda f: os.truncate(f / "policy.json", 2**40), r"policy\.json: is larger than 64 MiB"),
+    "a key twice": (
+        lambda f: (f / "policy.json").write_text(
+            (f / "policy.json").read_text().replace('"name":', '"name": "", "name":', 1)
+        ),
+        r"policy\.json: key 'name' is there twice in one object",
+    ),
+    "a name of half a character": (
+        lambda f: edit(f, lambda d: d.update(name="\ud800")),
+        r"policy\.json: name: Input should be a valid string",
+    ),
+    "a setting that is no number": (
+        lambda f: edit(f, lambda d: d["lineage"]["config"].update(entropy=float("nan"))),
+        r"policy\.json: lineage\.config\.entropy\.int: Input should be a finite number",
+    ),
+    "no version": (lambda f: edit(f, lambda d: d.pop("version")), "has no version"),
+    "a version as text": (lambda f: edit(f, lambda d: d.update(version="1")), "has no version"),
     "a future version": (lambda f: edit(f, lambda d: d.update(version=99)), "version 99 comes from a newer Espalier"),
     "an older version": (lambda f: edit(f, lambda d: d.update(version=0)), "version 0 is older"),
     "another kind": (lambda f: edit(f, lambda d: d.update(kind="Report")), "is a 'Report'"),
@@ -111,6 +155,23 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: overwrite_weights(f, b"not tensors at all"),
         r"\.safetensors: not a safetensors file",
     ),
+    "a pickle": (lambda f: overwrite_weights(f, pickled()), r"\.safetensors: not a safetensors file"),
+    "truncated weights": (
+        lambda f: overwrite_weights(f, weights(f).read_bytes()[:-100]),
+        r"\.safetensors: not a safetensors file",
+    ),
+    "a terabyte of weights": (
+        lambda f: os.truncate(weights(f), 2**40),
+        r"\.safetensors: is larger than 256 MiB",
+    ),
+    "a folder of weights": (
+        lambda f: (path := weights(f), path.unlink(), path.mkdir()),
+        r"\.safetensors: cannot be read \(Is a directory",
+    ),
+    "a type that torch does not have": (
+        lambda f: typed_weights(f, "F8_E8M0"),
+        r"\.safetensors: holds tensors of type 'F8_E8M0', where torch\.float32 is expected",
+    ),
     "empty weights": (lambda f: overwrite_weights(f, b""), r"\.safetensors: not a safetensors file"),
     "a tensor missing": (
         lambda f: edit_weights(f, lambda t: t.pop(BIAS)),
@@ -127,6 +188,18 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "not a number": (
         lambda f: edit_weights(f, lambda t: t.update({BIAS: torch.full((4,), torch.nan)})),
         "holds values that are not finite",
+    ),
+    "infinite": (
+        lambda f: edit_weights(f, lambda t: t.update({BIAS: torch.full((4,), -torch.inf)})),
+        "tensor 'network\\.decider\\.4\\.bias' holds values that are not finite",
+    ),
+    "embeddings that are no numbers": (
+        lambda f: edit_weights(f, lambda t: t["vocabulary.embeddings"].fill_(torch.nan)),
+        "tensor 'vocabulary\\.embeddings' holds values that are not finite",
+    ),
+    "a tensor of half the precision": (
+        lambda f: edit_weights(f, lambda t: t.update({BIAS: t[BIAS].half()})),
+        r"is torch\.float16, where torch\.float32 is expected",
     ),
     "a tensor too many": (
         lambda f: edit_weights(f, lambda t: t.update(extra=torch.zeros(1))),
@@ -148,12 +221,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_policy_is_refused(saved: Path, case: str) -> None:
+def test_a_broken_policy_is_refused(fixed: Path, case: str) -> None:
     damage, expected = BROKEN[case]
-    damage(saved)
+    damage(fixed)
     with pytest.raises(PolicyError, match=expected) as caught:
-        load_policy(saved)
-    assert str(saved) in str(caught.value)
+        load_policy(fixed)
+    assert str(fixed) in str(caught.value)
 
 
 def test_version_follows_contents(policy: Policy) -> None:

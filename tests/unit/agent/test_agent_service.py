@@ -171,7 +171,7 @@ MALFORMED: dict[str, tuple[str | bytes | dict[str, Any] | list[Any] | None, str 
     "an unknown kind of action": (
         question(allowedActions=[{"kind": "Explode", "target": "block0"}]),
         "allowedActions.0.kind",
-        "'Deepen' or 'Nothing'",
+        "'Deepen', 'Widen' or 'Nothing'",
     ),
     "deepen without a target": (
         question(allowedActions=[{"kind": "Deepen"}]),

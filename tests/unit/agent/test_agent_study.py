@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from espalier_agent.data import lamelas_tables
+from espalier_agent.evaluate import evaluate
 from espalier_agent.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policy import DEFAULT_EMBEDDING_SEED
+from espalier_agent.policy_files import default_policy
 from espalier_agent.study.experiments import baselines, run_study
+from espalier_agent.study.many_lstms import lstms
 from espalier_agent.study.many_networks import Models, encode, stacked, unstacked
 from espalier_agent.study.many_runs import LEARNING_RATE, Run, greedy, learn_many
 from espalier_agent.study.paper import CURRICULA, TEMPERATURES
@@ -49,6 +52,13 @@ def test_stacked_networks_encode_as_each_does_alone(trees: list[DecisionTree]) -
     for alone, of_tree, found in zip(networks, models, together, strict=True):
         encoded = alone.encoder(alone.prepare(of_tree, VOCABULARY))
         torch.testing.assert_close(found, encoded, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_that_is_written_out_is_the_right_one() -> None:
+    generator = torch.Generator().manual_seed(7)
+    shapes = ((3, 2, 4, 20), (2, 5, 20))  # three steps, two runs, four models, five hidden units
+    numbers = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    assert torch.autograd.gradcheck(lstms, numbers)
 
 
 def one_by_one(tree: DecisionTree, seed: int, temperature: float, episodes: int) -> tuple[PolicyNetwork, list[float]]:
@@ -121,7 +131,11 @@ def test_baselines(trees: list[DecisionTree]) -> None:
     assert (found.none, found.best) == (0.6221, 0.7391)
     assert found.random_mean == pytest.approx(0.6895, abs=1e-4)
     assert found.random_ten != found.random_mean
-    assert found == baselines(trees[0], 0)
+
+
+def test_study_and_evaluation_draw_the_same_ten_random_sequences(trees: list[DecisionTree]) -> None:
+    shown = evaluate(default_policy(), lamelas_tables(), seed=1).tables
+    assert [baselines(tree, 1).random_ten for tree in trees] == [result.random_ten_mean_accuracy for result in shown]
 
 
 def test_rolling_means() -> None:

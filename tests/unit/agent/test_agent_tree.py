@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from espalier_agent.data import named_architecture
+from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.tree import TableError, decision_tree, table_digest
 from espalier_api.outcomes import OutcomeTable
 
@@ -61,3 +63,27 @@ def test_a_named_model_with_another_number_of_actions_is_refused(make_table: Cal
 
 def test_digest_tells_tables_apart(tables: Tables) -> None:
     assert len({table_digest(table) for table in tables.values()}) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"inputs": ("nowhere",)}, "layer 'layer0.grown.0.linear' reads 'layer0.grown.0.nowhere', which does not come"),
+        ({"name": "a", "twice": True}, "layer 'layer0.grown.0.a' is there twice"),
+    ],
+)
+def test_an_architecture_that_cannot_grow_is_refused(
+    make_table: Callable[..., OutcomeTable], change: dict[str, Any], reason: str
+) -> None:
+    table = make_table(lambda _: 0.5, decisions=2)
+    assert table.architecture is not None
+    (point,) = table.architecture.growth_points
+    times = 2 if change.pop("twice", False) else 1
+    insertion = tuple(layer.model_copy(update=change) for layer in point.insertion) * times
+    wrong = table.architecture.model_copy(
+        update={"growth_points": (point.model_copy(update={"insertion": insertion}),)}
+    )
+    with pytest.raises(TableError, match=f"table chain-middle: its architecture cannot grow at 'layer0' .*{reason}"):
+        decision_tree(table.model_copy(update={"architecture": wrong}))
+    with pytest.raises(TableError, match=f"table chain-middle: its architecture cannot grow at 'layer0' .*{reason}"):
+        OutcomeEnvironment([make_table(lambda _: 0.5).model_copy(update={"architecture": wrong})])

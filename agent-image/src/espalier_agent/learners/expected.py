@@ -8,7 +8,7 @@ sequence: while it is large the policy is nearly uniform, and as it falls it fol
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
@@ -73,6 +73,31 @@ def objective(
     return wanted.mean(), returns, accuracies
 
 
+def optimizer_of(weights: Iterable[Tensor], config: ExpectedConfig) -> torch.optim.Optimizer:
+    """Return the optimizer of these weights."""
+    return torch.optim.AdamW(weights, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+
+
+def slow_down(optimizer: torch.optim.Optimizer, learning_rate: float, done: float) -> None:
+    """Set the learning rate where a share `done` of the updates is: a half cosine, down to a tenth."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def time_shifts(config: ExpectedConfig, count: int, generator: torch.Generator) -> Tensor:
+    """Draw by which share of the budget times left are shifted, (count,); 0, and nothing is drawn, without jitter."""
+    if config.time_jitter == 0:
+        return torch.zeros(count, dtype=torch.float64)
+    return config.time_jitter * (2.0 * torch.rand(count, generator=generator, dtype=torch.float64) - 1.0)
+
+
+def schedule(optimizer: torch.optim.Optimizer, config: ExpectedConfig, update: int) -> float:
+    """Set the learning rate of an update, and return the weight of the entropy in it."""
+    done = update / config.updates
+    slow_down(optimizer, config.learning_rate, done)
+    return config.entropy_first * math.pow(config.entropy_last / config.entropy_first, done)
+
+
 def learn(
     tables: Sequence[OutcomeTable],
     *,
@@ -92,21 +117,13 @@ def learn(
     network = start.network
     games = Games(start.games, network, start.vocabulary)
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(
-        network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
-    )
+    optimizer = optimizer_of(network.parameters(), config)
     episodes = 0
     with one_thread():
         network.train()
         for update in range(config.updates):
-            done = update / config.updates
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
-            entropy = config.entropy_first * (config.entropy_last / config.entropy_first) ** done
-            shifts = None
-            if config.time_jitter > 0:
-                drawn = torch.rand(len(games.games), generator=generator, dtype=torch.float64)
-                shifts = config.time_jitter * (2.0 * drawn - 1.0)
+            entropy = schedule(optimizer, config, update)
+            shifts = time_shifts(config, len(games.games), generator)
             log_probabilities = games.log_probabilities(network, shifts=shifts)
             wanted, returns, accuracies = objective(games, log_probabilities, entropy, config.imitation)
             if not bool(torch.isfinite(wanted)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ import torch
 
 from espalier_agent.game import Game, Returns
 from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policy import DEFAULT_EMBEDDING_SEED, LearntTable, Lineage, Policy
+from espalier_agent.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, LearntTable, Lineage, Policy
 from espalier_agent.policy_files import make_policy
 from espalier_agent.tree import decision_tree, table_digest
 from espalier_agent.vocabulary import Vocabulary
+from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
 
@@ -48,31 +50,54 @@ class Start:
 
 
 def start_learning(
-    tables: Sequence[OutcomeTable], *, encoder: str, seed: int, parent: Policy | None, returns: Returns
+    tables: Sequence[OutcomeTable],
+    *,
+    encoder: str,
+    seed: int,
+    parent: Policy | None,
+    returns: Returns,
+    architectures: Sequence[Architecture] = (),
 ) -> Start:
     """Unfold the tables, and take a fresh network of this seed, or a copy of the parent's.
 
-    Raises `TableError` for a table that cannot be played, `LearningError` without tables and for a parent whose
-    network cannot decide about as many growth points.
+    `architectures` are those of other states that are learnt from. Raises `TableError` for a table that cannot be
+    played, `LearningError` without anything to learn from and for an encoder or a parent whose network cannot decide
+    about as many growth points, or about the widenings of a table.
     """
-    if not tables:
+    if not tables and not architectures:
         raise LearningError("there is no outcome table to learn from")
     trees = [decision_tree(table) for table in tables]
-    points = max(len(tree.actions) - 1 for tree in trees)
+    starts = [tree.states[0].architecture for tree in trees]
+    points = max(len(each.growth_points) for each in (*starts, *architectures))
+    widened = [tree.name for tree in trees if tree.states[0].architecture.channel_groups]
     if parent is None:
-        network = PolicyNetwork.seeded(NetworkConfig(encoder=encoder, growth_points=max(points, 1)), seed)
+        widening = encoder == "graph" and any(each.channel_groups for each in (*starts, *architectures))
+        _check_widening(widened, f"encoder {encoder}", widening)
+        config = NetworkConfig(encoder=encoder, growth_points=max(points, 1), widening=widening or None)
+        network = PolicyNetwork.seeded(config, seed)
         vocabulary = Vocabulary.build((), DEFAULT_EMBEDDING_SEED)
     else:
         head = parent.network.config.growth_points
         if head < points and parent.network.config.encoder == "lstm":
+            source = "history has" if architectures else "tables have"
             raise LearningError(
-                f"policy {parent.name!r} decides about {head} growth points, where the tables have {points}; "
+                f"policy {parent.name!r} decides about {head} growth points, where the {source} {points}; "
                 "learn from a fresh network, with all tables at once"
             )
+        _check_widening(widened, f"policy {parent.name!r}", bool(parent.network.config.widening))
         network = PolicyNetwork.with_weights(parent.network.config, parent.network.state_dict())
         vocabulary = parent.vocabulary
-    vocabulary = vocabulary.extended(state.architecture for tree in trees for state in tree.states)
+    of_tables = (state.architecture for tree in trees for state in tree.states)
+    vocabulary = vocabulary.extended(itertools.chain(of_tables, architectures))
     return Start(network, vocabulary, [Game(tree, vocabulary, network.config, returns) for tree in trees])
+
+
+def _check_widening(widened: Sequence[str], who: str, widening: bool) -> None:
+    if widened and not widening:
+        raise LearningError(
+            f"{who} has no outputs for groups of channels, which table {widened[0]} widens; learn it from a fresh "
+            "network with --encoder graph, or leave the table out"
+        )
 
 
 def finish_learning(
@@ -85,6 +110,7 @@ def finish_learning(
     name: str,
     parent: Policy | None,
     episodes: int,
+    history: LearntHistory | None = None,
 ) -> Policy:
     """Freeze what was learnt into a policy that says how it came to be."""
     lineage = Lineage(
@@ -94,6 +120,7 @@ def finish_learning(
         episodes=episodes,
         tables=tuple(LearntTable(name=table.name, sha256=table_digest(table)) for table in tables),
         parent=None if parent is None else parent.identity,
+        history=history,
     )
     return make_policy(name, start.network, start.vocabulary, lineage)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from espalier_agent.learners import dqn, expected, ppo, reinforce
+from espalier_agent.learners import distilled, dqn, expected, ppo, reinforce
 from espalier_agent.learners.learning import LearningError, ProgressCallback
 from espalier_agent.policy import Policy
 from espalier_api.base import Record
@@ -53,6 +53,7 @@ LEARNERS: Final = {
     learner.name: learner
     for learner in (
         Learner("expected", expected.learn, {"fit": expected.FIT, "smooth": expected.SMOOTH}, "graph"),
+        Learner("distilled", distilled.learn, {"default": distilled.DEFAULT}, "graph"),
         Learner("reinforce", reinforce.learn, {"paper": reinforce.PAPER, "batched": reinforce.BATCHED}, "lstm"),
         Learner("ppo", ppo.learn, {"default": ppo.DEFAULT}, "graph"),
         Learner("dqn", dqn.learn, {"default": dqn.DEFAULT}, "graph"),

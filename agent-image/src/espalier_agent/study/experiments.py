@@ -6,7 +6,6 @@ and are learnt together, in one process a core.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from espalier_agent.baselines import PAPER_RANDOM_RUNS, none_sequence, random_mean
+from espalier_agent.baselines import none_sequence, random_mean, random_mean_of_ten
 from espalier_agent.study.many_runs import Learnt, Run, greedy
 from espalier_agent.study.paper import CURRICULA, TEMPERATURES
 from espalier_agent.tree import DecisionTree
@@ -128,12 +127,11 @@ def run_study(trees: Sequence[DecisionTree], seeds: Sequence[int], episodes: int
 
 
 def baselines(tree: DecisionTree, seed: int) -> Baselines:
-    """Return what a table gives without an agent; `seed` draws the ten random sequences."""
-    drawn = random.Random(f"{seed} {tree.name}").choices(tree.accuracies, k=PAPER_RANDOM_RUNS)
+    """Return what a table gives without an agent; `seed` draws the ten random sequences, the same as in `evaluate`."""
     return Baselines(
         none=tree.accuracies[tree.sequences.index(none_sequence(tree))],
         random_mean=random_mean(tree),
-        random_ten=sum(drawn) / len(drawn),
+        random_ten=random_mean_of_ten(tree, seed),
         best=max(tree.accuracies),
     )
 

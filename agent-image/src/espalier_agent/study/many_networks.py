@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from espalier_agent.study.many_lstms import lstms
+
 Weights = dict[str, Tensor]
 """By their name in a network's state dict, with the runs before their own dimensions."""
 _DECIDER_LAYERS = (0, 2, 4)
@@ -52,12 +54,14 @@ class Models:
 
 def encode(weights: Weights, models: Models) -> Tensor:
     """Encode all models of all runs, as `PolicyNetwork.encode` does for one: (runs, models, 16)."""
-    ahead = _lstm(weights, "encoder.layers_forward", models.ahead)
-    behind = _lstm(weights, "encoder.layers_backward", models.behind)
-    turned = behind.gather(2, models.mirror[..., None].expand(-1, -1, -1, behind.shape[3]))
-    hidden = _lstm(weights, "encoder.model", torch.cat([ahead, turned], dim=3))
-    last = (models.lengths - 1)[:, :, None, None].expand(-1, -1, 1, hidden.shape[3])
-    return hidden.gather(2, last).squeeze(2)
+    # Both directions at once, as if they were other runs: few and many cost about the same.
+    both = ("encoder.layers_forward", "encoder.layers_backward")
+    ahead, behind = _lstm(weights, both, torch.cat([models.ahead, models.behind])).chunk(2, dim=1)
+    turned = behind.gather(0, models.mirror.permute(2, 0, 1)[..., None].expand_as(behind))
+    each = torch.cat([ahead, turned], dim=3).permute(1, 2, 0, 3)
+    hidden = _lstm(weights, ("encoder.model",), each)
+    last = (models.lengths - 1)[None, :, :, None].expand(1, -1, -1, hidden.shape[3])
+    return hidden.gather(0, last).squeeze(0)
 
 
 def decide(weights: Weights, model_encodings: Tensor, time_encodings: Tensor) -> Tensor:
@@ -71,21 +75,17 @@ def decide(weights: Weights, model_encodings: Tensor, time_encodings: Tensor) ->
     return at
 
 
-def _lstm(weights: Weights, name: str, inputs: Tensor) -> Tensor:
-    """Do what `nn.LSTM` does, for each run: (runs, models, layers, features) → (runs, models, layers, hidden)."""
+def _lstm(weights: Weights, names: Sequence[str], inputs: Tensor) -> Tensor:
+    """Do what `nn.LSTM` does, for each run: (runs, models, layers, features) → (layers, runs, models, hidden).
+
+    Of several `names`, the first runs are of the first name's weights, and so on.
+    """
+
+    def of(kind: str) -> Tensor:
+        return torch.cat([weights[f"{name}.{kind}_l0"] for name in names])
+
     runs, models, longest, features = inputs.shape
-    of_input, of_hidden = weights[f"{name}.weight_ih_l0"], weights[f"{name}.weight_hh_l0"].transpose(1, 2)
-    bias = (weights[f"{name}.bias_ih_l0"] + weights[f"{name}.bias_hh_l0"])[:, None]
-    size = of_hidden.shape[1]
-    given = torch.baddbmm(bias, inputs.reshape(runs, models * longest, features), of_input.transpose(1, 2))
-    steps = given.view(runs, models, longest, 4 * size).unbind(2)
-    hidden = inputs.new_zeros(runs, models, size)
-    cell = hidden
-    found = []
-    for step in steps:
-        gates = torch.baddbmm(step, hidden, of_hidden)
-        entering, forgetting, candidate, leaving = gates.chunk(4, dim=2)
-        cell = torch.sigmoid(forgetting) * cell + torch.sigmoid(entering) * torch.tanh(candidate)
-        hidden = torch.sigmoid(leaving) * torch.tanh(cell)
-        found.append(hidden)
-    return torch.stack(found, dim=2)
+    bias = (of("bias_ih") + of("bias_hh"))[:, None]
+    given = torch.baddbmm(bias, inputs.reshape(runs, models * longest, features), of("weight_ih").transpose(1, 2))
+    steps = given.view(runs, models, longest, -1).permute(2, 0, 1, 3).contiguous()
+    return lstms(steps, of("weight_hh").transpose(1, 2).contiguous())

@@ -1,0 +1,153 @@
+"""Decisions of the service put together to the jobs that they were made for: what is learnt from and judged by.
+
+An episode is what one report of a job's end names: the decisions that were carried out, in order, and the accuracy
+that they led to. Jobs are compared with jobs of their kind only: the same starting model, about the same budget, and
+about the same share of it left at the first decision, all of which no decision can change. Data sets are not known
+here; one model trained on two of them looks like one kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import Final
+
+from espalier_agent.history import HistoryDecision
+
+SHARES: Final = 4
+"""Of the budget left at the first decision, told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What makes jobs comparable."""
+
+    model: str
+    """Fingerprint of the architecture at the first decision."""
+    budget: int
+    """Its binary logarithm, rounded."""
+    left: int
+    """Which quarter of the budget was left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The decisions about one job, and what came of them."""
+
+    id: str
+    """Of its first decision."""
+    kind: Kind
+    decisions: tuple[HistoryDecision, ...]
+    accuracy: float
+
+    @property
+    def explored(self) -> bool:
+        """Whether another action was possible wherever there was a choice.
+
+        A choice that was certain tells nothing of the others, so no weight makes up for what was never tried.
+        """
+        return all(decision.behaviour_probability < 1 or len(decision.actions) == 1 for decision in self.decisions)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a history holds, and what of it cannot be used."""
+
+    episodes: tuple[Episode, ...]
+    """Explored, and of kinds with two or more of them."""
+    without_outcome: int = 0
+    """Decisions left out: no outcome was reported, or they were not carried out."""
+    certain: int = 0
+    """Episodes left out: not explored."""
+    alone: int = 0
+    """Episodes left out: the only one of their kind has nothing to be compared with."""
+
+    @property
+    def decisions(self) -> int:
+        """Decisions in the episodes."""
+        return sum(len(episode.decisions) for episode in self.episodes)
+
+
+def gather(history: Iterable[HistoryDecision]) -> Gathered:
+    """Put decisions together to episodes, in the order of their ids."""
+    by_report: dict[tuple[str, str, float], list[HistoryDecision]] = defaultdict(list)
+    without_outcome = 0
+    for decision in history:
+        if decision.final_accuracy is None or decision.reported is None:
+            without_outcome += 1
+        else:
+            by_report[decision.job, decision.reported, decision.final_accuracy].append(decision)
+    found = []
+    fingerprints: dict[int, str] = {}
+    for (_, _, accuracy), made in by_report.items():
+        made.sort(key=lambda decision: (decision.time, -decision.time_left_seconds))
+        # Decisions share the objects that describe the same model, and a fingerprint takes a millisecond.
+        model = made[0].architecture
+        if id(model) not in fingerprints:
+            fingerprints[id(model)] = model.fingerprint
+        found.append(Episode(made[0].decision_id, _kind(made[0], fingerprints[id(model)]), tuple(made), accuracy))
+    explored = [episode for episode in found if episode.explored]
+    comparable = [episode for members in _by_kind(explored).values() if len(members) > 1 for episode in members]
+    # Not by time: whichever file and moment they come from, the same episodes give the same policy.
+    comparable.sort(key=lambda episode: episode.id)
+    return Gathered(tuple(comparable), without_outcome, len(found) - len(explored), len(explored) - len(comparable))
+
+
+def split(episodes: Sequence[Episode], share: float, seed: int) -> tuple[tuple[Episode, ...], tuple[Episode, ...]]:
+    """Return what may be learnt from, and the held-out part: about `share` of the episodes.
+
+    By a digest of the episode, so that one that is held out stays so when more come, and with a smaller share of the
+    same seed none is held out that was not.
+    """
+    learnt: list[Episode] = []
+    held_out: list[Episode] = []
+    for episode in episodes:
+        drawn = int.from_bytes(hashlib.sha256(f"{seed}/{episode.id}".encode()).digest()[:8]) / 2**64
+        (held_out if drawn < share else learnt).append(episode)
+    return tuple(learnt), tuple(held_out)
+
+
+def standardised(episodes: Sequence[Episode]) -> list[float]:
+    """Return each accuracy less the mean of its kind, by their standard deviation; 0 where all are the same."""
+    moments = {
+        kind: (fmean(values), pstdev(values))
+        for kind, members in _by_kind(episodes).items()
+        for values in [[episode.accuracy for episode in members]]
+    }
+    rewards = []
+    for episode in episodes:
+        mean, spread = moments[episode.kind]
+        rewards.append((episode.accuracy - mean) / spread if spread > 1e-12 else 0.0)
+    return rewards
+
+
+def centred(episodes: Sequence[Episode]) -> list[float]:
+    """Return each accuracy less the mean of its kind: what makes kinds comparable and keeps the unit."""
+    means = {kind: fmean(episode.accuracy for episode in members) for kind, members in _by_kind(episodes).items()}
+    return [episode.accuracy - means[episode.kind] for episode in episodes]
+
+
+def episodes_digest(episodes: Sequence[Episode]) -> str:
+    """Return the SHA-256 (hex) of what is learnt from episodes, whatever their order."""
+    lines = sorted(
+        f"{decision.decision_id} {decision.action} {decision.behaviour_probability!r} {episode.accuracy!r}"
+        for episode in episodes
+        for decision in episode.decisions
+    )
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "replace")).hexdigest()
+
+
+def _kind(first: HistoryDecision, fingerprint: str) -> Kind:
+    left = math.floor(SHARES * first.time_left_seconds / first.time_budget_seconds)
+    return Kind(fingerprint, round(math.log2(first.time_budget_seconds)), min(left, SHARES - 1))
+
+
+def _by_kind(episodes: Iterable[Episode]) -> dict[Kind, list[Episode]]:
+    members: dict[Kind, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        members[episode.kind].append(episode)
+    return dict(members)

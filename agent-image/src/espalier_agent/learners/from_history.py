@@ -1,0 +1,159 @@
+"""The learner that goes on from what came of its advice: off-policy, beside the exact gradient over tables.
+
+What is maximised is, beside `expected`'s objective over the tables, `history_weight` times
+
+    value of the policy on the history - caution / √(effective sample size) + entropy weight · entropy,
+
+the value as in `espalier_agent.off_policy`, of accuracies that are standardised by kind of job. The middle term is the
+standard error of that value, as these have variance 1: what few jobs have shown counts less (Metelli and others, Policy
+Optimization via Importance Sampling, 2018, whose bound has the same form). Accuracies are standardised as they are and
+not by the paper's 100·tan(a·π/2), which makes one job near accuracy 1 worth more than all others together.
+
+Episodes in which a choice was certain are left out: a service that does not explore leaves nothing to learn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from espalier_agent.episodes import Gathered, episodes_digest, split, standardised
+from espalier_agent.game import Games
+from espalier_agent.learners.expected import ExpectedConfig, objective, optimizer_of, schedule, time_shifts
+from espalier_agent.learners.learning import (
+    LearningError,
+    Progress,
+    ProgressCallback,
+    finish_learning,
+    one_thread,
+    start_learning,
+)
+from espalier_agent.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
+from espalier_agent.policy import LearntHistory, Policy
+from espalier_api.outcomes import OutcomeTable
+
+
+class HistoryConfig(ExpectedConfig):
+    """What changes learning: the fields of `expected`, for the tables and both, and these."""
+
+    history_weight: float = Field(default=1.0, gt=0)
+    """Of the history, beside 1 for the mean over all tables."""
+    unit: Unit = Unit.DECISION
+    """What has an importance weight: each decision, or each episode."""
+    caution: float = Field(default=1.0, ge=0)
+    """How many standard errors are taken off the estimated value."""
+    held_out_share: float = Field(default=0.25, ge=0, lt=1)
+    """Of the episodes: not learnt from, for `promote` to judge by."""
+    held_out_seed: int = 0
+    """Says which. Whoever goes on from a policy must keep it, or would judge by what that has learnt from."""
+
+
+def history_objective(
+    log: Log, log_probabilities: Tensor, entropies: Tensor, entropy: float, caution: float
+) -> tuple[Tensor, Tensor]:
+    """Return what to maximise, and the estimated value alone."""
+    weights = log.weights(log_probabilities)
+    value = self_normalised(weights, log.rewards)
+    units = len(log.rewards)
+    return value - caution / effective_size(weights).sqrt() + entropy * entropies.sum() / units, value
+
+
+def learn(
+    tables: Sequence[OutcomeTable],
+    *,
+    history: Gathered,
+    files: Sequence[str] = (),
+    config: HistoryConfig | None = None,
+    encoder: str = "graph",
+    seed: int = 0,
+    name: str = "history",
+    parent: Policy | None = None,
+    progress: ProgressCallback | None = None,
+) -> Policy:
+    """Learn a policy from a history and tables (or none). The same input and seed give the same policy, bit for bit.
+
+    `files` are the names that the lineage gives to the history. Raises `TableError` and `LearningError`.
+    """
+    chosen = config or HistoryConfig()
+    _check_split(chosen, parent)
+    learnt, held_out = split(history.episodes, chosen.held_out_share, chosen.held_out_seed)
+    if not learnt and not tables:
+        raise LearningError(
+            f"the history has no episode to learn from: {_left_out(history, len(held_out))}; "
+            "serve with --explore SHARE and let jobs end, or give outcome tables too"
+        )
+    made = [decision for episode in learnt for decision in episode.decisions]
+    models = {id(decision.architecture): decision.architecture for decision in made}.values()
+    start = start_learning(
+        tables, encoder=encoder, seed=seed, parent=parent, returns=chosen.returns, architectures=tuple(models)
+    )
+    network = start.network
+    games = Games(start.games, network, start.vocabulary) if start.games else None
+    log = Log(learnt, standardised(learnt), chosen.unit)
+    states = LoggedStates(log, network, start.vocabulary) if learnt else None
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = optimizer_of(network.parameters(), chosen)
+    each = (0 if games is None else len(games.returns)) + len(learnt)
+    with one_thread():
+        network.train()
+        for update in range(chosen.updates):
+            entropy = schedule(optimizer, chosen, update)
+            wanted, accuracies = torch.zeros((), dtype=torch.float64), torch.tensor([0.0])
+            if games is not None:
+                shifts = time_shifts(chosen, len(games.games), generator)
+                rows = games.log_probabilities(network, shifts=shifts)
+                of_tables, _, accuracies = objective(games, rows, entropy, chosen.imitation)
+                wanted = wanted + of_tables
+            if states is not None:
+                answers = states.answers(network, time_shifts(chosen, len(log.decisions), generator))
+                of_history, _ = history_objective(log, *answers, entropy, chosen.caution)
+                wanted = wanted + chosen.history_weight * of_history
+            if not bool(torch.isfinite(wanted)):
+                raise LearningError("the network's answers are not finite any more; lower the learning rate")
+            optimizer.zero_grad()
+            torch.autograd.backward(-wanted)
+            optimizer.step()
+            if progress is not None:
+                done = (update + 1) * each
+                progress(Progress(done, chosen.updates * each, -wanted.item(), accuracies.mean().item()))
+    return finish_learning(
+        start,
+        tables,
+        learner="history",
+        config=chosen,
+        seed=seed,
+        name=name,
+        parent=parent,
+        episodes=chosen.updates * each,
+        history=LearntHistory(
+            files=tuple(files),
+            sha256=episodes_digest(learnt),
+            decisions=len(log.decisions),
+            episodes=len(learnt),
+            held_out_share=chosen.held_out_share,
+            held_out_seed=chosen.held_out_seed,
+            held_out_episodes=len(held_out),
+        ),
+    )
+
+
+def _check_split(config: HistoryConfig, parent: Policy | None) -> None:
+    before = None if parent is None else parent.lineage.history
+    if parent is None or before is None:
+        return
+    if config.held_out_seed != before.held_out_seed or config.held_out_share > before.held_out_share:
+        raise LearningError(
+            f"held_out_share={config.held_out_share:g} and held_out_seed={config.held_out_seed} would hold out what "
+            f"policy {parent.name!r} has learnt from; it has {before.held_out_share:g} (or less) and "
+            f"{before.held_out_seed}: set these"
+        )
+
+
+def _left_out(history: Gathered, held_out: int) -> str:
+    return (
+        f"{history.without_outcome} decisions without outcome, {history.certain} episodes with a certain choice, "
+        f"{history.alone} the only one of their kind, {held_out} held out"
+    )

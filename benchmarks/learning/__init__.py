@@ -1,0 +1,1 @@
+"""What `agent.py` measures of the agent's learners."""

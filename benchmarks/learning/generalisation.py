@@ -1,0 +1,131 @@
+"""What is learnt from some tables, judged on others, beside what needs no network."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from espalier_agent.baselines import best_on_average, heuristic_sequence, none_sequence, random_mean
+from espalier_agent.evaluate import greedy_sequence
+from espalier_agent.learners import distilled, expected
+from espalier_agent.learners.many_seeds import SeededRun, learn_many
+from espalier_agent.policy import Policy
+from espalier_agent.rank_noise import accuracies_by_seed, rank_noise
+from espalier_agent.tree import DecisionTree, decision_tree
+from learning.printed import spread, told
+from learning.splits import Judged, Split, shuffled
+
+CASES = {"fit": (expected.FIT, False), "smooth": (expected.SMOOTH, False), "fit, shuffled": (expected.FIT, True)}
+"""Recipe, and whether the tables learnt are shuffled."""
+DISTILLED = "distilled"
+"""One more case: twenty seconds for each policy, so only where it is asked for."""
+
+
+class Policies:
+    """Learnt policies, all seeds at once; several experiments share what they learn."""
+
+    def __init__(self, seeds: int, updates: int | None) -> None:
+        self._seeds = seeds
+        self._updates = updates
+        self._kept: dict[tuple[str, ...], tuple[Policy, ...]] = {}
+
+    def learn(self, split: Split, case: str) -> tuple[Policy, ...]:
+        """Learn what a split says, with each seed."""
+        key = (case, *(table.name for table in split.learnt))
+        if key not in self._kept and case == DISTILLED:
+            self._kept[key] = self._distilled(split)
+        elif key not in self._kept:
+            config, shuffle = CASES[case]
+            if self._updates is not None:
+                config = config.model_copy(update={"updates": self._updates})
+            runs = [
+                SeededRun(shuffled(split.learnt, seed) if shuffle else split.learnt, seed)
+                for seed in range(self._seeds)
+            ]
+            self._kept[key] = learn_many(runs, config=config)
+        return self._kept[key]
+
+    def _distilled(self, split: Split) -> tuple[Policy, ...]:
+        config = distilled.DEFAULT
+        if self._updates is not None:
+            config = config.model_copy(update={"updates": self._updates, "student_updates": self._updates})
+        return tuple(distilled.learn(split.learnt, config=config, seed=seed) for seed in range(self._seeds))
+
+
+def generalisation(
+    experiments: Mapping[str, Sequence[Split]],
+    seeds: int,
+    updates: int | None = None,
+    cases: Sequence[str] = tuple(CASES),
+) -> dict[str, dict[str, Any]]:
+    """Run every experiment with each recipe and the control, and the baselines beside them."""
+    policies = Policies(seeds, updates)
+    report = {}
+    for name, splits in experiments.items():
+        rows = {case: found for case, rule in BASELINES.items() if (found := without_network(splits, rule)) is not None}
+        for case in cases:
+            # By split, then by seed.
+            learnt = [policies.learn(split, case) for split in splits]
+            reached = [
+                [
+                    (judged, _accuracy(judged.tree, greedy_sequence(own[seed], judged.tree)))
+                    for split, own in zip(splits, learnt, strict=True)
+                    for judged in split.judged
+                ]
+                for seed in range(seeds)
+            ]
+            rows[case] = {
+                "regret": spread([statistics.fmean(_regret(*one) for one in found) for found in reached]),
+                "rank": spread([statistics.fmean(one.tree.rank(got) for one, got in found) for found in reached]),
+            }
+            told(f"{name}, {case}: regret {rows[case]['regret']['mean']:.4f}")
+        report[name] = rows
+    return report
+
+
+def without_network(
+    splits: Sequence[Split], rule: Callable[[Split, Judged], float | None]
+) -> dict[str, dict[str, float]] | None:
+    """Return regret and rank of a rule, means over the tables judged; None where it says nothing of one of them."""
+    regrets, ranks = [], []
+    for split in splits:
+        for judged in split.judged:
+            accuracy = rule(split, judged)
+            if accuracy is None:
+                return None
+            regrets.append(_regret(judged, accuracy))
+            ranks.append(judged.tree.rank(accuracy))
+    return {"regret": {"mean": statistics.fmean(regrets)}, "rank": {"mean": statistics.fmean(ranks)}}
+
+
+def _best_on_average(split: Split, judged: Judged) -> float | None:
+    sequence = best_on_average([decision_tree(table) for table in split.learnt])
+    if sequence is None or sequence not in judged.tree.sequences:
+        return None
+    return _accuracy(judged.tree, sequence)
+
+
+def _of_one_seed(_: Split, judged: Judged) -> float | None:
+    by_seed = accuracies_by_seed(judged.table)
+    if by_seed is None:
+        return None
+    return max(judged.tree.accuracies) - rank_noise(judged.table.name, by_seed).regret_of_one_seed
+
+
+def _accuracy(tree: DecisionTree, sequence: tuple[int, ...]) -> float:
+    return tree.accuracies[tree.sequences.index(sequence)]
+
+
+def _regret(judged: Judged, accuracy: float) -> float:
+    return max(judged.tree.accuracies) - accuracy
+
+
+BASELINES: dict[str, Callable[[Split, Judged], float | None]] = {
+    "best on average": _best_on_average,
+    "heuristic": lambda _, judged: _accuracy(judged.tree, heuristic_sequence(judged.tree)),
+    "random (mean of all)": lambda _, judged: random_mean(judged.tree),
+    "none": lambda _, judged: _accuracy(judged.tree, none_sequence(judged.tree)),
+    "noise: best of one seed": _of_one_seed,
+}
+"""What needs no network. The last is what a rank's noise costs one who knows one seed of the judged table by heart."""

@@ -1,0 +1,103 @@
+"""A world in which jobs end as an outcome table says, and a service that advises them and keeps what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from espalier_agent.advice import Decision, decide
+from espalier_agent.evaluate import evaluate, greedy_sequence, sequence_result
+from espalier_agent.exploration import Exploration, explored
+from espalier_agent.network import NetworkConfig, PolicyNetwork
+from espalier_agent.outcome_records import DecisionRecord
+from espalier_agent.outcome_store import OutcomeStore
+from espalier_agent.policy import Lineage, Policy
+from espalier_agent.policy_files import make_policy
+from espalier_agent.tree import DecisionTree
+from espalier_agent.vocabulary import Vocabulary
+from espalier_api.advice import Action, AdviceRequest, OutcomeReport
+from espalier_api.outcomes import OutcomeTable
+
+PATIENCE = 60.0
+
+
+def request(tree: DecisionTree, state: int, job: str) -> AdviceRequest:
+    """Return what a trainer asks in a state of the world."""
+    here = tree.states[state]
+    return AdviceRequest(
+        job=job,
+        architecture=here.architecture,
+        time_left_seconds=here.time_left_s,
+        time_budget_seconds=here.time_budget_s,
+    )
+
+
+def play(tree: DecisionTree, answer: Callable[[int, int], Action]) -> float:
+    """Play one job: `answer` is told the number of the decision and the state; return the final accuracy."""
+    at = 0
+    for number in range(tree.decisions):
+        at = tree.following[at][tree.actions.index(answer(number, at))]
+    return tree.accuracies[at]
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """How many jobs, how often something is tried, and the seed of it."""
+
+    count: int
+    share: float
+    seed: int = 0
+
+
+def collect(policy: Policy, tree: DecisionTree, jobs: Jobs, path: Path) -> None:
+    """Let jobs ask for advice and end, into a database as the service writes it."""
+    exploration = Exploration(share=jobs.share, seed=jobs.seed)
+    greedy: dict[int, Decision] = {}
+    store = OutcomeStore(path)
+    store.start()
+    for job in range(jobs.count):
+        name = f"job-{jobs.seed}-{job}"
+
+        def answer(number: int, state: int, name: str = name) -> Action:
+            asked = request(tree, state, name)
+            if state not in greedy:
+                greedy[state] = decide(policy, asked)
+            decision = explored(greedy[state], exploration, f"{name}-{number}")
+            store.keep(DecisionRecord(f"{name}-{number}", datetime.now(UTC), asked, decision, policy.identity), 1)
+            return decision.action
+
+        report = OutcomeReport(
+            job=name,
+            final_accuracy=play(tree, answer),
+            decision_ids=tuple(f"{name}-{number}" for number in range(tree.decisions)),
+            time_budget_seconds=tree.states[0].time_budget_s,
+        )
+        committed = store.report(report)
+        if job % 100 == 99 or job == jobs.count - 1:
+            committed.result(PATIENCE)
+    store.close(PATIENCE)
+
+
+def untaught(seed: int, encoder: str = "graph") -> Policy:
+    """Return a policy that nobody taught."""
+    config = NetworkConfig.model_validate({"encoder": encoder, "growthPoints": 3})
+    lineage = Lineage(learner="none", config={}, seed=seed, episodes=0, tables=())
+    return make_policy("untaught", PolicyNetwork.seeded(config, seed), Vocabulary.build((), 0), lineage)
+
+
+def poor(table: OutcomeTable, regret: float, first: int = 0) -> Policy:
+    """Return the first untaught policy that is so bad on a table."""
+    seeds = range(first, first + 100)
+    return next(policy for policy in map(untaught, seeds) if evaluate(policy, [table]).mean_regret >= regret)
+
+
+def accuracy(policy: Policy, tree: DecisionTree) -> float:
+    """Return what the policy's own decisions lead to in the world."""
+    return sequence_result(tree, greedy_sequence(policy, tree)).accuracy
+
+
+def names(actions: Sequence[Action]) -> list[str]:
+    """Return actions as text."""
+    return [str(action) for action in actions]

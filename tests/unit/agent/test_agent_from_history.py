@@ -1,0 +1,433 @@
+"""Learning goes on: from what came of a service's advice, judged by what was held out, put to work where not worse."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from jobs_world import Jobs, accuracy, collect, poor, untaught
+
+from espalier_agent.advice import decide
+from espalier_agent.commands import agent
+from espalier_agent.data import carried_tables, named_architecture
+from espalier_agent.episodes import Episode, Kind, centred, gather, split, standardised
+from espalier_agent.gate import GateError, Terms, estimated, judge
+from espalier_agent.history import HistoryDecision, decisions
+from espalier_agent.learners.from_history import HistoryConfig, learn
+from espalier_agent.learners.learning import LearningError
+from espalier_agent.network import NetworkConfig, PolicyNetwork
+from espalier_agent.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
+from espalier_agent.policy import Policy
+from espalier_agent.policy_files import load_policy, save_policy
+from espalier_agent.tree import DecisionTree, decision_tree
+from espalier_agent.vocabulary import Vocabulary
+from espalier_api.advice import Action, AdviceRequest, PolicyVersion, Progress
+from espalier_api.allocation import Allocation
+from espalier_api.outcomes import OutcomeTable
+
+QUICK = HistoryConfig(updates=60, learning_rate=5e-3)
+TERMS = Terms(margin=0.01, least_effective=10)
+MODEL = named_architecture("cnn1")
+ACTIONS = (*(Action.deepen(point.id) for point in MODEL.growth_points), Action.nothing())
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def table() -> OutcomeTable:
+    """Return a table of our own: its first block is worth deepening, the others are not."""
+    return carried_tables("digits")[0]
+
+
+@pytest.fixture(scope="module")
+def tree(table: OutcomeTable) -> DecisionTree:
+    return decision_tree(table)
+
+
+@pytest.fixture(scope="module")
+def bad(table: OutcomeTable) -> Policy:
+    return poor(table, 0.1)
+
+
+@pytest.fixture(scope="module")
+def database(bad: Policy, tree: DecisionTree, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what a service with a poor policy that explores has kept of 240 jobs."""
+    path = tmp_path_factory.mktemp("history") / "outcomes.db"
+    collect(bad, tree, Jobs(240, 0.6), path)
+    return path
+
+
+def decision(name: str, action: Action = ACTIONS[0], **changes: Any) -> HistoryDecision:
+    fields: dict[str, Any] = {
+        "decision_id": name,
+        "time": NOW,
+        "job": "job",
+        "architecture": MODEL,
+        "time_left_seconds": 200.0,
+        "time_budget_seconds": 400.0,
+        "allocation": Allocation(),
+        "progress": Progress(),
+        "actions": ACTIONS,
+        "probabilities": (0.7, 0.1, 0.1, 0.1),
+        "action": action,
+        "greedy": action == ACTIONS[0],
+        "behaviour_probability": 0.5,
+        "policy": PolicyVersion(name="p", version="1"),
+        "final_accuracy": 0.5,
+        "reported": "2026",
+    }
+    return HistoryDecision(**{**fields, **changes})
+
+
+def episode(name: str, accuracy: float, *made: HistoryDecision, kind: str = "k") -> Episode:
+    return Episode(name, Kind(kind, 8, 2), made, accuracy)
+
+
+def test_decisions_become_episodes_and_what_cannot_be_used_is_counted() -> None:
+    later = NOW + timedelta(seconds=5)
+    found = gather(
+        [
+            decision("b2", time=later, job="b", time_left_seconds=150.0),
+            decision("b1", job="b"),
+            decision("a1", job="a", final_accuracy=0.7),
+            decision("a2", job="a", reported="2027"),  # The same job, run again.
+            decision("open", final_accuracy=None, reported=None),
+            decision("certain", job="c", behaviour_probability=1.0),
+            decision("alone", job="d", time_left_seconds=399.0),
+            decision("no choice", job="e", actions=(ACTIONS[-1],), action=ACTIONS[-1], behaviour_probability=1.0),
+        ]
+    )
+    assert [(each.id, len(each.decisions), each.accuracy) for each in found.episodes] == [
+        ("a1", 1, 0.7),
+        ("a2", 1, 0.5),
+        ("b1", 2, 0.5),
+        ("no choice", 1, 0.5),
+    ]
+    assert [each.decision_id for each in found.episodes[2].decisions] == ["b1", "b2"]
+    assert (found.without_outcome, found.certain, found.alone, found.decisions) == (1, 1, 1, 5)
+    assert found.episodes[0].kind == Kind(MODEL.fingerprint, 9, 2)
+
+
+def test_rewards_are_compared_within_a_kind() -> None:
+    found = [episode("1", 0.2, kind="x"), episode("2", 0.4, kind="x"), episode("3", 0.9, kind="y")]
+    assert standardised(found) == pytest.approx([-1.0, 1.0, 0.0])
+    assert centred(found) == pytest.approx([-0.1, 0.1, 0.0])
+
+
+def test_what_is_held_out_stays_so_when_more_comes() -> None:
+    found = [episode(f"{number}", 0.5) for number in range(400)]
+    learnt, held_out = split(found, 0.25, 3)
+    assert 60 < len(held_out) < 140
+    assert {each.id for each in learnt} | {each.id for each in held_out} == {each.id for each in found}
+    assert set(split(found[:100], 0.25, 3)[1]) == set(held_out) & set(found[:100])
+    assert set(split(found, 0.1, 3)[1]) < set(held_out)
+    assert split(found, 0.25, 4)[1] != held_out
+
+
+@pytest.mark.parametrize("encoder", ["graph", "lstm"])
+def test_a_batch_of_states_says_what_each_says_alone(encoder: str) -> None:
+    policy = untaught(3, encoder)
+    grown = MODEL.deepen(MODEL.growth_points[1].id)
+    some = (ACTIONS[1], ACTIONS[-1])
+    made = [
+        decision("a"),
+        decision("b", ACTIONS[-1], architecture=grown, time_left_seconds=33.0),
+        decision("c", ACTIONS[1], actions=some, time_left_seconds=390.0),
+    ]
+    log = Log([episode("a", 0.5, *made)], [0.0], Unit.EPISODE)
+    states = LoggedStates(log, policy.network, policy.vocabulary)
+    preferred = states.preferred(policy.network)
+    done, entropies = states.answers(policy.network)
+    for index, one in enumerate(made):
+        asked = AdviceRequest(
+            job="job",
+            architecture=one.architecture,
+            time_left_seconds=one.time_left_seconds,
+            time_budget_seconds=one.time_budget_seconds,
+            allowed_actions=one.actions,
+        )
+        said = {entry.action: entry.probability for entry in decide(policy, asked).probabilities}
+        assert preferred[index] == decide(policy, asked).action
+        assert float(done[index].exp()) == pytest.approx(said[one.action], rel=1e-4)
+        assert float(entropies[index]) == pytest.approx(-sum(p * math.log(p) for p in said.values()), rel=1e-3)
+
+
+def test_a_head_too_small_never_does_what_it_has_no_output_for() -> None:
+    config = NetworkConfig(encoder="lstm", growth_points=1)
+    network = PolicyNetwork.seeded(config, 0)
+    made = [decision("a", ACTIONS[1]), decision("b", ACTIONS[0])]
+    states = LoggedStates(Log([episode("a", 0.5, *made)], [0.0], Unit.DECISION), network, Vocabulary.build((), 0))
+    done, _ = states.answers(network)
+    assert done.isfinite().tolist() == [False, True]
+    assert set(states.preferred(network)) <= {ACTIONS[0], ACTIONS[-1]}
+
+
+def test_weights_of_decisions_and_of_episodes_by_hand() -> None:
+    pair = episode("a", 0.6, decision("a1", behaviour_probability=0.5), decision("a2", behaviour_probability=0.25))
+    single = episode("b", 0.4, decision("b1", behaviour_probability=0.8))
+    log_probabilities = torch.tensor([0.25, 0.5, 0.4], dtype=torch.float64).log()
+    by_episode = Log([pair, single], [1.0, -1.0], Unit.EPISODE)
+    weights = by_episode.weights(log_probabilities)
+    torch.testing.assert_close(weights, torch.tensor([1.0, 0.5], dtype=torch.float64))
+    assert float(self_normalised(weights, by_episode.rewards)) == pytest.approx(0.5 / 1.5)
+    assert float(effective_size(weights)) == pytest.approx(1.5**2 / 1.25)
+    by_decision = Log([pair, single], [1.0, -1.0], Unit.DECISION)
+    # The second would be 2, and is cut at the root of three.
+    weights = by_decision.weights(log_probabilities)
+    torch.testing.assert_close(weights, torch.tensor([0.5, 3**0.5, 0.5], dtype=torch.float64))
+    assert by_decision.rewards.tolist() == [1.0, 1.0, -1.0]
+    never = by_episode.weights(torch.tensor([-math.inf, 0.0, 0.0]))
+    assert float(never[0]) == 0.0
+
+
+def bandit(chance: random.Random, count: int) -> list[Episode]:
+    """Return jobs with two decisions each; accuracy is .5, .1 more for each first action, and noise."""
+    found = []
+    for number in range(count):
+        drawn = [0 if chance.random() < 0.7 else 1 for _ in range(2)]
+        made = [
+            decision(f"{number}-{place}", ACTIONS[each], behaviour_probability=0.7 if each == 0 else 0.3)
+            for place, each in enumerate(drawn)
+        ]
+        found.append(episode(f"{number}", 0.5 + 0.1 * drawn.count(0) + chance.gauss(0, 0.05), *made))
+    return found
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+def test_the_interval_holds_the_truth_as_often_as_it_says(unit: Unit) -> None:
+    """Always the first action against always the second: .2 better. 95 % of 300 are 285, with a deviation of 4."""
+    chance = random.Random(5)
+    held, differences = 0, []
+    for _ in range(300):
+        found = estimated(bandit(chance, 80), [ACTIONS[0]] * 160, [ACTIONS[1]] * 160, unit)
+        difference, low, high = (value or 0.0 for value in (found.difference, found.low, found.high))
+        held += low <= 0.2 <= high
+        differences.append(difference)
+    assert sum(differences) / 300 == pytest.approx(0.2, abs=0.01)
+    assert held >= (255 if unit is Unit.EPISODE else 270)
+
+
+def test_a_service_that_explores_teaches_a_better_policy(
+    table: OutcomeTable, tree: DecisionTree, tmp_path: Path
+) -> None:
+    """In four of five seeds at least the policy learnt is better in the world, and the gate lets it pass."""
+    better, promoted = 0, 0
+    for seed in range(5):
+        served = poor(table, 0.1, first=100 * seed)
+        collect(served, tree, Jobs(200, 0.6, seed), tmp_path / f"{seed}.db")
+        history = gather(decisions(tmp_path / f"{seed}.db"))
+        learnt = learn([], history=history, config=QUICK, seed=seed, parent=served)
+        better += accuracy(learnt, tree) >= accuracy(served, tree) + 0.05
+        promoted += not judge(learnt, served, TERMS, tables=(), history=history).refusals
+    assert better >= 4
+    assert promoted >= 4
+
+
+@pytest.mark.parametrize("encoder", ["graph", "lstm"])
+@pytest.mark.parametrize("unit", list(Unit))
+def test_tables_and_history_together_give_the_same_twice(
+    database: Path, encoder: str, unit: Unit, make_table: Callable[..., OutcomeTable]
+) -> None:
+    history = gather(decisions(database))
+    tables = [make_table(lambda actions: 0.2 + 0.1 * actions.count(0), points=2, decisions=2)]
+    config = HistoryConfig(updates=3, unit=unit, time_jitter=0.1)
+    one, two = (
+        learn(tables, history=history, files=("outcomes.db",), config=config, encoder=encoder) for _ in range(2)
+    )
+    assert one.version == two.version
+    assert (
+        one.version != learn(tables, history=history, config=HistoryConfig(updates=3), encoder=encoder, seed=1).version
+    )
+    lineage = one.lineage.history
+    assert lineage is not None
+    assert (lineage.files, lineage.held_out_share, lineage.held_out_seed) == (("outcomes.db",), 0.25, 0)
+    assert lineage.episodes + lineage.held_out_episodes == len(history.episodes) == 240
+    assert lineage.decisions == 3 * lineage.episodes
+    assert [each.name for each in one.lineage.tables] == ["chain-middle"]
+
+
+def test_a_history_that_is_held_out_changes_nothing(database: Path) -> None:
+    history = gather(decisions(database))
+    config = HistoryConfig(updates=3)
+    learnt, held_out = split(history.episodes, config.held_out_share, config.held_out_seed)
+    assert held_out
+    whole = learn([], history=history, config=config)
+    without = learn([], history=type(history)(episodes=learnt), config=config)
+    assert whole.version == without.version
+
+
+def test_the_gate_refuses_a_policy_that_was_made_worse(
+    database: Path, bad: Policy, table: OutcomeTable, tree: DecisionTree
+) -> None:
+    history = gather(decisions(database))
+    good = learn([], history=history, config=QUICK)
+    assert accuracy(good, tree) > accuracy(bad, tree) + 0.05
+    assert judge(good, bad, TERMS, tables=[table], history=history).refusals == ()
+    judgement = judge(bad, good, TERMS, tables=[table], history=history)
+    by_tables, by_history = judgement.refusals
+    regret = max(tree.accuracies) - accuracy(bad, tree)
+    assert by_tables.startswith("worse by ")
+    assert f"mean regret {regret:.4f}" in by_tables
+    assert by_history.startswith("worse by ")
+    assert (judgement.to_json()["history"] or {})["high"] < 0  # type: ignore[index]
+
+
+def test_the_gate_says_where_there_is_too_little(
+    bad: Policy, database: Path, tree: DecisionTree, tmp_path: Path
+) -> None:
+    good = learn([], history=gather(decisions(database)), config=QUICK)
+    collect(bad, tree, Jobs(8, 0.5, 77), tmp_path / "few.db")
+    for name, least in (("few.db", 10.0), ("none.db", 1.0)):
+        collect(bad, tree, Jobs(1, 0.5, 78), tmp_path / "none.db")
+        history = gather(decisions(tmp_path / name))
+        judgement = judge(good, bad, Terms(margin=0.01, least_effective=least), tables=(), history=history)
+        (refusal,) = judgement.refusals
+        assert refusal.startswith("too little history: ")
+    one, two = untaught(1), untaught(2)
+    mixed = gather(few_and_mixed())
+    wide = [
+        judge(*each, Terms(margin=0.0, least_effective=1), tables=(), history=mixed)
+        for each in ((one, two), (two, one))
+    ]
+    # One of them looks better, by chance; neither can be said not to be worse.
+    assert wide[0].history is not None
+    assert wide[0].history.changed > 0
+    assert sorted(each.refusals[0].partition(" ")[0] for each in wide) == ["too", "worse"]
+
+
+def few_and_mixed() -> Sequence[HistoryDecision]:
+    chance = random.Random(1)
+    return [
+        decision(f"{n}", chance.choice(ACTIONS), job=f"{n}", final_accuracy=chance.random(), behaviour_probability=0.25)
+        for n in range(30)
+    ]
+
+
+def test_a_table_that_was_learnt_judges_nothing(table: OutcomeTable, bad: Policy) -> None:
+    taught = learn([table], history=gather([]), config=HistoryConfig(updates=1))
+    with pytest.raises(GateError, match=r"has learnt all of the tables given \(.*--held-out"):
+        judge(taught, bad, TERMS, tables=[table], history=None)
+    others = carried_tables("digits")
+    found = judge(taught, bad, TERMS, tables=others, history=None).tables
+    assert found is not None
+    assert (len(found.tables), found.left_out) == (len(others) - 1, (table.name,))
+
+
+def test_what_a_parent_learnt_from_is_never_held_out(database: Path) -> None:
+    history = gather(decisions(database))
+    parent = learn([], history=history, config=HistoryConfig(updates=1, held_out_share=0.2, held_out_seed=4))
+    for share, seed in ((0.25, 4), (0.1, 5)):
+        config = HistoryConfig(updates=1, held_out_share=share, held_out_seed=seed)
+        with pytest.raises(LearningError, match=rf"held_out_share={share} and held_out_seed={seed} would hold out"):
+            learn([], history=history, config=config, parent=parent)
+    child = learn(
+        [], history=history, config=HistoryConfig(updates=1, held_out_share=0.1, held_out_seed=4), parent=parent
+    )
+    assert child.lineage.parent == parent.identity
+
+
+def test_a_history_that_says_nothing_is_refused(
+    database: Path, bad: Policy, tree: DecisionTree, tmp_path: Path
+) -> None:
+    with pytest.raises(LearningError, match=r"no episode to learn from: 1 decisions without outcome.*--explore"):
+        learn([], history=gather([decision("a", final_accuracy=None, reported=None)]))
+    collect(bad, tree, Jobs(3, 0.0), tmp_path / "greedy.db")
+    with pytest.raises(LearningError, match="3 episodes with a certain choice"):
+        learn([], history=gather(decisions(tmp_path / "greedy.db")))
+
+
+def test_a_policy_file_of_before_has_no_history(bad: Policy, tmp_path: Path) -> None:
+    save_policy(bad, tmp_path)
+    assert "history" not in json.loads((tmp_path / "policy.json").read_text())["lineage"]
+    assert load_policy(tmp_path).lineage.history is None
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(agent, [str(argument) for argument in arguments])
+
+
+def test_the_commands_learn_promote_and_refuse(
+    bad: Policy, database: Path, tree: DecisionTree, table: OutcomeTable, tmp_path: Path
+) -> None:
+    save_policy(bad, tmp_path / "served")
+    quick = ["--set", "updates=60", "--set", "learning_rate=.005"]
+    learnt = run(
+        "learn", "--without-tables", "--from-history", database, "--from", tmp_path / "served", *quick, "-o",
+        tmp_path / "new",
+    )  # fmt: skip
+    assert learnt.exit_code == 0, learnt.stderr
+    assert "history: 240 jobs with 720 decisions; left out: 0 decisions without outcome" in learnt.stderr
+    assert "mean regret" not in learnt.stdout
+    new = load_policy(tmp_path / "new")
+    assert new.lineage.parent == bad.identity
+    sources = ["--from-history", database.parent, "--outcomes", "digits"]
+    promoted = run("promote", "--policy", tmp_path / "new", "--to", tmp_path / "served", *sources, "--json")
+    assert promoted.exit_code == 0, promoted.stderr
+    shown = json.loads(promoted.stdout)
+    assert shown["policy"]["version"] == new.version
+    assert shown["history"]["episodes"] == new.lineage.history.held_out_episodes  # type: ignore[union-attr]
+    assert shown["history"]["low"] > 0
+    assert shown["tables"]["regret"] < shown["tables"]["regretInService"]
+    assert load_policy(tmp_path / "served").version == new.version
+    save_policy(bad, tmp_path / "bad")
+    refused = run("promote", "--policy", tmp_path / "bad", "--to", tmp_path / "served", *sources)
+    assert refused.exit_code == 3
+    assert refused.stderr.count("refused: worse by ") == 2
+    assert f"{new.version} stays in service" in refused.stderr
+    assert "effective sample size" in refused.stdout
+    assert load_policy(tmp_path / "served").version == new.version
+
+
+def test_tables_that_are_held_out_are_not_learnt(tmp_path: Path, table: OutcomeTable) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(table.to_json()))
+    options = ["--set", "updates=1", "-o", tmp_path / "p"]
+    result = run("learn", "--outcomes", "digits", "--held-out", tmp_path / "one.json", *options)
+    assert result.exit_code == 0, result.stderr
+    names = [each.name for each in load_policy(tmp_path / "p").lineage.tables]
+    assert names == [each.name for each in carried_tables("digits")[1:]]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (
+            ["learn", "--from-history", "DB", "--learner", "ppo", "-o", "P"],
+            1,
+            "learner ppo does not learn from a history",
+        ),
+        (["learn", "--from-history", "missing.db", "-o", "P"], 1, r"missing.db: no such file"),
+        (["learn", "--from-history", "DB", "--set", "unit=week", "-o", "P"], 1, "unit=week"),
+        (["learn", "--without-tables", "-o", "P"], 1, "there is no outcome table to learn from"),
+        (["promote", "--policy", "P", "--to", "SERVED"], 2, "nothing to judge by"),
+        (["promote", "--policy", "none", "--to", "SERVED", "--outcomes", "digits"], 1, "none/policy.json"),
+        (["promote", "--policy", "SERVED", "--to", "none", "--outcomes", "digits"], 1, "none/policy.json"),
+        (["promote", "--policy", "SERVED", "--to", "SERVED", "--from-history", "NEWER"], 1, "of a newer Espalier"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    bad: Policy, database: Path, tmp_path: Path, options: list[str], code: int, message: str
+) -> None:
+    save_policy(bad, tmp_path / "served")
+    newer = tmp_path / "newer.db"
+    newer.write_bytes(database.read_bytes()[:60] + (9).to_bytes(4) + database.read_bytes()[64:])
+    places = {"DB": database, "P": tmp_path / "p", "SERVED": tmp_path / "served", "NEWER": newer}
+    result = run(*[places.get(option, option) for option in options])
+    assert result.exit_code == code, result.output
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_history_that_is_all_greedy_is_warned_of(bad: Policy, tree: DecisionTree, tmp_path: Path) -> None:
+    collect(bad, tree, Jobs(3, 0.0), tmp_path / "greedy.db")
+    result = run(
+        "learn", "--outcomes", "digits", "--from-history", tmp_path, "--set", "updates=1", "-o", tmp_path / "p"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "warning: the service took its best action always" in result.stderr

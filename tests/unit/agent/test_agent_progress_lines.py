@@ -1,0 +1,36 @@
+"""Progress: lines as often as they are of use, and always the last."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from espalier_agent.learn_command import learning_lines
+from espalier_agent.learners.learning import Progress
+from espalier_agent.progress_lines import ProgressLines
+
+
+@pytest.mark.parametrize(("every_seconds", "told"), [(3600.0, ["3 of 3"]), (0.0, ["1 of 3", "2 of 3", "3 of 3"])])
+def test_lines_wait_for_their_time_but_for_the_last(
+    every_seconds: float, told: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ProgressLines, "EVERY_SECONDS", every_seconds)
+    lines, seconds = ProgressLines(), []
+
+    def line(since: float) -> str:
+        seconds.append(since)
+        return f"{done} of 3"
+
+    for done in (1, 2, 3):
+        lines.tell(done, 3, line)
+    said = capsys.readouterr()
+    assert (said.out, said.err.splitlines()) == ("", told)
+    assert seconds[0] >= 0
+    assert seconds == sorted(seconds)
+
+
+def test_learning_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    learning_lines()(Progress(episodes=50, total_episodes=50, objective=1.25, mean_accuracy=0.5))
+    line = capsys.readouterr().err
+    assert re.fullmatch(r"50/50 episodes, [0-9]+ a second, objective 1\.250, mean accuracy 0\.5000\n", line)

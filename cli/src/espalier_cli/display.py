@@ -24,10 +24,12 @@ from espalier_api.events import (
     JobChanged,
     TrainerFinished,
     TrainerStarted,
+    TrialStarted,
     Warned,
+    WorkersChanged,
 )
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Adaptation
+from espalier_api.report import Adaptation, AdaptationSource
 
 PLAIN_PROGRESS_EVERY = 0.1
 """Share of the time budget between two plain progress lines."""
@@ -102,6 +104,13 @@ def line_for(event: AnyEvent) -> str | None:
             return f"allocation {event.generation} acknowledged after {event.seconds:.2f} s"
         case AdaptationFinished():
             return _adaptation(event.adaptation)
+        case TrialStarted():
+            size = f"depth {event.depth}, {event.parameters:,} parameters"
+            return f"a smaller model ({size}) learns from the grown one; compared in {event.seconds:.3g} s"
+        case WorkersChanged(workers=1):
+            return f"trains alone again, after a pause of {event.seconds:.2f} s"
+        case WorkersChanged():
+            return f"{event.workers} workers train together, after a pause of {event.seconds:.2f} s"
         case GPUsChanged():
             return f"GPUs: {event.change:+d}, now {event.total}"
         case JobChanged():
@@ -128,6 +137,8 @@ def _why(reason: str) -> str:
 def _adaptation(adaptation: Adaptation) -> str:
     who = adaptation.policy or str(adaptation.source)
     text = f"{who} says {adaptation.action}: {adaptation.result}"
+    if adaptation.source is AdaptationSource.RECLAIM:
+        text += f", {adaptation.reason}"
     if adaptation.depth_after != adaptation.depth_before:
         text += (
             f", depth {adaptation.depth_before} -> {adaptation.depth_after}, parameters "

@@ -82,8 +82,8 @@ def run(
 ) -> None:
     """Train the jobs of FILES on this machine, with GPUs that come and go.
 
-    Several jobs share the GPUs by priority, then order. Ctrl-C ends everything with a checkpoint, and the same
-    command goes on from there.
+    Several jobs share the GPUs: base ones go by priority, then order, spare ones by shares that priority weighs. Ctrl-C
+    ends everything with a checkpoint, and the same command goes on from there.
     """
     jobs = _load(files, time_budget=time_budget, adaptation=adaptation, seed=seed)
     directory = output or default_directory(jobs, datetime.now().astimezone())

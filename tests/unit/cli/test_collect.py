@@ -57,7 +57,7 @@ def setting(job: AdaptiveTrainingJob, *, decisions: int = 2, start_at: float = 0
         decisions=decisions,
         time=Time.VIRTUAL,
         step_cost=COST,
-        known_cost=lambda points: None,
+        known_cost=lambda points, groups: None,
         throughput=1.8,
         device="cpu",
     )
@@ -130,6 +130,13 @@ def test_controls_restart_the_rate_speed_up_steps_or_begin_deeper() -> None:
     assert faster.steps - trunk.state.step == pytest.approx(1.8 * after, abs=2)
     scratch, _ = train(collection, Run(Kind.SCRATCH, 0, (0, 0)), None)
     assert scratch.steps == pytest.approx(0.25 / (0.002 + 2 * 0.0006), abs=1.5)
+
+
+def test_a_net_from_scratch_need_not_come_by_all_decisions() -> None:
+    collection = setting(job_with(), start_at=0.18).collection
+    scratch, _ = train(collection, Run(Kind.SCRATCH, 0, (0, 0)), None)
+    assert len(scratch.time_left_s) == 1, "its epochs are longer, so that one fewer ends in time"
+    assert scratch.accuracy is not None
 
 
 def test_the_deepest_net_from_scratch_has_random_weights_where_it_is_deeper() -> None:

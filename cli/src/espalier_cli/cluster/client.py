@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,8 @@ class Cluster:
         self._api, self.namespace = api, namespace
         self._ahead = 0.0
         self._watches: set[Any] = set()
+        self._closed = False
+        self._closing = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -94,8 +97,11 @@ class Cluster:
         response = self._request(
             resource, "watch", resource.path(namespace), namespace, parameters, seconds + SILENCE_SECONDS
         )
-        self._watches.add(response)
         try:
+            with self._closing:
+                if self._closed:  # while it was opened, so that `close` could not shut it down
+                    raise UnreachableError(f"{self._api.configuration.host}: closed", "the watch is over")
+                self._watches.add(response)
             yield self._changes(resource, namespace, response)
         finally:
             self._watches.discard(response)
@@ -103,7 +109,10 @@ class Cluster:
 
     def close(self) -> None:
         """Close the connections; watches in other threads end with `UnreachableError`."""
-        for response in list(self._watches):
+        with self._closing:
+            self._closed = True
+            watches = list(self._watches)
+        for response in watches:
             with suppress(RuntimeError, OSError, ValueError):  # its thread closed it meanwhile
                 response.shutdown()
         self._api.close()  # type: ignore[no-untyped-call]

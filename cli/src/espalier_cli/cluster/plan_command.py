@@ -17,7 +17,7 @@ from espalier_cli.errors import BadInput
 from espalier_operator.facts import Snapshot, SnapshotError
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.plan import plan as planned
-from espalier_operator.policies.priority import PriorityPolicy
+from espalier_operator.policies.standard import POLICY
 
 _MOST_WORKERS = 10_000
 """As the specification of a job allows."""
@@ -114,7 +114,7 @@ def plan(source: Path, seconds: float, form: str) -> None:
     except SnapshotError as error:
         raise BadInput(f"{name}: {error}", _HINT) from error
     now = seen.taken_at + seconds
-    made = planned(seen, PriorityPolicy(), now)
+    made = planned(seen, POLICY, now)
     if form != "table":
         print_data(document_of(made, now), form)
         return

@@ -47,12 +47,12 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "write its report. Without reports it is budgeted and completed as it is, and lent nothing.",
         (_LOGS,),
     ),
-    Reason.ADAPTATION_OFF: Remedy("spec.adaptation.mode Auto, or DryRun."),
+    Reason.ADAPTATION_OFF: Remedy("spec.adaptation.mode Auto, or DryRun; or spec.training.elasticBatch."),
     Reason.RECLAIM_PENDING: Remedy("Time: when it has given GPUs back, it may be lent some again."),
     Reason.GPUS_GRANTED: Remedy("Nothing needs to be done: its pods are starting."),
     Reason.EXTRA_GPUS_GRANTED: Remedy("Nothing needs to be done."),
     Reason.NEEDED_BY_OTHER_JOB: Remedy(
-        "Nothing needs to be done: it goes on with fewer GPUs. A higher priority keeps them longer.", (_TOP,)
+        "Nothing needs to be done: it goes on with fewer GPUs. A higher priority keeps more of them.", (_TOP,)
     ),
     Reason.GPU_LOST: Remedy(
         "A GPU of its type that becomes free, or the node coming back; it goes on from its checkpoint.",
@@ -72,6 +72,19 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     Reason.ILLEGAL_ADVICE: Remedy(
         "An agent of this Espalier's version: it advised a growth point that the model does not have.", (_AGENT,)
     ),
+    Reason.STILL_CARRIED: Remedy("Nothing needs to be done."),
+    Reason.NOT_CHEAPER: Remedy("Nothing needs to be done: a smaller model would hardly be trained faster."),
+    Reason.TOO_LATE_TO_DISTIL: Remedy("Nothing needs to be done; spec.timeBudgetSeconds says how long the job has."),
+    Reason.CANNOT_SHRINK: Remedy(
+        "Nothing needs to be done: it goes on as it is. Layers that were added can be taken out again, and no more."
+    ),
+    Reason.DISTILLING: Remedy("Time: both models are compared on the validation split, and the better one is kept."),
+    Reason.DISTILLED: Remedy("Nothing needs to be done; spec.adaptation.onReclaim: Keep would keep the grown model."),
+    Reason.LARGER_IS_BETTER: Remedy(
+        "Nothing needs to be done; spec.adaptation.onReclaim: Keep would save the time of the trial."
+    ),
+    Reason.GPUS_CAME_BACK: Remedy("Nothing needs to be done."),
+    Reason.TRIAL_FAILED: Remedy("Nothing needs to be done: the message says what happened.", (_LOGS,)),
     Reason.IMAGE_PULL_FAILED: Remedy(
         "The right image name and tag, or an imagePullSecret for its registry; the kubelet tries again by itself.",
         (_DESCRIBE,),

@@ -29,9 +29,9 @@ def assemble(
     architecture: Architecture,
 ) -> OutcomeTable:
     """Return the table: means and deviations over the seeds, of each sequence and of each control."""
-    points, decisions = collection.points, collection.decisions
+    decisions = collection.decisions
     outcomes = []
-    for actions in sequences(len(points) + 1, decisions):
+    for actions in sequences(len(collection.actions), decisions):
         paths = [_path(seed, actions) for seed in seeds]
         left = zip(*([records[run].time_left_s[0] for run in path] for path in paths), strict=True)
         outcomes.append(
@@ -49,7 +49,11 @@ def assemble(
         scenario=scenario,
         time_budget_s=collection.job.spec.time_budget_seconds,
         adapt_from_s=collection.start_at,
-        actions=(*(f"deepen {point}" for point in points), "do nothing"),
+        actions=(
+            *(f"deepen {point}" for point in collection.points),
+            *(f"widen {group}" for group in collection.groups),
+            "do nothing",
+        ),
         decisions_per_episode=decisions,
         sequences=tuple(outcomes),
         architecture=architecture,

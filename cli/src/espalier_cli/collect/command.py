@@ -47,7 +47,8 @@ class CannotCollect(BadInput):
 @click.option(
     "--step-cost",
     metavar="MS,MS,...",
-    help="Virtual time: ms of a step, then ms more for a layer at each growth point (1.9,0.6,0.5,0.2).  "
+    help="Virtual time: ms of a step, then ms more for a layer at each growth point (1.9,0.6,0.5,0.2), then for each "
+    "group of channels doubled, where the job widens.  "
     "[default: measured at the beginning]",
 )
 @click.option("--time-budget", type=float, help="Instead of spec.timeBudgetSeconds.")
@@ -91,6 +92,9 @@ def collect(
 
     A GPU arrives at --start-at; from then on there is one decision at each epoch boundary. What sequences have in
     common is trained once. Killed or stopped, the same command goes on from what is done.
+
+    Where the job's adaptation.actions name Widen, sequences double groups of channels, too. Its maxParameters does not
+    bound them: a table has all sequences.
     """
     # Imported here: the other commands of the agent need no trainer.
     from espalier_api.architecture import GrowthError
@@ -130,7 +134,7 @@ def collect(
                 click.echo(str(collection.cost), err=True)
             if collection.cost is None and parallel > 1:
                 click.echo("warning: runs at the same time slow each other down, and this is wall time", err=True)
-            runs = runs_for(which, len(collection.points), decisions, controls=controls)
+            runs = runs_for(which, len(collection.points), decisions, controls=controls, groups=len(collection.groups))
             records = collect_runs(collection, runs, folder, parallel, _ProgressLines(), _warn)
             table = assemble(
                 collection, records, which, scenario=scenario or start_at, architecture=setting.architecture

@@ -1,4 +1,4 @@
-"""What a training step costs in virtual time: measured for the starting model and each layer added, or given."""
+"""What a training step costs in virtual time: measured for the starting model and each growth, or given."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from espalier_api.architecture import Architecture
+from espalier_api.channels import ChannelGroup
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.data.source import Data
 from espalier_trainer.models import build_model
-from espalier_trainer.net2net import deepen
+from espalier_trainer.net2net import deepen, widen
 from espalier_trainer.optimizers import build_optimizer
 
 ROUNDS = 7
@@ -27,38 +28,67 @@ class StepCostError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds a step: of the starting model, and more for each layer added at a growth point."""
+    """Seconds a step: of the starting model, and more for each layer added at a growth point and each channel.
+
+    Growths are added up: that a layer costs more where the channels before it were doubled is left out.
+    """
 
     base: float
     added: tuple[tuple[str, float], ...]
+    doubled: tuple[tuple[str, int, float], ...] = ()
+    """Of each group of channels: its width in the starting model, and what as many channels more cost."""
 
     def __call__(self, architecture: Architecture | None) -> float:
         """Return the seconds of a step of `architecture`."""
         history = architecture.growth_history if architecture else {}
-        return self.base + sum(seconds * history.get(point, 0) for point, seconds in self.added)
+        deeper = sum(seconds * history.get(point, 0) for point, seconds in self.added)
+        widths = {group.id: group.width for group in architecture.channel_groups} if architecture else {}
+        wider = sum(seconds * (widths.get(group, width) / width - 1) for group, width, seconds in self.doubled)
+        return self.base + deeper + wider
 
     def __str__(self) -> str:
         """Say it in milliseconds."""
         layers = ", ".join(f"{point} {seconds * 1e3:.3f} ms" for point, seconds in self.added)
-        return f"a step costs {self.base * 1e3:.3f} ms and for a layer added {layers}"
+        groups = ", ".join(f"{group} {seconds * 1e3:.3f} ms" for group, _, seconds in self.doubled)
+        doubled = f", for channels doubled {groups}" if groups else ""
+        return f"a step costs {self.base * 1e3:.3f} ms and for a layer added {layers}{doubled}"
 
 
-def parse_cost(text: str, points: Sequence[str]) -> StepCost:
-    """Return the cost that `1.9,0.6,0.5,0.2` means: ms a step, then ms more for a layer at each growth point."""
-    wanted = f"write {1 + len(points)} numbers of ms: a step, then what a layer adds at {', '.join(points)}"
+def parse_cost(text: str, points: Sequence[str], groups: Sequence[ChannelGroup] = ()) -> StepCost:
+    """Return the cost that `1.9,0.6,0.5,0.2` means: ms a step, then ms more for a layer at each growth point.
+
+    Then, where there are groups, ms more for each with its channels doubled.
+    """
+    growths = len(points) + len(groups)
+    wanted = f"write {1 + growths} numbers of ms: a step, then what a layer adds at {', '.join(points)}"
+    if groups:
+        wanted += f", then what twice the channels add in {', '.join(group.id for group in groups)}"
     try:
         base, *added = (float(part) / 1e3 for part in text.split(","))
     except ValueError as error:
         raise StepCostError(f"--step-cost {text!r}: not numbers; {wanted}") from error
-    if len(added) != len(points):
+    if len(added) != growths:
         raise StepCostError(f"--step-cost {text!r}: {1 + len(added)} numbers; {wanted}")
     if not all(map(math.isfinite, (base, *added))) or base <= 0 or min(added, default=0.0) < 0:
         raise StepCostError(f"--step-cost {text!r}: a step must cost more than 0, a layer not less than 0; {wanted}")
-    return StepCost(base, tuple(zip(points, added, strict=True)))
+    return cost_of(base, added, points, groups)
 
 
-def measure_cost(job: AdaptiveTrainingJob, data: Data, points: Sequence[str], device: torch.device) -> StepCost:
-    """Time training steps of the starting model and of the model grown once at each point, in turn.
+def cost_of(base: float, added: Sequence[float], points: Sequence[str], groups: Sequence[ChannelGroup]) -> StepCost:
+    """Return the cost of a step and, in their order, of a layer at each point and of doubling each group, in s."""
+    deeper, wider = added[: len(points)], added[len(points) :]
+    doubled = ((group.id, group.width, seconds) for group, seconds in zip(groups, wider, strict=True))
+    return StepCost(base, tuple(zip(points, deeper, strict=True)), tuple(doubled))
+
+
+def measure_cost(
+    job: AdaptiveTrainingJob,
+    data: Data,
+    points: Sequence[str],
+    device: torch.device,
+    groups: Sequence[ChannelGroup] = (),
+) -> StepCost:
+    """Time training steps of the starting model and of the model grown once at each point and group, in turn.
 
     The fastest round of each counts, for whatever else runs only makes rounds slower.
     """
@@ -67,11 +97,12 @@ def measure_cost(job: AdaptiveTrainingJob, data: Data, points: Sequence[str], de
     example = data.example_input()
     start = build_model(training.model, data.classes, example).to(device)
     insertion = job.spec.adaptation.insertion
-    models = {"": start} | {point: deepen(start, point, example, insertion) for point in points}
+    models = [start, *(deepen(start, point, example, insertion) for point in points)]
+    models += [widen(start, group.id, 2 * group.width, example, seed=0) for group in groups]
     inputs, labels = data.train.batch(torch.arange(min(training.batch_size, len(data.train)), device=device), None)
-    fastest = dict.fromkeys(models, math.inf)
+    fastest = [math.inf] * len(models)
     for _ in range(ROUNDS):
-        for name, model in models.items():
+        for place, model in enumerate(models):
             model.train()
             optimizer = build_optimizer(training.optimizer, model)
             began = time.perf_counter()
@@ -81,5 +112,6 @@ def measure_cost(job: AdaptiveTrainingJob, data: Data, points: Sequence[str], de
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 loss.item()
-            fastest[name] = min(fastest[name], (time.perf_counter() - began) / STEPS)
-    return StepCost(fastest[""], tuple((point, max(0.0, fastest[point] - fastest[""])) for point in points))
+            fastest[place] = min(fastest[place], (time.perf_counter() - began) / STEPS)
+    base, *grown = fastest
+    return cost_of(base, [max(0.0, seconds - base) for seconds in grown], points, groups)

@@ -60,11 +60,11 @@ def sequences(actions: int, decisions: int) -> Iterator[tuple[int, ...]]:
     return itertools.product(range(actions), repeat=decisions)
 
 
-def runs_for(seeds: Sequence[int], points: int, decisions: int, *, controls: bool) -> tuple[Run, ...]:
+def runs_for(seeds: Sequence[int], points: int, decisions: int, *, controls: bool, groups: int = 0) -> tuple[Run, ...]:
     """Return all runs of a table, each after its parent: seed by seed, depth first, so that few checkpoints are kept.
 
-    The actions are the growth points and, last, to do nothing. The deepest nets are those that have all their layers at
-    one growth point.
+    The actions are the growth points, the groups of channels and, last, to do nothing. The deepest nets are those that
+    have all their layers at one growth point.
     """
     runs: list[Run] = []
     for seed in seeds:
@@ -73,7 +73,7 @@ def runs_for(seeds: Sequence[int], points: int, decisions: int, *, controls: boo
             runs += [Run(Kind.RESTART, seed), Run(Kind.THROUGHPUT, seed)]
             runs += [Run(Kind.SCRATCH, seed, (point,) * decisions) for point in range(points)]
         # Lexicographic over all lengths is depth first: (0,), (0, 0), (0, 0, 0), (0, 0, 1), ...
-        prefixes = (p for length in range(1, decisions + 1) for p in sequences(points + 1, length))
+        prefixes = (p for length in range(1, decisions + 1) for p in sequences(points + groups + 1, length))
         runs += [Run(Kind.EDGE, seed, prefix) for prefix in sorted(prefixes)]
     return tuple(runs)
 

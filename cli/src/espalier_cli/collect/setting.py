@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from espalier_api.architecture import Architecture
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.channels import ChannelGroup
+from espalier_api.job import AdaptiveTrainingJob, GrowthAction
 from espalier_cli.collect.cost import StepCost, measure_cost, parse_cost
 from espalier_cli.collect.training import CollectError, Collection, Time, prepared, usable_device
 from espalier_trainer.architecture import describe
@@ -29,7 +30,7 @@ def set_up(
     decisions: int,
     time: Time,
     step_cost: str | None,
-    known_cost: Callable[[Sequence[str]], StepCost | None],
+    known_cost: Callable[[Sequence[str], Sequence[ChannelGroup]], StepCost | None],
     throughput: float,
     device: str,
 ) -> Setting:
@@ -45,12 +46,17 @@ def set_up(
     data = load_data(job.spec.training.dataset)
     example = data.example_input()
     model = build_model(job.spec.training.model, data.classes, example)
-    architecture = describe(model, example, job.spec.adaptation.insertion)
-    points = tuple(point.id for point in architecture.growth_points)
+    spec = job.spec.adaptation
+    if GrowthAction.DEEPEN not in spec.actions:
+        raise CollectError("adaptation.actions: every table has the growth points as actions; allow Deepen too")
+    widening = GrowthAction.WIDEN in spec.actions
+    architecture = describe(model, example, spec.insertion, widening=widening)
+    points, groups = tuple(point.id for point in architecture.growth_points), architecture.channel_groups
     if not points:
         raise CollectError(f"model {job.spec.training.model.name or job.spec.training.model.entrypoint}: cannot grow")
     cost = None
     if time is Time.VIRTUAL:
-        cost = parse_cost(step_cost, points) if step_cost else known_cost(points)
-        cost = cost or measure_cost(job, data, points, usable_device(device))
-    return Setting(Collection(job, points, start_at, decisions, cost, throughput, device), architecture)
+        cost = parse_cost(step_cost, points, groups) if step_cost else known_cost(points, groups)
+        cost = cost or measure_cost(job, data, points, usable_device(device), groups)
+    names = tuple(group.id for group in groups)
+    return Setting(Collection(job, points, start_at, decisions, cost, throughput, device, names), architecture)

@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 from espalier_api.base import Record
+from espalier_api.channels import ChannelGroup
 from espalier_api.documents import DocumentError, read_document, write_document
-from espalier_cli.collect.cost import StepCost
+from espalier_cli.collect.cost import StepCost, cost_of
 from espalier_cli.collect.plan import Run
 from espalier_cli.collect.training import Collection, RunRecord
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
@@ -54,7 +55,9 @@ def identity_of(collection: Collection) -> CollectionIdentity:
         start_at_s=collection.start_at,
         decisions=collection.decisions,
         time="wall" if cost is None else "virtual",
-        step_cost_s=() if cost is None else (cost.base, *(seconds for _, seconds in cost.added)),
+        step_cost_s=()
+        if cost is None
+        else (cost.base, *(seconds for _, seconds in cost.added), *(seconds for _, _, seconds in cost.doubled)),
         throughput=collection.throughput,
         device=collection.device,
         torch=torch.__version__,
@@ -81,12 +84,12 @@ class WorkFolder:
         finally:
             os.close(handle)
 
-    def step_cost(self, points: Sequence[str]) -> StepCost | None:
+    def step_cost(self, points: Sequence[str], groups: Sequence[ChannelGroup] = ()) -> StepCost | None:
         """Return the step cost that the collection here began with; None where there is none."""
         known = self._identity()
-        if known is None or len(known.step_cost_s) != len(points) + 1:
+        if known is None or len(known.step_cost_s) != len(points) + len(groups) + 1:
             return None
-        return StepCost(known.step_cost_s[0], tuple(zip(points, known.step_cost_s[1:], strict=True)))
+        return cost_of(known.step_cost_s[0], known.step_cost_s[1:], points, groups)
 
     def begin(self, collection: Collection) -> None:
         """Begin, or go on with, a collection; `StateError` where the folder holds another one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -13,7 +14,7 @@ from torch import nn
 
 from espalier_api.advice import Action
 from espalier_api.base import Record
-from espalier_api.job import AdaptiveTrainingJob, DatasetSpec
+from espalier_api.job import AdaptiveTrainingJob, DatasetSpec, Insertion
 from espalier_api.report import AdaptationResult, TrainerPhase
 from espalier_cli.collect.clocks import WallScheduler
 from espalier_cli.collect.cost import StepCost
@@ -57,10 +58,18 @@ class Collection:
     throughput: float
     """How much faster steps are in the control that has more throughput alone."""
     device: str = "cpu"
+    groups: tuple[str, ...] = ()
+    """The starting model's groups of channels, where the job widens."""
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What may be done, in the table's order; last nothing."""
+        deeper, wider = map(Action.deepen, self.points), map(Action.widen, self.groups)
+        return (*deeper, *wider, Action.nothing())
 
     def action(self, index: int) -> Action:
-        """Return the action of an index: a growth point's, or the last one, nothing."""
-        return Action.deepen(self.points[index]) if index < len(self.points) else Action.nothing()
+        """Return the action of an index."""
+        return self.actions[index]
 
 
 class RunRecord(Record):
@@ -116,7 +125,7 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
     """
     seed_everything(run.seed)
     job, ends = collection.job, run.ends(collection.decisions)
-    data = _data(job.spec.training.dataset)
+    data = data_of(job.spec.training.dataset)
     model = build_model(job.spec.training.model, data.classes, data.example_input())
     if run.kind is Kind.SCRATCH:
         model = deepest(collection, run, model, data)
@@ -136,7 +145,8 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
     )
     result = trainer.run()
     wanted = TrainerPhase.COMPLETED if ends else TrainerPhase.STOPPED
-    asked = {Kind.TRUNK: 0, Kind.EDGE: 1}.get(run.kind, collection.decisions)
+    # A net from scratch decides nothing, and its epochs are longer: it need not come by all the moments.
+    asked = {Kind.TRUNK: 0, Kind.EDGE: 1, Kind.SCRATCH: len(advisor.asked)}.get(run.kind, collection.decisions)
     if result.phase is TrainerPhase.FAILED:
         raise CollectError(f"{run.key}: {result.message}")
     if result.phase is not wanted or len(advisor.asked) != asked:
@@ -158,10 +168,15 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
 
 def deepest(collection: Collection, run: Run, model: nn.Module, data: Data) -> nn.Module:
     """Return the model with a layer more for each of the run's actions, these with random weights of their own."""
+    points = [collection.points[index] for index in run.actions]
+    return deepened_anew(model, points, data.example_input(), collection.job.spec.adaptation.insertion)
+
+
+def deepened_anew(model: nn.Module, points: Sequence[str], example: torch.Tensor, insertion: Insertion) -> nn.Module:
+    """Return the model with a layer more at each of `points`, these with random weights of their own."""
     known = set(dict(model.named_modules()))
-    for index in run.actions:
-        point = collection.points[index]
-        model = deepen(model, point, data.example_input(), collection.job.spec.adaptation.insertion)
+    for point in points:
+        model = deepen(model, point, example, insertion)
     for name, module in model.named_modules():
         reset = getattr(module, "reset_parameters", None)
         if name not in known and callable(reset):
@@ -193,7 +208,7 @@ def _read(dataset: str) -> Data:
     return load_data(DatasetSpec.model_validate_json(dataset))
 
 
-def _data(dataset: DatasetSpec) -> Data:
+def data_of(dataset: DatasetSpec) -> Data:
     """Return the data, read once a process."""
     return _read(dataset.model_dump_json(by_alias=True, exclude_none=True))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import click
 
 from espalier_agent.data import lamelas_tables
+from espalier_agent.progress_lines import ProgressLines
 from espalier_agent.study.experiments import run_study
-from espalier_agent.study.workers import workers
+from espalier_agent.study.workers import Told, workers
 from espalier_agent.tree import decision_tree
 from espalier_api.documents import write_bytes_atomically, write_text_atomically
 from espalier_cli.errors import BadInput
@@ -44,8 +44,7 @@ def reproduce(output: Path, seeds: int, episodes: int, processes: int | None) ->
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--output {output}: {error.strerror}; name a folder that can be written") from error
-    progress = _Progress()
-    with workers(processes or os.cpu_count() or 1, progress) as learn:
+    with workers(processes or os.cpu_count() or 1, _stage_lines()) as learn:
         study = run_study([decision_tree(table) for table in lamelas_tables()], range(seeds), episodes, learn)
     for name, picture in figures(study).items():
         write_bytes_atomically(output / name, picture)
@@ -54,17 +53,10 @@ def reproduce(output: Path, seeds: int, episodes: int, processes: int | None) ->
     click.echo(page)
 
 
-class _Progress:
-    """A line on stderr every few seconds."""
+def _stage_lines() -> Told:
+    lines = ProgressLines()
 
-    EVERY_SECONDS = 5.0
+    def tell(stage: str, done: int, of: int) -> None:
+        lines.tell(done, of, lambda seconds: f"{seconds:4.0f} s  {stage}: {done:,} of {of:,} episodes")
 
-    def __init__(self) -> None:
-        self._began = self._last = time.monotonic()
-
-    def __call__(self, stage: str, done: int, of: int) -> None:
-        now = time.monotonic()
-        if now - self._last < self.EVERY_SECONDS and done < of:
-            return
-        self._last = now
-        click.echo(f"{now - self._began:4.0f} s  {stage}: {done:,} of {of:,} episodes", err=True)
+    return tell

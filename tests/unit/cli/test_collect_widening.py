@@ -1,0 +1,161 @@
+"""Tables with widenings, really collected from the digits net with budgets of a fraction of a second."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from espalier_agent.evaluate import evaluate
+from espalier_agent.learners.expected import ExpectedConfig, learn
+from espalier_agent.tree import decision_tree, read_playable
+from espalier_api.advice import Action
+from espalier_api.architecture import Architecture
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.validation import load_job
+from espalier_cli.collect.cost import StepCost, parse_cost
+from espalier_cli.collect.plan import Kind, Run
+from espalier_cli.collect.setting import Setting, set_up
+from espalier_cli.collect.training import CollectError, Time, train
+from espalier_cli.main import cli
+from espalier_trainer.advisor import Scripted
+from espalier_trainer.architecture import describe
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.data import load_data
+from espalier_trainer.loop import Trainer
+from espalier_trainer.models import build_model, digits
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.scheduler import Arrival, VirtualScheduler
+
+JOB = Path(__file__).parents[3] / "examples" / "digits.yaml"
+COST = "2,0.6,0.5,0.2,0.3,0.2,0.1"
+GROUPS = ("block0.0", "block1.0", "block2.0")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def job_with(*actions: str, budget: float = 0.25) -> AdaptiveTrainingJob:
+    whole = json.loads(json.dumps(load_job(JOB).to_json()))
+    whole["spec"]["timeBudgetSeconds"] = budget
+    whole["spec"]["adaptation"]["actions"] = list(actions)
+    return AdaptiveTrainingJob.model_validate(whole)
+
+
+def setting(job: AdaptiveTrainingJob, *, decisions: int, step_cost: str | None = COST) -> Setting:
+    return set_up(
+        job,
+        start_at=0.05,
+        decisions=decisions,
+        time=Time.VIRTUAL,
+        step_cost=step_cost,
+        known_cost=lambda points, groups: None,
+        throughput=1.8,
+        device="cpu",
+    )
+
+
+def described() -> Architecture:
+    return describe(digits(), torch.randn(2, 1, 8, 8), widening=True)
+
+
+def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go() -> None:
+    """Bit for bit; and what the checkpoints describe is what the table's actions make of the starting model."""
+    setup = setting(job_with("Deepen", "Widen"), decisions=3)
+    collection, seed, sequence = setup.collection, 7, (3, 0, 3)
+    assert collection.groups == GROUPS
+    _, checkpoint = train(collection, Run(Kind.TRUNK, seed), None)
+    left: list[float] = []
+    architecture = setup.architecture
+    for length in range(1, 4):
+        record, following = train(collection, Run(Kind.EDGE, seed, sequence[:length]), checkpoint)
+        left += record.time_left_s
+        architecture = collection.action(sequence[length - 1]).carried_out(architecture)
+        if following is not None:
+            assert following.state.architecture == architecture
+            checkpoint = following
+
+    seed_everything(seed)
+    data = load_data(collection.job.spec.training.dataset)
+    model = build_model(collection.job.spec.training.model, data.classes, data.example_input())
+    advisor = Scripted((Action.widen("block0.0"), Action.deepen("block0"), Action.widen("block0.0")))
+    assert collection.cost is not None
+    scheduler = VirtualScheduler(0.25, collection.cost, (Arrival(0.05, 2),))
+    trainer = Trainer(collection.job, model, data, scheduler, advisor=advisor, seed=seed)
+    whole = trainer.run()
+    assert trainer.network.architecture == architecture
+    assert (record.accuracy, record.steps, record.used_s) == (whole.test_accuracy, whole.steps, whole.used_seconds)
+    assert left == [request.time_left_seconds for request in advisor.asked]
+
+
+def test_the_command_writes_a_table_that_policies_learn_from(tmp_path: Path) -> None:
+    job, output = tmp_path / "job.json", tmp_path / "digits.json"
+    job.write_text(json.dumps(job_with("Deepen", "Widen", budget=0.15).to_json()))
+    given = ["--start-at", "20%", "--decisions", "1", "--step-cost", COST, "--output", str(output)]
+    done = CliRunner().invoke(cli, ["agent", "collect", str(job), *given])
+    assert done.exit_code == 0, done.output
+    table = read_playable(output)
+    assert table.actions[3:] == (*(f"widen {group}" for group in GROUPS), "do nothing")
+    assert [outcome.actions for outcome in table.sequences] == list(itertools.product(range(7), repeat=1))
+    assert len({outcome.accuracy for outcome in table.sequences}) > 1
+    assert [control.name for control in table.controls or ()][2:] == [f"scratch block{place}" for place in range(3)]
+    assert decision_tree(table).actions[3] == Action.widen("block0.0")
+    policy = learn([table], config=ExpectedConfig(updates=60))
+    assert policy.network.config.widening
+    assert evaluate(policy, [table]).tables[0].regret <= 0.05
+    # A job that only deepens has the table that it had.
+    assert [
+        str(action) for action in setting(job_with("Deepen"), decisions=1, step_cost="2,1,1,1").collection.actions
+    ] == [
+        *(f"Deepen(block{place})" for place in range(3)),
+        "Nothing",
+    ]
+
+
+def test_a_step_costs_more_for_each_channel() -> None:
+    groups = described().channel_groups
+    cost = parse_cost(COST, ("block0", "block1", "block2"), groups)
+    assert cost.doubled == (("block0.0", 6, 0.0003), ("block1.0", 8, 0.0002), ("block2.0", 8, 0.0001))
+    assert cost(described()) == pytest.approx(0.002)
+    assert cost(described().widen("block0.0", 12)) == pytest.approx(0.0023)
+    assert cost(described().widen("block0.0", 24)) == pytest.approx(0.0029)
+    assert cost(described().widen("block1.0", 12).deepen("block0")) == pytest.approx(0.0027)
+    assert str(cost).endswith("for channels doubled block0.0 0.300 ms, block1.0 0.200 ms, block2.0 0.100 ms")
+    with pytest.raises(
+        Exception, match="4 numbers; write 7 numbers of ms: .* then what twice the channels add in block0"
+    ):
+        parse_cost("2,1,1,1", ("block0", "block1", "block2"), groups)
+
+
+def test_what_doubling_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("espalier_cli.collect.cost.ROUNDS", 1)
+    monkeypatch.setattr("espalier_cli.collect.cost.STEPS", 3)
+    collection = setting(job_with("Deepen", "Widen"), decisions=1, step_cost=None).collection
+    assert isinstance(collection.cost, StepCost)
+    assert [(group, width) for group, width, _ in collection.cost.doubled] == [
+        ("block0.0", 6), ("block1.0", 8), ("block2.0", 8)
+    ]  # fmt: skip
+    assert all(seconds >= 0 for *_, seconds in collection.cost.doubled)
+
+
+def test_a_job_that_only_widens_is_refused() -> None:
+    with pytest.raises(
+        CollectError, match=r"adaptation\.actions: every table has the growth points .*allow Deepen too"
+    ):
+        setting(job_with("Widen"), decisions=1)
+
+
+def test_checkpoints_hold_the_history() -> None:
+    collection = setting(job_with("Deepen", "Widen"), decisions=2).collection
+    _, trunk = train(collection, Run(Kind.TRUNK, 1), None)
+    _, edge = train(collection, Run(Kind.EDGE, 1, (4,)), trunk)
+    assert isinstance(edge, Checkpoint)
+    assert [growth.to_json() for growth in edge.state.growth] == [
+        {"kind": "Widened", "group": "block1.0", "width": 16, "seed": 1 << 16}
+    ]

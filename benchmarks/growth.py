@@ -6,9 +6,9 @@ Ours is `deepen` as it is used by default. The published insertion (Lamelas, sec
 norm with mean 0, variance 1, gamma 1 where the model has a batch norm; it goes through the same surgery here, so
 that the two differ in nothing but the inserted layers. Errors are the greatest absolute difference over a batch of
 4, relative to the greatest absolute output, float32, one thread, dropout and stochastic depth off; the models have
-torchvision's full width and random weights, with running statistics from one batch. Times are medians over the
-points with the garbage collector off (as `timeit` does): `deepen` makes a deep copy of the model, which takes what
-the model's memory takes, and grows the copy; the two are timed apart.
+torchvision's full width and initial weights (zeros made random), with running statistics from one batch. Times are
+medians over the points with the garbage collector off (as `timeit` does): `deepen` makes a deep copy of the model,
+which takes what the model's memory takes, and grows the copy; the two are timed apart.
 
 Not reported: the time of a training step after growth, which depends on the layer that growth repeats.
 """
@@ -80,16 +80,25 @@ def published(model: nn.Module, place: Place, example: Tensor) -> nn.Module:
     return grown
 
 
-def measure(name: str, size: int) -> Row:
-    """Grow one model at each of its points."""
+def built(name: str, size: int) -> tuple[nn.Module, Tensor]:
+    """Return a model with running statistics from one batch, and that batch."""
     torch.manual_seed(0)
     model: nn.Module = getattr(models, name)(weights=None, **MODELS[name])
     for module in model.modules():
         if isinstance(module, nn.Dropout | StochasticDepth):
             module.p = 0.0
+    for parameter in model.parameters():
+        if not parameter.any():  # a head that begins at zero would hide every error
+            nn.init.normal_(parameter, std=0.02)
     example = torch.randn(4, 3, size, size)
     with torch.no_grad():
         model.train()(example)
+    return model, example
+
+
+def measure(name: str, size: int) -> Row:
+    """Grow one model at each of its points."""
+    model, example = built(name, size)
     wanted = outputs(model, example)
     places = places_of(model, example).found
     deepen(model, places[0].id, example)  # imports that torch does on first use
@@ -186,6 +195,18 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
+def environment() -> dict[str, object]:
+    """Return what the figures depend on."""
+    return {
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What growth costs and how exact it is, at every growth point.")
@@ -195,14 +216,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(name, arguments.size) for name in arguments.models]
-    where = {
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "command": " ".join(["python", *sys.argv]),
-    }
+    where = environment()
     if arguments.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "environment": where}, indent=2))
         return

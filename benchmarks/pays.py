@@ -25,18 +25,14 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from scipy import stats
+from paying.advisors import DefaultPolicy
+from paying.paired import Paired, paired
 
-from espalier_agent.advice import advise
-from espalier_agent.policy_files import default_policy
-from espalier_api.advice import AdviceRequest, OutcomeReport
 from espalier_api.events import EpochFinished
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import AdaptationSource
 from espalier_api.validation import load_job
 from espalier_cli.collect.clocks import WallScheduler
 from espalier_cli.timeline import parse_moment
-from espalier_trainer.advisor import Decision
 from espalier_trainer.data import load_data
 from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
@@ -46,21 +42,6 @@ from espalier_trainer.scheduler import Arrival
 
 ARMS = ("not grown", "restart only", "grown")
 COLORS = {"not grown": "#757575", "restart only": "#1565c0", "grown": "#2e7d32"}
-
-
-class DefaultPolicy:
-    """The shipped policy, asked in this process."""
-
-    def __init__(self) -> None:
-        self._policy = default_policy()
-
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
-        """Return the policy's greedy decision."""
-        answer = advise(self._policy, request, f"decision-{request.progress.adaptations}")
-        return Decision(answer.decision_id, answer.action, AdaptationSource.AGENT, self._policy.name)
-
-    def report_outcome(self, outcome: OutcomeReport) -> None:
-        """Nothing learns here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,30 +89,11 @@ def train(job: AdaptiveTrainingJob, arm: str, seed: int, arrive: float) -> Run:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The paired differences of `grown` to another arm."""
-
-    other: str
-    mean: float
-    low: float
-    high: float
-    """95 % interval of the mean (Student's t over the paired differences)."""
-    wins: int
-    seeds: int
-
-
-def compare(runs: Sequence[Run], other: str) -> Comparison:
+def compare(runs: Sequence[Run], other: str) -> Paired:
     """Compare `grown` with `other`, seed by seed."""
     accuracy = {(run.arm, run.seed): run.accuracy for run in runs}
     seeds = sorted({run.seed for run in runs})
-    differences = [accuracy["grown", seed] - accuracy[other, seed] for seed in seeds]
-    mean = statistics.fmean(differences)
-    if len(differences) < 2:
-        return Comparison(other, mean, float("-inf"), float("inf"), sum(d > 0 for d in differences), len(seeds))
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    reach = float(stats.t.ppf(0.975, len(differences) - 1)) * error
-    return Comparison(other, mean, mean - reach, mean + reach, sum(d > 0 for d in differences), len(seeds))
+    return paired([accuracy["grown", seed] - accuracy[other, seed] for seed in seeds])
 
 
 def draw(runs: Sequence[Run], job: AdaptiveTrainingJob, arrive: float, path: Path) -> None:
@@ -203,7 +165,7 @@ def main() -> None:
             print(f"{len(runs)}/{len(waiting)}: seed {run.seed}, {run.arm}: {run.accuracy:.4f}", file=sys.stderr)
 
     runs.sort(key=lambda run: (run.seed, ARMS.index(run.arm)))
-    comparisons = [compare(runs, other) for other in ARMS[:-1]]
+    comparisons = {other: compare(runs, other) for other in ARMS[:-1]}
     print(f"{job.metadata.name}: budget {job.spec.time_budget_seconds:g} s, a GPU arrives at {arrive:g} s\n")
     print("| seed | not grown | restart only | grown | the agent's decisions |")
     print("| ---: | ---: | ---: | ---: | --- |")
@@ -218,10 +180,10 @@ def main() -> None:
         + " | ".join(f"{statistics.fmean(means[arm]):.3f} ± {spread[arm]:.3f}" for arm in ARMS)
         + " | |\n"
     )
-    for result in comparisons:
+    for other, result in comparisons.items():
         print(
-            f"grown - {result.other}: {result.mean:+.3f} (95 % interval {result.low:+.3f} to {result.high:+.3f}), "
-            f"better with {result.wins} of {result.seeds} seeds"
+            f"grown - {other}: {result.mean:+.3f} (95 % interval {result.low:+.3f} to {result.high:+.3f}), "
+            f"better with {result.wins} of {result.count} seeds"
         )
     steps = {arm: statistics.median(run.steps for run in runs if run.arm == arm) for arm in ARMS}
     print("median optimizer steps: " + ", ".join(f"{arm} {steps[arm]:,.0f}" for arm in ARMS))

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -25,15 +25,12 @@ class ProcessError(RuntimeError):
 class Process:
     """One process, its output in a file."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Start it in a session of its own (a Ctrl-C reaches only the benchmark); it ends when this process dies."""
         self.name, self.log = name, log
         parent = os.getpid()
-
-        def die_with_parent() -> None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
 
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -41,8 +38,9 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=environment,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=lambda: end_with_parent(signal.SIGTERM, parent),
             )
 
     def check(self) -> None:
@@ -65,6 +63,11 @@ class Process:
                 return int(value.split()[0]) / 1024
         raise ProcessError(f"/proc says nothing of {field} of {self.name}")
 
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+
     def end(self) -> None:
         """End it: SIGTERM, and SIGKILL for one that does not."""
         if self._process.poll() is None:
@@ -74,6 +77,13 @@ class Process:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+
+def end_with_parent(number: signal.Signals, parent: int) -> None:
+    """Let this process get a signal when the one that started it, `parent`, ends; end it where that is gone already."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 @contextmanager

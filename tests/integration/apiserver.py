@@ -29,6 +29,7 @@ from ruamel.yaml import YAML
 
 JOBS = "/apis/espalier.dev/v1alpha1"
 _START_SECONDS = 90.0
+_ANSWER_SECONDS = 90.0
 _END_SECONDS = 2.0
 _LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
@@ -176,11 +177,11 @@ class ApiServer:
             self._api = self.client(self.admin_token)
         return self._api
 
-    def client(self, token: str, seconds: float = 30.0) -> httpx.Client:
+    def client(self, token: str, seconds: float = _ANSWER_SECONDS) -> httpx.Client:
         """Return a client for whoever `token` is, to be closed; requests have `seconds`."""
         return httpx.Client(timeout=seconds, **self._client_options(token))
 
-    def async_client(self, token: str, seconds: float = 30.0) -> httpx.AsyncClient:
+    def async_client(self, token: str, seconds: float = _ANSWER_SECONDS) -> httpx.AsyncClient:
         """Return the same for asyncio."""
         return httpx.AsyncClient(timeout=seconds, **self._client_options(token))
 

@@ -1,8 +1,36 @@
-"""What is left of connections when asyncio code that used them was cancelled: `abort_connections`."""
+"""Watches, read as they come; and what is left of connections when asyncio code has ended, or was cancelled."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+_CLOSING_SECONDS = 10.0
+
+
+async def json_lines(answer: httpx.Response) -> AsyncIterator[Any]:
+    """Give what each line of a streamed answer says.
+
+    Not by `aiter_lines`, which takes U+0085 and others for the end of a line: they may stand in a name.
+    """
+    rest = b""
+    async for chunk in answer.aiter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+
+
+async def connections_closed() -> None:
+    """Return when the running event loop watches no socket but its own: TLS says goodbye before it closes."""
+    deadline = time.monotonic() + _CLOSING_SECONDS
+    watched = asyncio.get_running_loop()._selector.get_map()  # type: ignore[attr-defined]  # asyncio has no public word
+    while len(watched) > 1 and time.monotonic() < deadline:  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0.01)
 
 
 async def abort_connections() -> None:

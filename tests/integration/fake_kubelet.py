@@ -14,7 +14,6 @@ It runs in a thread of its own; all methods may be called from any other.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -24,13 +23,15 @@ from typing import Any, Self
 
 import httpx
 from apiserver import JOBS, ApiServer, ServerError
-from connections import abort_connections
+from connections import abort_connections, json_lines
 
 GPU = "nvidia.com/gpu"
 SIGTERM_EXIT = 143
 _RETRY_SECONDS = 0.1
 _COLLECT_SECONDS = 0.25
 _WATCH_SECONDS = 300
+PATIENCE = 90.0
+"""Seconds for what takes a few on a machine that does nothing else."""
 _OWNED = (
     *("/api/v1/pods", "/api/v1/services", "/api/v1/serviceaccounts", "/api/v1/configmaps"),
     *("/apis/rbac.authorization.k8s.io/v1/roles", "/apis/rbac.authorization.k8s.io/v1/rolebindings"),
@@ -128,7 +129,7 @@ class FakeKubelet:
         found = self._server.request("GET", path, **({"labelSelector": selector} if selector else {}))["items"]
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
-    def wait_for(self, what: str, holds: Callable[[], Any], seconds: float = 20.0) -> Any:
+    def wait_for(self, what: str, holds: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         """Return the first true value of `holds`, asked every 20 ms; `AssertionError` when there is none in time."""
         deadline = time.monotonic() + seconds
         while not (value := holds()):
@@ -138,7 +139,19 @@ class FakeKubelet:
             time.sleep(0.02)
         return value
 
-    def wait_running(self, namespace: str, name: str, seconds: float = 20.0) -> Pod:
+    def wait_no_pods(self, namespace: str, seconds: float = PATIENCE) -> None:
+        """Return once the namespace has no pods; the `AssertionError` names those that are left."""
+        try:
+            self.wait_for(f"no pods in {namespace}", lambda: not self.pods(namespace), seconds)
+        except AssertionError as error:
+            left = [
+                f"{pod['metadata']['name']} ({pod.get('status', {}).get('phase')} on {pod['spec'].get('nodeName')},"
+                f" made {pod['metadata']['creationTimestamp']}, to go by {pod['metadata'].get('deletionTimestamp')})"
+                for pod in self.pods(namespace)
+            ]
+            raise AssertionError(f"{error}; at {_now()} there are {', '.join(left)}") from error
+
+    def wait_running(self, namespace: str, name: str, seconds: float = PATIENCE) -> Pod:
         """Return the pod once it is Running."""
 
         def running() -> Pod | None:
@@ -177,7 +190,8 @@ class FakeKubelet:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow("/api/v1/nodes", self._nodes, self._on_node))
                 group.create_task(self._follow("/api/v1/pods", self._pods, self._on_pod))
-                group.create_task(self._collect())
+                for kind in _OWNED:
+                    group.create_task(self._collect(kind))
         finally:
             timers = list(self._timers)
             for timer in timers:
@@ -212,8 +226,7 @@ class FakeKubelet:
         version = listed["metadata"]["resourceVersion"]
         parameters = {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
         async with self._api.stream("GET", path, params=parameters, timeout=httpx.Timeout(10, read=None)) as answer:
-            async for line in answer.aiter_lines():
-                event = json.loads(line)
+            async for event in json_lines(answer):
                 if event["type"] == "ERROR":
                     raise _Again(event["object"].get("message", ""))
                 yield event["type"], event["object"]
@@ -333,21 +346,21 @@ class FakeKubelet:
 
     # ---- garbage
 
-    async def _collect(self) -> None:
-        """Delete, again and again, what belongs to jobs that are gone."""
+    async def _collect(self, kind: str) -> None:
+        """Delete, again and again, what belongs to jobs that are gone; each kind by itself, as pods hold GPUs."""
         while True:
             await asyncio.sleep(_COLLECT_SECONDS)
             try:
-                owned = [(path, item) for path in _OWNED for item in (await self._do("GET", path))["items"]]
+                owned = (await self._do("GET", kind))["items"]
                 # Listed after what they own: an owner of something seen is seen, or is gone.
-                listed = await self._do("GET", f"{JOBS}/adaptivetrainingjobs")
+                listed = await self._do("GET", f"{JOBS}/adaptivetrainingjobs") if owned else None
                 jobs = [] if listed is None else listed["items"]  # their kind itself may be gone
                 there = {job["metadata"]["uid"] for job in jobs}
-                for path, item in owned:
+                for item in owned:
                     owners = [each["uid"] for each in item["metadata"].get("ownerReferences", ()) if _is_job(each)]
                     if owners and not there.intersection(owners) and "deletionTimestamp" not in item["metadata"]:
                         options = {"preconditions": {"uid": item["metadata"]["uid"]}}
-                        await self._do("DELETE", _path(item, path), options)
+                        await self._do("DELETE", _path(item, kind), options)
             except (httpx.HTTPError, _Again):
                 continue
 

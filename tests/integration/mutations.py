@@ -81,7 +81,8 @@ FULL: Final[dict[str, Any]] = {
         "preemption": {"noticeSeconds": 0, "cooldownSeconds": 0.5, "minRuntimeSeconds": 60},
         "adaptation": {
             "mode": "DryRun",
-            "actions": ["Deepen"],
+            "actions": ["Deepen", "Widen"],
+            "maxParameters": 1_000_000,
             "maxAdaptations": 0,
             "agent": {"url": "http://agent.example:8080/base"},
             "decisionTimeoutSeconds": 0.1,
@@ -330,6 +331,8 @@ NASTY: Final[tuple[Mutated, ...]] = (
     *(_with((*_OPTIONS, "a"), value) for value in NASTY_VALUES),
     _with(_CONTAINERS, FULL["spec"]["template"]["spec"]["containers"] * 2),
     _with(_CONTAINERS, [{"name": f"c{number}"} for number in range(40)]),
+    *(_with((*_CONTAINERS, 0, "resources", "limits", GPU), many) for many in ("12345678", "0000001", "00000001", -1)),
+    _with((*_CONTAINERS, 0, "resources", "limits"), {GPU: 1, "example.com/r": "1.5"}),
     _with((*_CONTAINERS, 0, "resources", "limits"), {f"example.com/r{number}": 1 for number in range(40)}),
     _with(("metadata", "annotations", "note"), "x" * 300_000),
     _with(("metadata", "name"), "a" * 52),

@@ -13,6 +13,7 @@ from typing import Self
 
 import httpx
 from apiserver import ApiServer
+from fake_kubelet import PATIENCE
 
 
 class OperatorProcess:
@@ -66,7 +67,7 @@ class OperatorProcess:
         except httpx.TransportError:
             return None
 
-    def end(self, sig: signal.Signals, seconds: float = 20.0) -> int:
+    def end(self, sig: signal.Signals, seconds: float = PATIENCE) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(sig)
         return self.process.wait(seconds)

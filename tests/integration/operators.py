@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from apiserver import JOBS, ApiServer
-from fake_kubelet import FakeKubelet
+from connections import connections_closed
+from fake_kubelet import PATIENCE, FakeKubelet
 from trainers import Trainers
 
 from espalier_operator.facts import Snapshot
@@ -21,7 +22,6 @@ from espalier_operator.kube.client import Answer, Client
 from espalier_operator.kube.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 
-_CLOSING_SECONDS = 10.0
 """At most, for the connections of an operator that has ended to be closed."""
 EXTRA_CLASS = "espalier-extra"
 Raw = dict[str, Any]
@@ -100,8 +100,8 @@ class InProcess:
     def start(self) -> None:
         """Start it and return when it plans."""
         self._thread.start()
-        self._ready.wait(30)
-        deadline = time.monotonic() + 30
+        self._ready.wait(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
         while self.operator.backend.listed_at is None and self._thread.is_alive():
             assert time.monotonic() < deadline, "the operator has not listed the cluster"
             time.sleep(0.01)
@@ -111,14 +111,14 @@ class InProcess:
         """Ask it to end and wait until it has."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self.operator.stop)
-            self._thread.join(20)
+            self._thread.join(PATIENCE)
             assert not self._thread.is_alive(), "the operator does not end"
 
     def kill(self) -> None:
         """End it at once: nothing more is written."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._task.cancel)
-            self._thread.join(20)
+            self._thread.join(PATIENCE)
             assert not self._thread.is_alive(), "the operator does not end"
 
     def check(self) -> None:
@@ -161,15 +161,8 @@ class InProcess:
             self.client.on_stop = stopped
             self._ready.set()
             await asyncio.wait([self._task])
-        await self._connections_closed()
+        await connections_closed()
         self._task.result()
-
-    async def _connections_closed(self) -> None:
-        """Return when the event loop watches no socket but its own: TLS says goodbye before it closes."""
-        deadline = time.monotonic() + _CLOSING_SECONDS
-        watched = self._loop._selector.get_map()  # type: ignore[attr-defined]  # asyncio has no public word for it
-        while len(watched) > 1 and time.monotonic() < deadline:  # noqa: ASYNC110  # nobody tells
-            await asyncio.sleep(0.01)
 
 
 class Jobs:
@@ -257,11 +250,11 @@ class World:
         operator.start()
         return operator
 
-    def until(self, what: str, holds: Callable[[], Any], seconds: float = 20.0) -> Any:
+    def until(self, what: str, holds: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         """Wait until `holds` is true and return it."""
         return self.kubelet.wait_for(what, holds, seconds)
 
-    def until_condition(self, job: str, kind: str, status: str, reason: str, seconds: float = 20.0) -> None:
+    def until_condition(self, job: str, kind: str, status: str, reason: str, seconds: float = PATIENCE) -> None:
         """Wait until a condition of a job has this status and reason."""
         try:
             self.until("", lambda: self.jobs.condition(job, kind) == (status, reason), seconds)

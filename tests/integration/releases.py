@@ -16,6 +16,7 @@ from typing import Any
 
 from apiserver import JOBS, ApiServer
 from charts import CHART, VALUES, Helm, Raw, of, parse, pod_templates
+from fake_kubelet import PATIENCE
 from operator_process import OperatorProcess
 from operators import World
 
@@ -23,8 +24,6 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEFINITION = f"{DEFINITIONS}/adaptivetrainingjobs.espalier.dev"
 MONITORS = ("serviceMonitor", "podMonitor", "prometheusRule")
 """Values that need definitions which are not in a bare API server."""
-PATIENCE = 90.0
-"""Seconds for what takes a few on a machine that does nothing else."""
 _NUMBERS = itertools.count(1)
 
 
@@ -65,7 +64,7 @@ class Release:
 
     def wait_until_served(self) -> None:
         """Wait until there can be jobs; for a moment after the definition was made, requests for them are put off."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while (answer := self.server.api.get(f"{JOBS}/adaptivetrainingjobs")).status_code != 200:
             assert time.monotonic() < deadline, answer.text
             time.sleep(0.05)

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from cluster_objects import Object, acted, adaptation, admitted, looked_at, repo
 from espalier_api.reasons import Reason
 from espalier_cli.cluster import client, follow
 from espalier_cli.cluster.client import Cluster, connect
-from espalier_cli.cluster.errors import ExpiredError
+from espalier_cli.cluster.errors import ExpiredError, UnreachableError
 from espalier_cli.cluster.follow import Back, Change, Ended, Follower, Gone, Lost, Seen
 from espalier_operator.actions import Fail, Finish
 from espalier_operator.kube.resources import JOBS
@@ -262,7 +263,16 @@ def test_patience_ends(story: Story, watch: Callable[..., Watching]) -> None:
     assert "does not answer" in watching.err[-2] or "cannot answer now" in watching.err[-2]
 
 
-def test_on_a_terminal_there_is_a_table_and_without_colour_none(story: Story) -> None:
+def shown(terminal: int) -> bytes:
+    """Return what comes next on a terminal, empty where its other end is closed; fail where nothing comes."""
+    assert select.select([terminal], [], [], _SECONDS)[0], f"nothing for {_SECONDS:g} s"
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the other end is closed: Linux says so this way
+        return b""
+
+
+def test_on_a_terminal_there_is_a_table_and_without_colour_none(story: Story, request: pytest.FixtureRequest) -> None:
     story.train(adaptation())
     for colour in (True, False):
         ours, theirs = pty.openpty()
@@ -272,19 +282,15 @@ def test_on_a_terminal_there_is_a_table_and_without_colour_none(story: Story) ->
             environment["NO_COLOR"] = "1"
         where = ["-n", story.jobs.namespace, "--kubeconfig", str(story.cluster.kubeconfig)]
         process = subprocess.Popen([*COMMAND, "digits", *where], stdout=theirs, stderr=subprocess.PIPE, env=environment)
+        request.addfinalizer(process.kill)  # which does nothing to one that has ended
         os.close(theirs)
         seen = b""
-        deadline = time.monotonic() + _SECONDS
         while b"Deepen(block0) (Grown)" not in seen:
-            assert time.monotonic() < deadline, seen
-            seen += os.read(ours, 4096)
+            more = shown(ours)
+            assert more, f"it ended after {seen!r}"
+            seen += more
         process.send_signal(signal.SIGINT)
-        while True:
-            try:
-                if not (more := os.read(ours, 4096)):
-                    break
-            except OSError:  # the other end is closed: Linux says so this way
-                break
+        while more := shown(ours):
             seen += more
         assert process.wait(_SECONDS) == 130
         os.close(ours)
@@ -413,3 +419,14 @@ def test_closing_ends_a_watch_that_waits(story: Story) -> None:
         began = time.monotonic()
     assert time.monotonic() - began < 5
     assert not followed.follower.is_alive()
+
+
+def test_a_watch_that_opens_while_its_cluster_is_closed_ends_at_once(story: Story) -> None:
+    cluster = connect(story.cluster.kubeconfig, None)
+    version = cluster.list_all(JOBS, story.jobs.namespace).version
+    cluster.close()
+    with (
+        pytest.raises(UnreachableError, match="closed"),
+        cluster.watch(JOBS, story.jobs.namespace, version, follow.WATCH_SECONDS) as changes,
+    ):
+        next(changes)

@@ -56,6 +56,8 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
         depth_after=4,
         parameters_before=10**10,
         parameters_after=2**53,
+        width_before=6,
+        width_after=12,
         accuracy_before=0.5,
         accuracy_after=1.0,
         seconds=0.0,

@@ -45,18 +45,18 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
 
         began = time.monotonic()
         assert first.end(signal.SIGTERM) == 0
-        world.until("the second holds the lease", lambda: second.says(HOLDS), 10)
+        world.until("the second holds the lease", lambda: second.says(HOLDS))
         assert time.monotonic() - began < 5.0, "it was handed over"
         world.jobs.make("job-2")
         world.until_condition("job-2", "Running", "True", "Running")
 
         third, idle = started("third"), started("idle")
         for each in (third, idle):
-            world.until("it waits", lambda process=each: (a := process.ask("/healthz")) and a.status_code == 200, 60)
+            world.until("it waits", lambda process=each: (a := process.ask("/healthz")) and a.status_code == 200)
         assert idle.end(signal.SIGTERM) == 0, "one that waits ends as it is asked to"
         began = time.monotonic()
         assert second.end(signal.SIGKILL) == -signal.SIGKILL
-        world.until("the third holds the lease", lambda: third.says(HOLDS), 40)
+        world.until("the third holds the lease", lambda: third.says(HOLDS))
         assert 3 < time.monotonic() - began < 15, "it waited until the lease of the second had run out"
         world.jobs.make("job-3")
         world.until_condition("job-3", "Running", "True", "Running")

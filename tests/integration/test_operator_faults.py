@@ -115,7 +115,7 @@ def test_a_restart_of_the_api_server_disturbs_no_job(world: World, sig: signal.S
     world.server.stop(sig)
     world.server.start()
     world.jobs.make("second")
-    world.until_condition("second", "Running", "True", "Running", seconds=40)
+    world.until_condition("second", "Running", "True", "Running")
     assert world.pods("job")["job-base-0-0"]["metadata"]["uid"] == uid
     assert world.jobs.status("job")["restarts"] == 0
     assert operator.operator.backend.listed_at is not None
@@ -138,7 +138,7 @@ def test_cut_watches_are_taken_up_again(world: World, tmp_path: Path, caplog: py
         forget_history(world.server)
         world.kubelet.add_node("third", 1)
         proxy.refuses = False
-        world.until_condition("second", "Running", "True", "Running", seconds=40)
+        world.until_condition("second", "Running", "True", "Running")
         world.jobs.make("third")
         world.until_condition("third", "Running", "True", "Running")
         assert any("Restarting the watch-stream for nodes" in line for line in caplog.messages), "kopf met 410"
@@ -158,4 +158,4 @@ def test_the_operator_waits_for_a_crd_that_is_missing(world: World) -> None:
     world.until("its kind is served no more", lambda: world.server.api.get(world.jobs.path).status_code == 404)
     world.server.install(Path(__file__).parents[2] / "crds")
     world.jobs.make("another")
-    world.until_condition("another", "Running", "True", "Running", seconds=60)
+    world.until_condition("another", "Running", "True", "Running")

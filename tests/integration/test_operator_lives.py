@@ -260,6 +260,6 @@ def test_a_job_of_a_deleted_one_s_name_is_another_job(world: World) -> None:
     first = world.pods("job")["job-base-0-0"]["metadata"]["uid"]
     world.jobs.delete("job")
     world.jobs.make("job")
-    world.until_condition("job", "Running", "True", "Running", seconds=40)
+    world.until_condition("job", "Running", "True", "Running")
     assert world.pods("job")["job-base-0-0"]["metadata"]["uid"] != first
     assert world.jobs.status("job")["timeBudget"]["usedSeconds"] < 20

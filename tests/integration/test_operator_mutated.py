@@ -86,8 +86,10 @@ def test_every_job_that_is_taken_comes_to_a_condition_with_a_reason(
     world.until("many run to their end", lambda: all_said() and _ends(said) >= ACCEPTED // 10, 120)
     world.server.request("DELETE", world.jobs.path)
     world.until("all are gone", lambda: not world.server.request("GET", world.jobs.path)["items"])
+    # Hundreds of pods end one after the other; the next job's would wait for them.
+    world.kubelet.wait_no_pods(world.namespace, 300)
     world.jobs.make("ordinary", preRunningDeadlineSeconds=120)
-    world.until_condition("ordinary", "Complete", "True", "BudgetExhausted", seconds=90)
+    world.until_condition("ordinary", "Complete", "True", "BudgetExhausted")
     world.server.request("DELETE", f"/apis/scheduling.k8s.io/v1/priorityclasses/{CLASS}")
 
 

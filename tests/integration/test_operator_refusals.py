@@ -57,7 +57,7 @@ def test_a_quota_keeps_a_job_from_starting_and_is_said(world: World) -> None:
     tries = operator.client.requests["create", "pods", 403]
     assert 1 <= tries <= 3
     world.server.request("DELETE", f"{path}/none")
-    world.until_condition("job", "Running", "True", "Running", seconds=30)
+    world.until_condition("job", "Running", "True", "Running")
     assert Counter(event["reason"] for event in world.jobs.events("job"))["PodRejected"] == 1
 
 
@@ -73,7 +73,7 @@ def test_an_object_of_the_name_that_is_somebody_else_s_is_named(world: World) ->
     assert "Service 'job' is there already and is not this job's" in message(world, "job", "Running")
     assert world.server.request("GET", f"{path}/job")["spec"]["selector"] == {"mine": "yes"}
     world.server.request("DELETE", f"{path}/job")
-    world.until_condition("job", "Running", "True", "Running", seconds=30)
+    world.until_condition("job", "Running", "True", "Running")
 
 
 def test_a_status_that_somebody_else_wrote_is_written_anew(world: World) -> None:

@@ -57,10 +57,10 @@ class Life:
         spec = {"maxReplicas": 2, "preemption": {"cooldownSeconds": 0, "minRuntimeSeconds": 0}}
         with self._operator(stop_at=stop_at, answered=answered) as first:
             self._jobs.make(JOB, select={"nvidia.com/gpu.product": self._type}, **spec)
-            self._kubelet.wait_for(f"{stop_at}: killed or over", lambda: first.killed.is_set() or self._is_over(), 60)
+            self._kubelet.wait_for(f"{stop_at}: killed or over", lambda: first.killed.is_set() or self._is_over())
         if first.killed.is_set():
             with self._operator():
-                self._kubelet.wait_for(f"{stop_at}: over after a restart", self._is_over, 60)
+                self._kubelet.wait_for(f"{stop_at}: over after a restart", self._is_over)
         return self.state(), first.client.calls, first.killed.is_set()
 
     def _is_over(self) -> bool:
@@ -110,6 +110,7 @@ class Life:
 _ONE_AT_A_TIME = threading.Lock()
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_operator_killed_at_any_call_is_followed_by_one_that_ends_the_same(
     cluster: ApiServer, kubelet: FakeKubelet, trainers: Trainers

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from apiserver import JOBS, ApiServer
+from fake_kubelet import PATIENCE
 from relay import Relay
 
 from espalier_api import environment
@@ -41,7 +42,6 @@ from espalier_trainer.report import EventLog
 from espalier_trainer.scheduler import DocumentScheduler
 
 PROJECT = Path(__file__).parents[2]
-PATIENCE = 30.0
 
 
 def wait_for(what: str, holds: Callable[[], Any], seconds: float = PATIENCE) -> Any:

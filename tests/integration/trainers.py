@@ -7,7 +7,6 @@ it trains, acknowledges each allocation, counts its budget, stops when it is tol
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 from apiserver import JOBS, ApiServer
-from connections import abort_connections
+from connections import abort_connections, json_lines
 
 from espalier_api.documents import dumps
 from espalier_api.reasons import Reason
@@ -56,7 +55,8 @@ class Trainers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._loop.call_soon_threadsafe(self._task.cancel)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
         if self._trouble is not None and error is None:
             raise self._trouble
@@ -116,8 +116,7 @@ class Trainers:
             yield "ADDED", item
         query = {"watch": "1", "resourceVersion": listed["metadata"]["resourceVersion"]}
         async with self._api.stream("GET", path, params=query, timeout=httpx.Timeout(10, read=None)) as stream:
-            async for line in stream.aiter_lines():
-                event = json.loads(line)
+            async for event in json_lines(stream):
                 if event["type"] == "ERROR":
                     return
                 yield event["type"], event["object"]

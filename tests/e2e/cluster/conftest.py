@@ -55,18 +55,11 @@ def space(nodes: Nodes) -> Iterator[Space]:
     name = f"e2e-{uuid.uuid4().hex[:8]}"
     kubectl("create", "namespace", name)
     yield Space(name)
-    kubectl("delete", "namespace", name, "--wait=true", "--ignore-not-found", "--timeout=120s", timeout=150)
-    wait_for(
-        "no worker is left",
-        lambda: (
-            not [
-                pod
-                for pod in get("pods", "--all-namespaces", "--selector", "espalier.dev/job")["items"]
-                if pod["metadata"]["namespace"] == name
-            ]
-        ),
-        60,
-    )
+    # What may hold GPUs is waited for; the empty namespace ends by itself. Kubernetes looks again at one with pods only
+    # after half of their grace period, however soon they have ended.
+    kubectl("delete", "adaptivetrainingjobs,pods", "--all", "--namespace", name, "--timeout=120s", timeout=150)
+    wait_for("no pod is left", lambda: not get("pods", "--namespace", name)["items"], 60)
+    kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture

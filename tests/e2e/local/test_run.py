@@ -38,6 +38,34 @@ def test_a_model_grows_into_a_gpu_that_appears(
     assert alive(out) == []
 
 
+def test_workers_train_together_while_the_job_has_gpus_for_them(
+    espalier: Start,
+    job_file: Callable[..., Path],
+    tmp_path: Path,
+    eventually: Callable[..., Any],
+    events_of: Callable[..., list[dict[str, Any]]],
+    alive: Callable[[Path], list[int]],
+) -> None:
+    out = tmp_path / "out"
+    job = job_file(budget=300, most=3, gpu_seconds=10000)
+    job.write_text(job.read_text() + "  training: {elasticBatch: keepGlobal}\n")
+    run = espalier("run", job, "--gpus", "1", "--arrive", "0s:2", "--depart", "30s:2", "--output", out, "--simulate")
+
+    def members() -> list[int]:
+        return [event["workers"] for event in events_of(out, "WorkersChanged")]
+
+    # Importing takes each process as long as it takes; then both are in.
+    eventually(lambda: members()[-1:] == [3], seconds=60, what="three workers")
+    eventually(lambda: events_of(out, "AdaptationFinished"), what="a growth")
+    eventually(lambda: members()[-1:] == [1], seconds=90, what="one worker")
+    assert not [event for event in events_of(out, "Warned") if event["reason"] in ("WorkerFailed", "MembersDiffer")]
+    eventually(lambda: not list(out.glob("worker-*.pid")), what="the end of the processes without GPU")
+    assert len(events_of(out, "TrainerStarted")) == 1
+    run.process.send_signal(signal.SIGINT)
+    run.finish(timeout=10)
+    assert alive(out) == []
+
+
 def test_interrupted_ends_within_5_s_says_how_to_go_on_and_goes_on(
     espalier: Start,
     job_file: Callable[..., Path],

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import get_args
 
@@ -16,8 +17,10 @@ import pytest
 from pydantic import BaseModel
 
 from espalier_agent.data import carried_tables
+from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.evaluate import evaluate
 from espalier_agent.policy_files import default_policy
+from espalier_agent.rewards import Reward
 from espalier_api import job_reference
 from espalier_api.job import JobSpec
 from espalier_api.reasons import SENTENCES, Reason
@@ -131,8 +134,10 @@ def test_jobs_in_the_book_validate() -> None:
 
 def test_the_study_says_what_the_shipped_policy_is_worth() -> None:
     page = (DOCS / "study.md").read_text(encoding="utf-8")
-    places = evaluate(default_policy(), (*carried_tables("lamelas"), *carried_tables("digits"))).tables
-    assert len(places) == 9
+    places = evaluate(
+        default_policy(), [table for name in ("lamelas", "digits", "cifar8") for table in carried_tables(name)]
+    ).tables
+    assert len(places) == 14
     for place in places:
         none, best = place.none.accuracy, place.best.accuracy
         figures = (place.accuracy, place.regret, none, place.random_mean_accuracy, best)
@@ -145,4 +150,21 @@ def test_the_study_says_what_the_front_page_says() -> None:
     front = (ROOT / "README.md").read_text(encoding="utf-8")
     figures = re.findall(r"\.\d{3} ± \.\d{3}", front)
     assert len(figures) == 6
-    assert re.findall(r"\.\d{3} ± \.\d{3}", study) == figures
+    growing = study.partition("## Does growing pay?")[2].partition("\n## ")[0]
+    assert re.findall(r"\.\d{3} ± \.\d{3}", growing) == figures
+
+
+def test_the_page_on_the_environment_names_what_there_is() -> None:
+    page = (DOCS / "environment.md").read_text(encoding="utf-8")
+    first_cells = re.findall(r'^\| `"?([a-z_-]+)"?` \|', page, re.M)
+    spaces = dict(OutcomeEnvironment().observation_space.items())
+    arguments = [name for name in signature(OutcomeEnvironment).parameters if name != "render_mode"]
+    assert sorted(first_cells) == sorted([*arguments, *spaces, *Reward])
+    sizes = re.search(r"For L layers, E edges and P growth points .*? (\d+), (\d+) and (\d+):", page, re.S)
+    assert sizes is not None
+    for name, space in spaces.items():
+        row = re.search(rf"^\| `{name}` \| \((.*?)\) \| (\w+) \|", page, re.M)
+        assert row is not None
+        shape = row[1].replace("L", sizes[1]).replace("E", sizes[2]).replace("P", sizes[3]).split(",")
+        assert tuple(int(size) for size in shape if size) == space.shape
+        assert row[2] == str(space.dtype)

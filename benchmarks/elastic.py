@@ -1,0 +1,241 @@
+"""What it costs that workers join and leave a running job, beside torchrun and DistributedDataParallel, on the CPU.
+
+    .venv/bin/python benchmarks/elastic.py [--quick] [--repetitions 5] [--millions 0.1 1 5 20] [--only PART ...]
+        [--markdown] [--json FILE]
+
+Real processes on the loopback interface, one thread each, by gloo; the benchmark is their scheduler and writes their
+allocation files. The leader writes down when each of its steps ended (`joining/trainer.py`), and nothing else is
+changed. All figures are medians over repetitions, each in processes of its own; the parts and models take turns, so
+that what else the machine does falls on all of them. Nothing is evaluated and, but for the one after a growth, no
+checkpoint is written meanwhile.
+
+1. `pauses`: the longest time between the ends of two steps from the first step after a change to ten steps later: an
+   extra worker joins that has just started, leaves, joins again that waited, the model grows on both, the worker is
+   killed. Of a growth it is the first gap alone, in which the heuristic is asked and the grown model sent; the next has
+   the checkpoint in it. Models: the example's, and perceptrons of growing size (Adam; state of 12 bytes a parameter).
+2. With these, the seconds from the start of an extra worker's process (nothing imported yet) to the end of its first
+   joint step.
+3. `throughput`: examples a second of 1, 2 and 4 workers under both batch policies, beside plain DistributedDataParallel
+   with the same model, data, shares of a batch, optimizer and steps.
+4. `torchrun`: the same model under torchrun, whose workers are all restarted at each change and go on from the
+   checkpoint of their script (every 50 steps): seconds without a step, and steps taken again. What torchrun needs to be
+   told for it is in `joining/restarts.py`.
+
+Workers on fewer cores than there are of them take turns: two cores cannot speed up four workers, and while a process
+imports torch the others are slower. torch's own stores (torchrun's) listen on all interfaces; all else on loopback.
+Not reported: CUDA and nccl; a network between the workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from joining.models import EXAMPLE, EXAMPLE_ROWS, Model, perceptron
+from joining.pauses import Pauses, pauses
+from joining.place import StuckError
+from joining.restarts import Restarts, restarts
+from joining.throughput import Plan, Throughput, elastic, plain
+from learning.printed import rendered, told
+from load.processes import ProcessError
+
+from espalier_api.job import ElasticBatch
+
+PARTS = ("pauses", "throughput", "torchrun")
+MILLIONS = (0.1, 1.0, 5.0, 20.0)
+
+
+@dataclass
+class Found:
+    """All figures, one of each list a repetition."""
+
+    pauses: dict[str, list[Pauses]] = field(default_factory=dict)
+    elastic: dict[str, list[Throughput]] = field(default_factory=dict)
+    plain: dict[str, list[Throughput]] = field(default_factory=dict)
+    torchrun: list[Restarts] = field(default_factory=list)
+
+
+def measure(options: argparse.Namespace) -> Found:
+    """Measure all that is asked for."""
+    found = Found()
+    plan = Plan((ElasticBatch.KEEP_GLOBAL,), (1, 2), 48) if options.quick else Plan()
+    of_pauses = [EXAMPLE, *map(perceptron, options.millions)]
+    of_throughput = [EXAMPLE_ROWS] if options.quick else [EXAMPLE_ROWS, perceptron(1.0)]
+    for repetition in range(options.repetitions):
+
+        def say(what: str, of: Model, turn: int = repetition + 1) -> None:
+            told(f"{turn}/{options.repetitions}  {what}, {of.name}")
+
+        if "pauses" in options.only:
+            for model in of_pauses:
+                say("pauses", model)
+                found.pauses.setdefault(model.name, []).append(pauses(model))
+        if "throughput" in options.only:
+            for model in of_throughput:
+                say("throughput", model)
+                both: Throughput = {}
+                for policy in plan.policies:
+                    both |= elastic(model, policy, plan)
+                found.elastic.setdefault(model.name, []).append(both)
+                say("throughput of plain processes", model)
+                found.plain.setdefault(model.name, []).append(plain(model, plan))
+        if "torchrun" in options.only:
+            say("torchrun", EXAMPLE)
+            found.torchrun.append(restarts(EXAMPLE))
+    return found
+
+
+def shown(found: Found, *, markdown: bool) -> str:
+    """Return the tables for people."""
+    tables: list[tuple[str, list[str], list[list[str]]]] = []
+    if found.pauses:
+        tables += [_pauses(found.pauses), _starts(found)]
+    if found.elastic:
+        tables.append(_throughput(found))
+    if found.torchrun:
+        tables.append(_restarts(found))
+    return "\n".join(rendered(title, head, rows, markdown=markdown) for title, head, rows in tables)
+
+
+def _pauses(found: dict[str, list[Pauses]]) -> tuple[str, list[str], list[list[str]]]:
+    def cells(rows: list[Pauses]) -> list[str]:
+        changes: list[Callable[[Pauses], float]] = [
+            lambda row: row.first_join,
+            lambda row: row.join,
+            lambda row: row.leave,
+            lambda row: row.growth,
+            lambda row: row.checkpoint,
+            lambda row: row.death,
+        ]
+        usual = [
+            f"{1e3 * statistics.median(part):.1f}" for part in ([r.alone for r in rows], [r.together for r in rows])
+        ]
+        return [f"{rows[0].parameters:,}", *usual, *(_spread([1e3 * of(row) for row in rows]) for of in changes)]
+
+    head = ["model", "parameters", "step", "of two", "join, new", "join", "leave", "growth", "checkpoint", "death"]
+    title = f"Pause of the running worker, ms: median (longest) of {_count(found)}"
+    return title, head, [[name, *cells(rows)] for name, rows in found.items()]
+
+
+def _starts(found: Found) -> tuple[str, list[str], list[list[str]]]:
+    rows = [[name, _spread([row.start for row in rows], 1)] for name, rows in found.pauses.items()]
+    if found.torchrun:
+        rows.append([f"{EXAMPLE.name}, torchrun", _spread([row.start for row in found.torchrun], 1)])
+    return "From the start of a worker's process to its first joint step: median (longest)", ["model", "s"], rows
+
+
+def _throughput(found: Found) -> tuple[str, list[str], list[list[str]]]:
+    rows = []
+    for name, ours in found.elastic.items():
+        theirs = found.plain[name]
+        for policy, world in ours[0]:
+            mine, other = ([row[policy, world] for row in side] for side in (ours, theirs))
+            ratio = statistics.median(one / two for one, two in zip(mine, other, strict=True))
+            figures = [f"{statistics.median(side):,.0f}" for side in (mine, other)]
+            rows.append([f"{name}, {policy}", str(world), *figures, f"{ratio:.2f}"])
+    title = f"Examples a second, medians of {_count(found.elastic)}"
+    return title, ["model, policy", "workers", "elastic", "plain DDP", "ratio"], rows
+
+
+def _restarts(found: Found) -> tuple[str, list[str], list[list[str]]]:
+    theirs, ours = found.torchrun, found.pauses.get(EXAMPLE.name, [])
+    rows = []
+    if ours:
+        # Counted over all changes of a repetition: it is 0 of each where it is 0 of all.
+        again = f"{max(row.redone for row in ours)}"
+        rows += [
+            ["elastic: a new worker joins", _spread([row.first_join for row in ours], 2), again],
+            ["elastic: a worker leaves", _spread([row.leave for row in ours], 2), again],
+            ["elastic: a worker is killed", _spread([row.death for row in ours], 2), again],
+        ]
+    rows += [
+        ["torchrun: a node joins", _spread([r.join for r in theirs], 2), _spread([r.join_redone for r in theirs])],
+        [
+            "torchrun: a node is killed",
+            _spread([r.death for r in theirs], 2),
+            _spread([r.death_redone for r in theirs]),
+        ],
+    ]
+    return f"Without a step, {EXAMPLE.name}: median (longest) of {len(theirs)}", ["", "s", "steps redone"], rows
+
+
+def _spread(values: Sequence[float], places: int = 0) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.{places}f}"
+    return f"{statistics.median(values):.{places}f} ({max(values):.{places}f})"
+
+
+def _count(found: dict[str, list[Any]]) -> int:
+    return len(next(iter(found.values())))
+
+
+def _as_json(found: Found) -> dict[str, Any]:
+    def named(rows: Throughput) -> dict[str, float]:
+        return {f"{policy} {world}": value for (policy, world), value in rows.items()}
+
+    return {
+        "pauses": {name: [asdict(row) for row in rows] for name, rows in found.pauses.items()},
+        "elastic": {name: [named(row) for row in rows] for name, rows in found.elastic.items()},
+        "plain": {name: [named(row) for row in rows] for name, rows in found.plain.items()},
+        "torchrun": [asdict(row) for row in found.torchrun],
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the example alone, once, up to 2 workers, no torchrun")
+    parser.add_argument("--repetitions", type=int, help="default: 5, or 1")
+    parser.add_argument("--millions", type=float, nargs="*", help="parameters of the perceptrons; default 0.1 1 5 20")
+    parser.add_argument("--only", choices=PARTS, nargs="+", help="parts; default: all, or the first two")
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
+    parser.add_argument("--json", type=Path, help="write the figures of each repetition there")
+    options = parser.parse_args()
+    options.repetitions = options.repetitions or (1 if options.quick else 5)
+    options.only = options.only or (PARTS[:2] if options.quick else PARTS)
+    if options.millions is None:
+        options.millions = [] if options.quick else list(MILLIONS)
+    if options.repetitions < 1 or any(size <= 0 for size in options.millions):
+        parser.error("--repetitions must be at least 1, and --millions above 0")
+    return options
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """Measure, print, write JSON where asked to."""
+    options = _options()
+    signal.signal(signal.SIGTERM, _ended)
+    begun, load = time.monotonic(), os.getloadavg()[0]
+    try:
+        found = measure(options)
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+    except (ProcessError, StuckError) as error:
+        raise SystemExit(f"error: {error}") from error
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, load before {load:.1f}"
+    versions = f"Python {platform.python_version()}, torch {version('torch')}"
+    command, minutes = shlex.join(["benchmarks/elastic.py", *sys.argv[1:]]), (time.monotonic() - begun) / 60
+    print(shown(found, markdown=options.markdown))
+    print(f"{machine}; {versions}\n{command}: {minutes:.1f} minutes")
+    if options.json:
+        about = {"machine": machine, "versions": versions, "command": command, "minutes": minutes}
+        options.json.write_text(json.dumps({**_as_json(found), **about}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

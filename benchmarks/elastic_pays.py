@@ -1,0 +1,169 @@
+"""Does it pay? What a job makes of a GPU that comes and goes: train with it, grow into it, both, or nothing.
+
+python benchmarks/elastic_pays.py examples/digits.yaml [--seeds 5] [--come 10% 35% 65% 85%] [--length 30%]
+    [--scaling measured | ideal] [--runs FILE] [--picture FILE] [--markdown FILE]
+
+The base GPU is there from the start; one more comes when so much of the budget is used (`--come`), and goes again after
+`--length` of it, at 95 % at the latest. Arms, with the same budget, data and seeds:
+  small, base GPU only              never grown, and the extra GPU is of no use to it
+  small, elastic                    never grown; a second worker trains with the first while there is a GPU
+  deep from scratch, elastic        the network that the last arm ends with, from the start; the same second worker
+  grown by the agent, elastic       grows when the GPU comes, as the shipped policy advises; the same second worker
+  grown at the first block, elastic grows at the first growth point as often as it may; the same second worker
+The workers are real: processes that join and leave by the product's own code, over gloo on the loopback interface.
+Time is virtual, so that nothing depends on what else the machine does: first it is measured what a step costs one
+worker and two, with the starting model and with a layer more at each point, and what a join, a leave and a growth cost;
+then runs are reckoned by it. With `--scaling ideal` a second worker costs nothing but its part of the work: what the
+best of networks could give. Two processes on two CPU cores with models this small are far from that, which `measured`
+shows. The extra worker's own start (3.5 s, most of it the import of torch) is not charged: in an hour's job it is
+nothing, in these budgets it would be all. Evaluations are free, as in the outcome tables.
+
+`--runs FILE` keeps each run and the costs: what was stopped goes on, and what is there is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import active_children, get_context
+from pathlib import Path
+
+import torch
+from paying.arms import Arm, timeline
+from paying.costs import Costs
+from paying.extra import Extra
+from paying.measuring import measure
+from paying.runs import Head, Run, Runs, kept_costs
+from paying.shown import draw, lines
+from paying.training import Setting, prepare_process, train
+
+from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_api.validation import load_job
+from espalier_cli.timeline import parse_moment
+from espalier_trainer.data import load_data
+
+_extra: list[Extra] = []
+"""Of this process; it ends with it."""
+
+
+def one(setting: Setting, costs: Costs, length: float, arm: Arm, come: float | None, seed: int) -> Run:
+    """Train one run in this process, with the extra worker that belongs to it."""
+    if not _extra:
+        prepare_process()
+        _extra.append(Extra())
+    budget = setting.job.spec.time_budget_seconds
+    arrivals = timeline(come, length, budget).arrivals() if come is not None else ()
+    done = train(setting, arm, seed, arrivals, costs, _extra[0])
+    result = done.result
+    return Run(
+        arm=arm,
+        come=come,
+        seed=seed,
+        accuracy=result.test_accuracy or 0.0,
+        depth=result.depth_after,
+        steps=result.steps,
+        joint_steps=done.joint_steps,
+        actions=tuple(adaptation.action for adaptation in result.adaptations),
+    )
+
+
+def measured(setting: Setting) -> Costs:
+    """Measure what steps and pauses cost, in this process, before any run begins."""
+    prepare_process()
+    with Extra() as extra:
+        return measure(setting, extra)
+
+
+def run_all(runs: Runs, setting: Setting, shares: Sequence[float], seeds: int, processes: int) -> None:
+    """Train what is missing, the arms of a seed after each other."""
+    moments = [(Arm.ALONE, None), *((arm, share) for share in shares for arm in Arm if arm is not Arm.ALONE)]
+    missing = runs.missing((arm, come, seed) for seed in range(seeds) for arm, come in moments)
+    head = runs.head
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(one, setting, head.costs, head.length, *each) for each in missing]
+        try:
+            for count, future in enumerate(as_completed(waiting), 1):
+                run = future.result()
+                runs.add(run)
+                when = "" if run.come is None else f", GPU from {run.come:.0%}"
+                print(f"{count}/{len(missing)}: seed {run.seed}, {run.arm}{when}: {run.accuracy:.4f}", file=sys.stderr)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():  # a run takes a minute: nobody wants to wait for what is not kept
+                process.terminate()
+            raise
+
+
+def main() -> None:
+    """Measure, train, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", type=Path, nargs="?", default=Path("examples/digits.yaml"))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--come", nargs="+", default=["10%", "35%", "65%", "85%"])
+    parser.add_argument("--length", default="30%")
+    parser.add_argument("--scaling", choices=("measured", "ideal"), default="measured")
+    parser.add_argument("--policy", choices=[policy.value for policy in ElasticBatch], default="keepGlobal")
+    parser.add_argument("--time-budget", type=float, help="instead of spec.timeBudgetSeconds")
+    parser.add_argument("--data", help="instead of spec.training.dataset.path")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
+    parser.add_argument("--runs", type=Path, help="keeps the runs; goes on from there")
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started ends
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+
+    whole = load_job(arguments.job).model_dump(mode="json", by_alias=True, exclude_none=True)
+    if arguments.time_budget:
+        whole["spec"]["timeBudgetSeconds"] = arguments.time_budget
+    if arguments.data:
+        whole["spec"]["training"]["dataset"]["path"] = arguments.data
+    job = AdaptiveTrainingJob.model_validate(whole)
+    setting = Setting(job, ElasticBatch(arguments.policy))
+    shares = sorted(parse_moment(each, 1.0) for each in arguments.come)
+    load_data(job.spec.training.dataset)  # what is downloaded or decoded is so once
+
+    costs = kept_costs(arguments.runs)
+    if costs is None:
+        print("measuring what steps cost", file=sys.stderr)
+        costs = measured(setting)
+        if arguments.scaling == "ideal":
+            costs = costs.ideal(0.5 if setting.policy is ElasticBatch.KEEP_GLOBAL else 1.0)
+    head = Head(
+        job=job.metadata.name,
+        budget_seconds=job.spec.time_budget_seconds,
+        length=parse_moment(arguments.length, 1.0),
+        policy=setting.policy,
+        scaling=arguments.scaling,
+        costs=costs,
+    )
+    runs = Runs(head, arguments.runs)
+    run_all(runs, setting, shares, arguments.seeds, arguments.processes)
+
+    text = "\n".join(
+        [
+            f"{head.job}: budget {head.budget_seconds:g} s, a GPU more for {head.length:.0%} of it, {head.policy}, "
+            f"{arguments.seeds} seeds; a step costs one worker {costs.one.base * 1e3:.2f} ms, two "
+            f"{costs.two.base * 1e3:.2f} ms ({head.scaling})",
+            "",
+            *lines(runs, shares),
+            "",
+            "Means ± standard deviations; means of paired differences with 95 % intervals, bold where they exclude 0.",
+            f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}",
+        ]
+    )
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text + "\n", encoding="utf-8")
+    if arguments.picture:
+        draw(runs, shares, arguments.picture)
+
+
+if __name__ == "__main__":
+    main()

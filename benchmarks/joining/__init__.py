@@ -1,0 +1,1 @@
+"""What `benchmarks/elastic.py` is made of."""

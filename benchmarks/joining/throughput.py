@@ -1,0 +1,72 @@
+"""One repetition of examples a second: elastic workers, and torch's DistributedDataParallel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from espalier_api.job import ElasticBatch
+from joining.cases import Case
+from joining.models import Model
+from joining.place import BATCH, Place, placed
+from joining.steps import FOLLOWING, Steps, samples_a_second
+
+Throughput = dict[tuple[ElasticBatch, int], float]
+"""Examples a second by policy and number of workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    policies: tuple[ElasticBatch, ...] = (ElasticBatch.KEEP_GLOBAL, ElasticBatch.SCALE_LINEAR)
+    worlds: tuple[int, ...] = (1, 2, 4)
+    """Rising."""
+    steps: int = 160
+    """Of each figure, after some that do not count."""
+
+
+def elastic(model: Model, policy: ElasticBatch, plan: Plan) -> Throughput:
+    """Let one job have the numbers of workers in turn."""
+    with placed(model, policy) as place:
+        place.allocate(plan.worlds[0], plan.worlds[0])
+        place.lead()
+        for index in range(max(plan.worlds) - 1):
+            place.follow(index)
+        _all_wait(place, max(plan.worlds) - 1)
+        found = {}
+        for world in plan.worlds:
+            place.allocate(world, world)
+            found[policy, world] = place.until(lambda: _figure(place.steps, world, plan.steps), f"{world} workers")  # noqa: B023
+        return found
+
+
+def plain(model: Model, plan: Plan) -> Throughput:
+    """Let plain processes train the same."""
+    with placed(model) as place:
+        cases = [Case(policy, each, plan.steps + FOLLOWING) for policy in plan.policies for each in plan.worlds]
+        (place.folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
+        place.start("plain", ["-m", "joining.ddp", str(place.folder), str(max(plan.worlds))])
+        found = {}
+        for case in cases:
+            steps = Steps(place.folder / case.log)
+            found[case.policy, case.world] = place.until(
+                lambda: _figure(steps.look(), case.world, plan.steps),  # noqa: B023
+                f"{case.log} of plain processes",
+            )
+        return found
+
+
+def _figure(steps: Steps, world: int, count: int) -> float | None:
+    """Return the throughput of the last `count` steps that `world` workers took, if they are so many."""
+    first = next((place for place, step in enumerate(steps) if step.world == world), len(steps)) + FOLLOWING
+    if len(steps) < first + count:
+        return None
+    return samples_a_second(steps, first, count, BATCH)
+
+
+def _all_wait(place: Place, extras: int) -> None:
+    """Wait until all are there, so that none still imports while others are measured."""
+    logs = [place.folder / f"extra-{index}.log" for index in range(extras)]
+    place.until(lambda: True if all("is ready" in log.read_text() for log in logs) else None, "workers that wait")
+    place.some_more(seconds=1.0)

@@ -1,0 +1,65 @@
+"""The arms: what a job makes of a GPU that comes and goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from espalier_api.advice import Action
+from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_trainer.advisor import Advisor, Scripted
+from espalier_trainer.scheduler import Arrival
+from paying.advisors import DefaultPolicy
+
+NEVER: Final = 1_000_000
+
+
+class Arm(StrEnum):
+    """What the job makes of the extra GPU."""
+
+    ALONE = "small, base GPU only"
+    ELASTIC = "small, elastic"
+    SCRATCH = "deep from scratch, elastic"
+    AGENT = "grown by the agent, elastic"
+    FIXED = "grown at the first block, elastic"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One more GPU from `come` to `gone`, in seconds of the budget."""
+
+    come: float
+    gone: float
+
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """Return it as the scheduler of a trainer takes it."""
+        return (Arrival(self.come, 2), Arrival(self.gone, 1))
+
+
+def timeline(share: float, length: float, budget: float) -> Timeline:
+    """Return the timeline of a GPU that comes when `share` of the budget is used and stays for `length` of it.
+
+    It is gone at 95 % of the budget at the latest.
+    """
+    return Timeline(share * budget, min(share + length, 0.95) * budget)
+
+
+def job_of(job: AdaptiveTrainingJob, arm: Arm, policy: ElasticBatch) -> AdaptiveTrainingJob:
+    """Return the job as this arm trains it; nothing is evaluated or saved on the way, which would only cost time."""
+    whole = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec = whole["spec"]
+    spec["adaptation"]["mode"] = "Auto" if arm in (Arm.AGENT, Arm.FIXED) else "Off"
+    spec["training"]["evaluateEveryEpochs"] = NEVER
+    if arm is not Arm.ALONE:
+        spec["training"]["elasticBatch"] = policy
+    return AdaptiveTrainingJob.model_validate(whole)
+
+
+def advisor_of(job: AdaptiveTrainingJob, arm: Arm, first: str) -> Advisor | None:
+    """Return whom this arm asks; `first` is the name of the first growth point."""
+    if arm is Arm.AGENT:
+        return DefaultPolicy()
+    if arm is Arm.FIXED:
+        return Scripted((Action.deepen(first),) * job.spec.adaptation.max_adaptations, "always the first block")
+    return None

@@ -1,0 +1,88 @@
+"""The extra worker of a run: a process of its own that follows one run after the other."""
+
+from __future__ import annotations
+
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+from types import TracebackType
+from typing import Final, Self
+
+import torch
+
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_trainer.data import load_data
+from espalier_trainer.elastic import Follower
+from espalier_trainer.models import build_model
+from espalier_trainer.network import new_network
+
+_SPAWN: Final = get_context("spawn")
+END_SECONDS: Final = 30.0
+
+
+class Extra:
+    """One process, which ends with the `with` block."""
+
+    def __init__(self) -> None:
+        """Start it."""
+        self._runs, theirs = _SPAWN.Pipe()
+        self._over = _SPAWN.Event()
+        self._process = _SPAWN.Process(target=_follow, args=(theirs, self._over), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process."""
+        self._over.set()
+        self._runs.close()
+        self._process.join(END_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def follow(self, job: AdaptiveTrainingJob, seed: int, place: str) -> None:
+        """Let it come to the leader whose rendezvous is at `place`; `over` says when it shall be ready for another."""
+        self._over.clear()
+        self._runs.send((job.model_dump_json(by_alias=True, exclude_none=True), seed, place))
+
+    def over(self) -> None:
+        """Let it leave the run that it follows; returns when it has. Raises `RuntimeError` where it failed."""
+        self._over.set()
+        if not self._runs.poll(END_SECONDS):
+            raise RuntimeError(f"the extra worker did not leave within {END_SECONDS:.0f} s")
+        if failure := self._runs.recv():
+            raise RuntimeError(f"the extra worker failed: {failure}")
+
+
+def _follow(runs: Connection, over: Event) -> None:
+    torch.set_num_threads(1)
+    while True:
+        try:
+            text, seed, place = runs.recv()
+        except EOFError:
+            return
+        try:
+            _take_part(AdaptiveTrainingJob.model_validate_json(text), seed, place, over)
+        except Exception as error:  # whatever it is, the run that waits for this process is told
+            runs.send(f"{type(error).__name__}: {error}")
+        else:
+            runs.send("")
+
+
+def _take_part(job: AdaptiveTrainingJob, seed: int, place: str, over: Event) -> None:
+    training = job.spec.training
+    data = load_data(training.dataset)
+    model = build_model(training.model, data.classes, data.example_input())
+    start, _ = new_network(model, training.optimizer, data.example_input(), job.spec.adaptation.insertion)
+
+    def leave() -> bool:
+        leader = parent_process()
+        return over.is_set() or leader is None or not leader.is_alive()
+
+    Follower(job, start, data, torch.device("cpu"), seed, base=False, index=0, stop=leave).run(place)

@@ -1,0 +1,156 @@
+"""One run: an arm with a seed under a timeline, trained by real workers in virtual time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_cli.collect.training import data_of, deepened_anew
+from espalier_trainer.advisor import Advisor
+from espalier_trainer.loop import Trainer
+from espalier_trainer.models import build_model
+from espalier_trainer.narrator import Narrator
+from espalier_trainer.net2net import growth_points
+from espalier_trainer.progress import TrainingResult
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.report import MemoryReporter
+from espalier_trainer.scheduler import Arrival
+from paying.arms import Arm, advisor_of, job_of
+from paying.clock import ElasticClock, TimedTeam
+from paying.costs import Costs
+from paying.extra import Extra
+
+PATIENCE_SECONDS = 120.0
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all runs have in common."""
+
+    job: AdaptiveTrainingJob
+    policy: ElasticBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A run that came to its end."""
+
+    result: TrainingResult
+    joint_steps: int
+    """Steps by two workers."""
+
+
+def train(
+    setting: Setting,
+    arm: Arm,
+    seed: int,
+    arrivals: Sequence[Arrival],
+    costs: Costs,
+    extra: Extra,
+    step_took: Callable[[float, TimedTeam | None], None] = lambda seconds, team: None,
+    deep: Sequence[str] | None = None,
+) -> Done:
+    """Train. `step_took` is told the wall seconds of each step, and of the team.
+
+    `deep` are the points at which `SCRATCH` has layers more; the first one, as often as the job may grow, if None.
+
+    Raises `RuntimeError` where the run did not end with its budget.
+    """
+    job = job_of(setting.job, arm, setting.policy)
+    training = job.spec.training
+    data = data_of(training.dataset)
+    first = first_point(setting.job)
+    seed_everything(seed)
+    start = build_model(training.model, data.classes, data.example_input())
+    layers = (first,) * job.spec.adaptation.max_adaptations if deep is None else deep
+    insertion = job.spec.adaptation.insertion
+    model = deepened_anew(start, layers, data.example_input(), insertion) if arm is Arm.SCRATCH else start
+    clock = ElasticClock(
+        job.spec.time_budget_seconds,
+        costs.one.of,
+        arrivals,
+        joint_seconds=costs.two.of,
+    )
+    joint = 0
+
+    def took(seconds: float) -> None:
+        nonlocal joint
+        joint += clock.team is not None and clock.team.world > 1
+        step_took(seconds, clock.team)
+
+    with ExitStack() as stack:
+        team = None
+        if arrivals and arm is not Arm.ALONE:
+            folder = stack.enter_context(TemporaryDirectory(prefix="espalier-pays-"))
+            place = str(Path(folder) / "rendezvous")
+            team = _team(job, clock, costs, place)
+            extra.follow(job, seed, place)
+            stack.callback(extra.over)
+        advisor: Advisor | None = advisor_of(job, arm, first)
+        trainer = Trainer(
+            job, model, data, clock, advisor=advisor, reporter=MemoryReporter(), seed=seed, team=team, step_took=took
+        )
+        if clock.team is not None:
+            _await(clock.team)
+        result = trainer.run()
+    if result.test_accuracy is None:
+        raise RuntimeError(f"{arm}, seed {seed}: ended with {result.reason}: {result.message}")
+    return Done(result, joint)
+
+
+def first_point(job: AdaptiveTrainingJob) -> str:
+    """Return the name of the first growth point of the job's model."""
+    return points_of(job.model_dump_json(by_alias=True, exclude_none=True))[0]
+
+
+@lru_cache(maxsize=1)
+def points_of(text: str) -> tuple[str, ...]:
+    """Return the growth points of the starting model of a job in JSON."""
+    job = AdaptiveTrainingJob.model_validate_json(text)
+    data = data_of(job.spec.training.dataset)
+    start = build_model(job.spec.training.model, data.classes, data.example_input())
+    return tuple(point.id for point in growth_points(start, data.example_input(), job.spec.adaptation.insertion))
+
+
+def prepare_process() -> None:
+    """Let this process compute with one thread, and talk on the loopback interface alone."""
+    os.environ.update(LOOPBACK)
+    torch.set_num_threads(1)
+
+
+def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: str) -> Callable[[Narrator], TimedTeam]:
+    training = job.spec.training
+
+    def make(narrator: Narrator) -> TimedTeam:
+        policy = training.elastic_batch or ElasticBatch.KEEP_GLOBAL
+        return TimedTeam(
+            clock,
+            costs,
+            place,
+            policy,
+            torch.device("cpu"),
+            narrator.warn,
+            narrator.workers_changed,
+            sync_batch_norm=bool(training.sync_batch_norm),
+        )
+
+    return make
+
+
+def _await(team: TimedTeam) -> None:
+    """Wait for the extra worker, so that it is there when its GPU comes."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while team.waiting < 1:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the extra worker did not come within {PATIENCE_SECONDS:.0f} s")
+        time.sleep(0.02)

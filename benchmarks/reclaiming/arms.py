@@ -1,0 +1,178 @@
+"""The arms: one trunk a seed, and from the moment of the reclaim five ways to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier_api.advice import Action
+from espalier_api.job import AdaptiveTrainingJob, DatasetSpec
+from espalier_api.report import TrainerPhase
+from espalier_cli.collect.training import Fork
+from espalier_trainer.advisor import Scripted
+from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.data import load_data
+from espalier_trainer.data.source import Data
+from espalier_trainer.distillation import Rule, Teaching
+from espalier_trainer.distillation.shrinking import Manner
+from espalier_trainer.loop import Trainer
+from espalier_trainer.models import build_model
+from espalier_trainer.packing import packed, unpacked
+from espalier_trainer.progress import TrainingResult
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.scheduler import Arrival
+from reclaiming.costs import Charged, Prices
+
+ARMS = ("keep", "return", "weights", "distil", "rule")
+ARRIVAL = 0.2
+"""Of the budget."""
+GROWTHS = 3
+_ALWAYS = Rule(slower=0.0, cheaper=0.0, least_steps=1)
+"""Always tries, and the original size."""
+MANNERS: dict[str, Manner] = {
+    "weights": Manner(_ALWAYS, Teaching(weight=0.0), insist=True),
+    "distil": Manner(_ALWAYS, insist=True),
+    "rule": Manner(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A moment and its prices."""
+
+    job: dict[str, Any]
+    """As JSON; the trunk's, without `onReclaim`."""
+    reclaim: float
+    """Budget seconds."""
+    prices: Prices
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What an arm came to."""
+
+    arm: str
+    seed: int
+    dearer: float
+    reclaim: float
+    accuracy: float
+    """On the test split."""
+    steps: int
+    """After the reclaim."""
+    depth: int
+    reason: str
+    """What the rule's arm said."""
+
+
+def run_seed(case: Case, seed: int) -> list[Run]:
+    """Run the trunk and all arms of one seed."""
+    torch.set_num_threads(1)
+    old, _ = _train(case, seed, None, "Keep", gone=False, stop_before_decision=0)
+    at_reclaim, _ = _train(case, seed, old, "Distill", gone=False)
+    runs = []
+    for arm in ARMS:
+        start = _returned(old, at_reclaim) if arm == "return" else at_reclaim
+        on_reclaim = "Distill" if arm in MANNERS else "Keep"
+        _, result = _train(case, seed, start, on_reclaim, gone=True, manner=MANNERS.get(arm))
+        if result.phase is not TrainerPhase.COMPLETED or result.test_accuracy is None:
+            raise RuntimeError(f"{arm}, seed {seed}: ended with {result.reason}: {result.message}")
+        decided = [each for each in result.adaptations if each.action == "Distill"]
+        runs.append(
+            Run(
+                arm,
+                seed,
+                case.prices.dearer,
+                case.reclaim,
+                result.test_accuracy,
+                result.steps - at_reclaim.state.step,
+                result.depth_after,
+                str(decided[0].reason) if decided else "",
+            )
+        )
+    return runs
+
+
+def _train(
+    case: Case,
+    seed: int,
+    start: Checkpoint | None,
+    on_reclaim: str,
+    *,
+    gone: bool,
+    manner: Manner | None = None,
+    stop_before_decision: int | None = None,
+) -> tuple[Checkpoint, TrainingResult]:
+    """Train from a checkpoint; to the reclaim, or if the GPUs are `gone` to the end. Returns the last checkpoint."""
+    job = _job(case.job, on_reclaim)
+    data = _data(job.spec.training.dataset.model_dump_json(by_alias=True, exclude_none=True))
+    seed_everything(seed)
+    budget, base = job.spec.time_budget_seconds, job.spec.min_replicas
+    arrivals = [Arrival(ARRIVAL * budget, base + 1)]
+    if gone:
+        arrivals.append(Arrival(case.reclaim, base))
+    prices = case.prices
+    scheduler = Charged(
+        budget,
+        prices.step,
+        arrivals,
+        base,
+        speedup=lambda replicas: prices.speed if replicas > base else 1.0,
+        prices=None if manner is None or manner.teaching.weight == 0 else prices,
+        batch=job.spec.training.batch_size,
+        validation=len(data.validation),
+    )
+    fork = Fork(Path(), start=None if start is None else _copied(start))
+    stop: Callable[[], bool] = (lambda: False) if gone else (lambda: scheduler.used_seconds() >= case.reclaim)
+    trainer = Trainer(
+        job,
+        build_model(job.spec.training.model, data.classes, data.example_input()),
+        data,
+        scheduler,
+        advisor=Scripted((Action.deepen("block0"),) * GROWTHS),
+        checkpoints=_as_store(fork),
+        seed=seed,
+        stop=stop,
+        stop_before_decision=stop_before_decision,
+        shrinking=manner,
+    )
+    scheduler.trainer = trainer
+    result = trainer.run()
+    if fork.last is None:
+        raise RuntimeError(f"seed {seed}: no checkpoint at {scheduler.used_seconds():g} s: {result.message}")
+    return _copied(fork.last), result
+
+
+def _returned(old: Checkpoint, now: Checkpoint) -> Checkpoint:
+    """Return the model of before its growth, at the present time, with nothing more to decide."""
+    names = ("epoch", "step", "cursor", "epoch_loss_sum", "used_seconds", "schedule", "consultations")
+    state = old.state.model_copy(update={name: getattr(now.state, name) for name in names})
+    return Checkpoint(state, old.model, old.training)
+
+
+def _copied(checkpoint: Checkpoint) -> Checkpoint:
+    """Return one whose tensors are nobody else's."""
+    return unpacked(packed(checkpoint))
+
+
+def _as_store(fork: Fork) -> CheckpointStore:
+    return fork
+
+
+def _job(whole: dict[str, Any], on_reclaim: str) -> AdaptiveTrainingJob:
+    spec = whole["spec"]
+    training = {**spec["training"], "evaluateEveryEpochs": 1_000_000}
+    adaptation = {**spec["adaptation"], "mode": "Auto", "maxAdaptations": GROWTHS, "onReclaim": on_reclaim}
+    checkpoint = {**spec.get("checkpoint", {}), "intervalSeconds": 86400}
+    return AdaptiveTrainingJob.model_validate(
+        {**whole, "spec": {**spec, "training": training, "adaptation": adaptation, "checkpoint": checkpoint}}
+    )
+
+
+@lru_cache(maxsize=1)
+def _data(dataset: str) -> Data:
+    return load_data(DatasetSpec.model_validate_json(dataset))

@@ -1,0 +1,247 @@
+"""What widening costs and how exact it is, beside Net2WiderNet as published; larger kernels likewise.
+
+    python benchmarks/widening.py [--json] [--models resnet18 ...] [--size 64]
+
+First a convolution, a batch norm, a ReLU and a convolution, 16 x 16 maps of a batch of 2: `widen` by a group that
+`widening_groups` found, by the group's id, and the published widening of the same layers (Chen et al. 2016, equations
+4 and 6: random copies, outgoing weights divided equally) with the batch norm of a new channel as Lamelas's program
+makes it, mean 0, variance 1, gamma 1, beta 0. The batch norm has the batch's statistics, its gamma and beta are random.
+
+Then every group of torchvision's models at full width: the time to widen one (median over the groups), and the error
+with all groups widened together by half. Batch norm over few values (in train mode) and depth multiply rounding:
+`reordered` is the error of the same model with its channels in another order, which computes the same sums; `float64`
+is the error of the wider model there.
+
+Errors are relative to the greatest absolute output, float32 where nothing else is said; one thread; times without the
+garbage collector. Batch of 4, dropout and stochastic depth off, running statistics from one batch.
+
+Not reported: the time of a training step after growth, which depends on the width that is chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from growth import MODELS, built, environment, errors, outputs, progress, timed
+from torch import Tensor, nn
+
+from espalier_trainer.net2net import WideningGroup, grow_kernel, widen, widening_groups
+from espalier_trainer.net2net.groups import apply_in_place
+from espalier_trainer.net2net.replication import Replication
+
+WIDTHS = ((32, 48), (256, 512), (512, 1024))
+REPEATS = 15
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One operation on convolution, batch norm, ReLU, convolution; times are medians, with the greatest."""
+
+    operation: str
+    by_group_ms: float | None
+    by_group_max_ms: float | None
+    by_id_ms: float
+    by_id_max_ms: float
+    ours_eval: float
+    ours_train: float
+    published_ms: float | None
+    published_eval: float | None
+    published_train: float | None
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """The figures of one model."""
+
+    model: str
+    groups: int
+    find_ms: float
+    """To find all groups, each tried on values."""
+    widen_ms: float
+    """To widen one of them: the copy of the model is in it."""
+    copy_ms: float
+    error_eval: float
+    error_train: float
+    reordered_eval: float
+    reordered_train: float
+    double_eval: float
+    double_train: float
+
+
+def layers(width: int) -> tuple[nn.Module, Tensor]:
+    """Return convolution, batch norm as if trained, ReLU and convolution, and the batch of its statistics."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)
+    )
+    example = torch.randn(2, width, 16, 16)
+    norm = cast(nn.BatchNorm2d, model[1])
+    nn.init.normal_(norm.weight, 1, 0.2)
+    nn.init.normal_(norm.bias, 0, 0.2)
+    norm.momentum = None  # the statistics are those of the batch
+    with torch.no_grad():
+        model(example)
+    norm.momentum = 0.1
+    return model, example
+
+
+def published(model: nn.Module, new_width: int) -> nn.Module:
+    """Return the layers widened as published: equal shares, and a new batch norm for new channels."""
+    wider = copy.deepcopy(model)
+    first, norm, last = (cast(nn.Module, wider.get_submodule(name)) for name in "013")
+    kept = cast(Tensor, first.weight).shape[0]
+    source = torch.cat([torch.arange(kept), torch.randint(kept, (new_width - kept,))])
+    share = 1 / torch.bincount(source, minlength=kept)[source]
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            setattr(first, name, nn.Parameter(cast(Tensor, getattr(first, name)).index_select(0, source)))
+        weight = cast(Tensor, last.weight).index_select(1, source) * share.view(1, -1, 1, 1)
+        setattr(last, "weight", nn.Parameter(weight))  # noqa: B010 a module's attributes are typed as modules
+        fresh = nn.BatchNorm2d(new_width)
+        for name, value in norm.state_dict().items():
+            target = fresh.state_dict()[name]
+            target[: value.numel()].copy_(value) if value.dim() else target.copy_(value)
+    wider.add_module("1", fresh)
+    return wider
+
+
+def repeated(action: partial[nn.Module]) -> tuple[float, float, nn.Module]:
+    """Return the median and greatest milliseconds, and the last result; the first run is not counted."""
+    timed(action)
+    times = [timed(action)[0] for _ in range(REPEATS)]
+    return statistics.median(times), max(times), action()
+
+
+def measure_widening(width: int, new_width: int) -> LayerRow:
+    """Widen the channels between the two convolutions."""
+    model, example = layers(width)
+    wanted = outputs(model, example)
+    group = widening_groups(model, example)[0]
+    by_group, by_group_max, wider = repeated(partial(widen, model, group, new_width, example, seed=0))
+    by_id, by_id_max, _ = repeated(partial(widen, model, group.id, new_width, example, seed=0))
+    ours = errors(outputs(wider, example), wanted)
+    theirs_ms, _, theirs = repeated(partial(published, model, new_width))
+    naive = errors(outputs(theirs, example), wanted)
+    return LayerRow(
+        f"widen {width} to {new_width}", by_group, by_group_max, by_id, by_id_max, *ours, theirs_ms, *naive
+    )  # fmt: skip
+
+
+def measure_kernel(width: int) -> LayerRow:
+    """Grow the first convolution's kernel from 3 to 5."""
+    model, example = layers(width)
+    wanted = outputs(model, example)
+    median, most, grown = repeated(partial(grow_kernel, model, "0", 5, example))
+    ours = errors(outputs(grown, example), wanted)
+    return LayerRow(f"kernel 3 to 5 of {width}", None, None, median, most, *ours, None, None, None)
+
+
+def by_half(group: WideningGroup) -> Replication:
+    """Return a widening by half, or as little more as the group allows."""
+    width = math.ceil(1.5 * group.width / group.multiple_of) * group.multiple_of
+    return group.replication(max(width, group.next_width), seed=0)
+
+
+def reordered(group: WideningGroup) -> Replication:
+    """Return the same channels in another order, within the parts that a widening keeps apart."""
+    blocks = 1 if group.even else group.multiple_of
+    part = group.width // blocks
+    chance = torch.Generator().manual_seed(0)
+    order = torch.cat([block * part + torch.randperm(part, generator=chance) for block in range(blocks)])
+    return Replication(group.width, order, torch.ones(group.width, dtype=torch.float64))
+
+
+def changed(model: nn.Module, example: Tensor, changes: Mapping[WideningGroup, Replication]) -> list[Tensor]:
+    """Return the outputs of a changed copy."""
+    other = copy.deepcopy(model)
+    apply_in_place(other, changes)
+    return outputs(other, example)
+
+
+def measure_model(name: str, size: int) -> ModelRow:
+    """Widen each of one model's groups, and all together."""
+    model, example = built(name, size)
+    finding, groups = timed(partial(widening_groups, model, example))
+    times = []
+    for number, group in enumerate(groups, start=1):
+        progress(f"{name}: {number}/{len(groups)}", last=number == len(groups))
+        times.append(timed(partial(widen, model, group, len(by_half(group)), example, seed=0))[0])
+    copying, _ = timed(partial(copy.deepcopy, model))
+    wider = {group: by_half(group) for group in groups}
+    wanted = outputs(model, example)
+    ours = errors(changed(model, example, wider), wanted)
+    plain = errors(changed(model, example, {group: reordered(group) for group in groups}), wanted)
+    model, example = model.double(), example.double()
+    double = errors(changed(model, example, wider), outputs(model, example))
+    return ModelRow(name, len(groups), finding, statistics.median(times), copying, *ours, *plain, *double)
+
+
+def table(rows: list[LayerRow]) -> str:
+    """Return the figures of the layers for reading."""
+    lines = [
+        f"{'':22} | {'ours, ms (greatest)':^31} | {'ours, max error':^19} | {'published':^28}",
+        f"{'operation':22} | {'by group':>15} {'by id':>15} | {'eval':>9} {'train':>9} | "
+        f"{'ms':>8} {'eval':>9} {'train':>9}",
+    ]
+    for row in rows:
+        by_group = "–" if row.by_group_ms is None else f"{row.by_group_ms:.1f} ({row.by_group_max_ms:.1f})"
+        by_id = f"{row.by_id_ms:.1f} ({row.by_id_max_ms:.1f})"
+        other = f"{'–':>8} {'–':>9} {'–':>9}"
+        if row.published_ms is not None:
+            other = f"{row.published_ms:8.1f} {row.published_eval:9.1e} {row.published_train:9.1e}"
+        lines.append(
+            f"{row.operation:22} | {by_group:>15} {by_id:>15} | {row.ours_eval:9.1e} {row.ours_train:9.1e} | {other}"
+        )
+    return "\n".join(lines)
+
+
+def model_table(rows: list[ModelRow]) -> str:
+    """Return the figures of the models for reading."""
+    lines = [
+        f"{'':20} {'':>6} | {'ms':^27} | {'max error, float32':^18} | {'reordered, float32':^18} | {'float64':^18}",
+        f"{'model':20} {'groups':>6} | {'find all':>9} {'widen':>8} {'copy':>8} | "
+        f"{'eval':>8} {'train':>9} | {'eval':>8} {'train':>9} | {'eval':>8} {'train':>9}",
+    ]
+    lines += [
+        f"{row.model:20} {row.groups:6} | {row.find_ms:9.0f} {row.widen_ms:8.1f} {row.copy_ms:8.1f} | "
+        f"{row.error_eval:8.1e} {row.error_train:9.1e} | {row.reordered_eval:8.1e} {row.reordered_train:9.1e} | "
+        f"{row.double_eval:8.1e} {row.double_train:9.1e}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What widening and larger kernels cost and how exact they are.")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
+    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS), help="only these models")
+    parser.add_argument("--size", type=int, default=64, help="height and width of the images (default 64)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    small = [measure_widening(*widths) for widths in WIDTHS]
+    small += [measure_kernel(width) for width, _ in WIDTHS]
+    large = [measure_model(name, arguments.size) for name in arguments.models]
+    if arguments.json:
+        found = {"layers": [asdict(row) for row in small], "models": [asdict(row) for row in large]}
+        print(json.dumps(found | {"environment": environment()}, indent=2))
+        return
+    print(table(small))
+    if large:
+        print(f"\n{model_table(large)}")
+    print()
+    for key, value in environment().items():
+        print(f"{key:12}{value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -98,7 +98,7 @@ format: .venv/.ready  ## let ruff format and mend what it can
 	.venv/bin/ruff format .
 
 .PHONY: bench bench-growth bench-advice bench-plan bench-agent bench-digits
-bench: bench-growth bench-advice bench-plan bench-agent bench-digits  ## all benchmarks
+bench: bench-growth bench-advice bench-plan bench-agent bench-digits  ## the short benchmarks, and the agent's
 
 bench-growth: .venv/.ready  ## ms a growth and its exactness, beside the naive insertion and Net2WiderNet as published
 	.venv/bin/python benchmarks/growth.py
@@ -124,7 +124,7 @@ bench-cifar8: .venv/.ready  ## the same on CIFAR-10 at 8×8 pixels: five seeds (
 		$(if $(DATA),--data $(DATA))
 
 .PHONY: bench-pays
-bench-pays: .venv/.ready  ## a GPU comes and goes: train with it, grow into it, both, or nothing? (2 hours); DATA=folder or archive
+bench-pays: .venv/.ready  ## a GPU comes and goes: train with it, grow as well, be deep from the start? (2 hours); DATA=folder or archive
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/elastic_pays.py examples/digits.yaml --runs $(RUNS)/pays-digits.jsonl \
 		--picture $(RUNS)/pays-digits.png --markdown $(RUNS)/pays-digits.md $(ARGS)

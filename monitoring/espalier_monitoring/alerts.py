@@ -108,7 +108,7 @@ ALERTS: Final = (
         expression="sum by (namespace, queue) ("
         + risen("espalier_adaptations_total", '{source="fallback"}', "30m")
         + ") / sum by (namespace, queue) ("
-        + risen("espalier_adaptations_total", "", "30m")
+        + risen("espalier_adaptations_total", '{source!="reclaim"}', "30m")
         + ") > 0.2",
         severity=Severity.WARNING,
         summary="Jobs in {{ $labels.namespace }} do without the agent",

@@ -49,7 +49,7 @@ class PolicyDescription(Record):
 
     policy: PolicyVersion
     growth_points: int
-    """Growth points that the policy decides about; a model's points beyond are never chosen."""
+    """Growth points that a policy with the `lstm` encoder decides about; `graph` serves any number."""
     widening: bool = False
     """Whether it decides about groups of channels, too; without it none is ever widened."""
     vocabulary_size: int

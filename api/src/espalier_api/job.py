@@ -228,7 +228,7 @@ class TrainingSpec(Strict):
     model: ModelSpec = ModelSpec(name="digits")
     dataset: DatasetSpec = DatasetSpec(name="digits")
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
-    """Samples a step, of all workers together."""
+    """Samples a step, of all workers together; with `elasticBatch: scaleLinear` of each."""
     elastic_batch: ElasticBatch | None = None
     """`keepGlobal` or `scaleLinear`: all workers train together, and join and leave a running job. When absent, extra
     workers hold their GPUs and do not train."""

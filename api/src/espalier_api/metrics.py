@@ -62,14 +62,16 @@ LABELS: Final = {
     "queue": "`spec.queue` of the job",
     "phase": "`status.phase` of the job",
     "reason": "a reason of the API; see the reference of reasons",
-    "result": "`Complete` or `Failed`",
+    "result": "`Complete` or `Failed` of jobs; "
+    "of adaptations `Grown`, `Declined`, `DryRun`, `Failed`, `Shrunk`, `Kept`",
     "gpu_type": "value of the node label that tells GPU types apart",
     "state": "what becomes of a GPU: `base`, `extra`, `others`, `free`, `unavailable`",
     "role": "`base` for the workers that a job asked for, `extra` for those on lent GPUs",
     "outcome": "how a reclaim ended: `acknowledged`, `forced`, or `lost` where the GPUs were gone first",
     "stage": "the part of what is timed",
-    "action": "kind of the action: `Deepen`, `Widen`, `Nothing`, `Distill` (after a reclaim), `other`",
-    "source": "who decided: `agent` or `fallback`",
+    "action": "kind of the action: `Deepen`, `Widen`, `Nothing`, `Distill` (after a reclaim), `other`; "
+    "of the scheduler the planner's, such as `Admit`",
+    "source": "who decided: `agent`, `fallback`, or `reclaim` (the rule of `onReclaim`)",
     "choice": "what could be decided: `Nothing`, `Deepen` with the growth point, or `Widen` with the group",
     "chosen": "`yes` for the one choice that was decided on, `no` for the others",
     "metric": "name that the trainer gives the figure, such as `validation_accuracy`",
@@ -178,7 +180,13 @@ FAMILIES: Final = (
     *_group(
         Exporter.OPERATOR,
         "Adaptation",
-        (_C, "espalier_adaptations_total", "Consultations.", (*_OWNER, "action", "source", "result"), ()),
+        (
+            _C,
+            "espalier_adaptations_total",
+            "Consultations, and decisions after reclaims.",
+            (*_OWNER, "action", "source", "result"),
+            (),
+        ),
         (_C, "espalier_advice_problems_total", "Consultations that a fallback decided.", (*_OWNER, "reason"), ()),
         (_H, "espalier_adaptation_seconds", "Consultation and growth together.", ("result",), _SIGNALS),
         (

@@ -195,6 +195,18 @@ CASES = (
     ),
     Case(
         alert="EspalierAdviceFallsBack",
+        about="one of four, beside decisions of a rule, which asks nobody",
+        series={
+            f'{DECISIONS}, source="agent"}}': "_x9 3x90",
+            f'{DECISIONS}, source="fallback"}}': "_x9 1x90",
+            f'{DECISIONS}, source="reclaim"}}': "_x9 9x90",
+        },
+        at="20m",
+        labels={"namespace": "team", "queue": "default"},
+        words={"$labels.namespace": "team", "$value | humanizePercentage": "25%"},
+    ),
+    Case(
+        alert="EspalierAdviceFallsBack",
         about="one of ten",
         series={f'{DECISIONS}, source="agent"}}': "_x9 9x90", f'{DECISIONS}, source="fallback"}}': "_x9 1x90"},
         at="20m",

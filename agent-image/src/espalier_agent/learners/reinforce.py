@@ -1,7 +1,7 @@
 """The paper's learner: a variation of REINFORCE over outcome tables (Lamelas, algorithms 3 and 4).
 
 `PAPER` is the paper's to the letter. `BATCHED` is the same estimator over many episodes at once, with each table's
-returns standardised; the shipped policy is learnt with it.
+returns standardised.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Episode:
     """The decisions about one job, and what came of them."""
 
     id: str
-    """Of its first decision."""
+    """The job, and when its end was reported: the same whichever of the service's files are read."""
     kind: Kind
     decisions: tuple[HistoryDecision, ...]
     accuracy: float
@@ -73,7 +73,7 @@ class Gathered:
 
 
 def gather(history: Iterable[HistoryDecision]) -> Gathered:
-    """Put decisions together to episodes, in the order of their ids."""
+    """Put decisions together to episodes."""
     by_report: dict[tuple[str, str, float], list[HistoryDecision]] = defaultdict(list)
     without_outcome = 0
     for decision in history:
@@ -83,18 +83,26 @@ def gather(history: Iterable[HistoryDecision]) -> Gathered:
             by_report[decision.job, decision.reported, decision.final_accuracy].append(decision)
     found = []
     fingerprints: dict[int, str] = {}
-    for (_, _, accuracy), made in by_report.items():
+    for (job, reported, accuracy), made in by_report.items():
         made.sort(key=lambda decision: (decision.time, -decision.time_left_seconds))
         # Decisions share the objects that describe the same model, and a fingerprint takes a millisecond.
         model = made[0].architecture
         if id(model) not in fingerprints:
             fingerprints[id(model)] = model.fingerprint
-        found.append(Episode(made[0].decision_id, _kind(made[0], fingerprints[id(model)]), tuple(made), accuracy))
+        name = f"{job} {reported}"
+        found.append(Episode(name, _kind(made[0], fingerprints[id(model)]), tuple(made), accuracy))
     explored = [episode for episode in found if episode.explored]
-    comparable = [episode for members in _by_kind(explored).values() if len(members) > 1 for episode in members]
-    # Not by time: whichever file and moment they come from, the same episodes give the same policy.
-    comparable.sort(key=lambda episode: episode.id)
-    return Gathered(tuple(comparable), without_outcome, len(found) - len(explored), len(explored) - len(comparable))
+    kept = comparable(explored)
+    return Gathered(kept, without_outcome, len(found) - len(explored), len(explored) - len(kept))
+
+
+def comparable(episodes: Iterable[Episode]) -> tuple[Episode, ...]:
+    """Return those that are not the only ones of their kind.
+
+    Sorted, and not by time: whichever file and moment they come from, the same episodes give the same policy.
+    """
+    kept = (episode for members in _by_kind(episodes).values() if len(members) > 1 for episode in members)
+    return tuple(sorted(kept, key=lambda episode: (episode.id, episode.accuracy)))
 
 
 def split(episodes: Sequence[Episode], share: float, seed: int) -> tuple[tuple[Episode, ...], tuple[Episode, ...]]:
@@ -126,9 +134,16 @@ def standardised(episodes: Sequence[Episode]) -> list[float]:
 
 
 def centred(episodes: Sequence[Episode]) -> list[float]:
-    """Return each accuracy less the mean of its kind: what makes kinds comparable and keeps the unit."""
-    means = {kind: fmean(episode.accuracy for episode in members) for kind, members in _by_kind(episodes).items()}
-    return [episode.accuracy - means[episode.kind] for episode in episodes]
+    """Return each accuracy less the mean of the others of its kind: what makes kinds comparable and keeps the unit.
+
+    With itself in the mean an episode of a small kind would seem to differ less than it does. None may be alone.
+    """
+    members = {kind: [episode.accuracy for episode in found] for kind, found in _by_kind(episodes).items()}
+    return [
+        episode.accuracy - (math.fsum(others) - episode.accuracy) / (len(others) - 1)
+        for episode in episodes
+        for others in [members[episode.kind]]
+    ]
 
 
 def episodes_digest(episodes: Sequence[Episode]) -> str:

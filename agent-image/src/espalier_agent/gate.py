@@ -2,8 +2,9 @@
 
 Tables: the mean regret of its greedy sequences must not be greater. History: of jobs that were held out, it is
 estimated what each of the two would have given, both greedy, as `espalier_agent.off_policy` does; the difference has an
-interval over jobs (each one's influence on the two ratios, the delta method). It is enough that the lower end is not
-below 0 by more than a margin, a test of non-inferiority: that it is better could take years of jobs to show. Where
+interval over jobs (each one's influence on the two ratios, the delta method). Where the two differ, what each would
+do must have been tried in enough jobs: the interval knows nothing of what never was. It is enough that the lower end is
+not below 0 by more than a margin, a test of non-inferiority: that it is better could take years of jobs to show. Where
 the interval is too wide to say so, that is the answer, and the policy in service stays.
 """
 
@@ -16,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from espalier_agent.episodes import Episode, Gathered, centred, split
+from espalier_agent.episodes import Episode, Gathered, centred, comparable, split
 from espalier_agent.evaluate import evaluate
 from espalier_agent.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
 from espalier_agent.policy import Policy
@@ -40,7 +41,7 @@ class Terms(Record):
     margin: float
     """By how much its accuracy may be worse, at the lower end of the interval."""
     least_effective: float
-    """Effective sample size below which a history says nothing."""
+    """Effective number of jobs below which a history says nothing."""
     unit: Unit = Unit.DECISION
     """What has an importance weight."""
 
@@ -64,8 +65,10 @@ class OnHistory(Record):
     changed: int
     """Decisions in which the new policy takes another action than the one in service."""
     effective: float
-    """Effective sample size of the new policy's estimate."""
+    """Effective number of jobs in the new policy's estimate."""
     effective_in_service: float
+    effective_changed: float | None
+    """The smaller of the two policies', of what would change alone; None where nothing would."""
     difference: float | None
     """Estimated accuracy of the new policy less that of the one in service; None where one has no weight at all."""
     low: float | None
@@ -100,7 +103,7 @@ def judge(
         on_history = compare(policy, in_service, held_out, terms.unit)
     refusals = [
         *([] if on_tables is None else _worse_on_tables(on_tables)),
-        *([] if on_history is None else _worse_on_history(on_history, terms)),
+        *([] if on_history is None else worse_on_history(on_history, terms)),
     ]
     return Judgement(
         policy=policy.identity,
@@ -112,7 +115,11 @@ def judge(
 
 
 def compare(policy: Policy, in_service: Policy, episodes: Sequence[Episode], unit: Unit) -> OnHistory:
-    """Estimate what each would have given where it is greedy, from episodes that neither has learnt from."""
+    """Estimate what each would have given where it is greedy, from episodes that the new one has not learnt from.
+
+    The one in service is flattered by those that it has learnt from.
+    """
+    episodes = comparable(episodes)
     if not episodes:
         return estimated((), (), (), unit)
     log = Log(episodes, [0.0] * len(episodes), unit)
@@ -125,14 +132,24 @@ def compare(policy: Policy, in_service: Policy, episodes: Sequence[Episode], uni
 def estimated(
     episodes: Sequence[Episode], actions: Sequence[Action], in_service: Sequence[Action], unit: Unit
 ) -> OnHistory:
-    """Estimate the difference between always taking `actions` and taking those `in_service`, one a decision each."""
+    """Estimate the difference between always taking `actions` and taking those `in_service`, one a decision each.
+
+    No episode may be the only one of its kind. Where the policies agree, both estimates have the same jobs in them,
+    however many: whether a change was ever tried is told by the jobs in which it was.
+    """
     log = Log(episodes, centred(episodes), unit)
     done = [decision.action for decision in log.decisions]
     weights = [
-        log.weights(torch.tensor([0.0 if would == did else -math.inf for would, did in zip(said, done, strict=True)]))
+        log.weights(
+            torch.tensor([0.0 if would == did else -math.inf for would, did in zip(said, done, strict=True)]),
+            cut=unit is Unit.EPISODE,
+        )
         for said in (actions, in_service)
     ]
-    effective = [float(effective_size(each)) if bool(each.any()) else 0.0 for each in weights]
+    effective = [_jobs(log, each) for each in weights]
+    changed = torch.tensor([new != old for new, old in zip(actions, in_service, strict=True)], dtype=torch.bool)
+    affected = torch.zeros(len(log.rewards), dtype=torch.bool)
+    affected[log.unit[changed]] = True
     difference = low = high = None
     if min(effective, default=0.0) > 0:
         influences = [_influence(log, each, len(episodes)) for each in weights]
@@ -146,9 +163,10 @@ def estimated(
     return OnHistory(
         episodes=len(episodes),
         decisions=len(log.decisions),
-        changed=sum(new != old for new, old in zip(actions, in_service, strict=True)),
+        changed=int(changed.sum()),
         effective=effective[0],
         effective_in_service=effective[1],
+        effective_changed=min(_jobs(log, each * affected) for each in weights) if bool(changed.any()) else None,
         difference=difference,
         low=low,
         high=high,
@@ -158,8 +176,15 @@ def estimated(
 def _influence(log: Log, weights: Tensor, episodes: int) -> Tensor:
     """Return how each episode moves the self-normalised estimate, to first order."""
     of_units = weights * (log.rewards - self_normalised(weights, log.rewards)) / weights.sum()
-    whose = torch.zeros(len(log.rewards), dtype=torch.long).index_put((log.unit,), log.episode)
-    return of_units.new_zeros(episodes).index_add(0, whose, of_units)
+    return of_units.new_zeros(episodes).index_add(0, log.episode_of_unit, of_units)
+
+
+def _jobs(log: Log, weights: Tensor) -> float:
+    """Return how many jobs of equal weight say as much: decisions of one job share its accuracy."""
+    if not bool(weights.any()):
+        return 0.0
+    of_jobs = weights.new_zeros(int(log.episode[-1]) + 1).index_add(0, log.episode_of_unit, weights)
+    return float(effective_size(of_jobs))
 
 
 def _on_tables(policy: Policy, in_service: Policy, tables: Sequence[OutcomeTable]) -> OnTables:
@@ -188,12 +213,19 @@ def _worse_on_tables(found: OnTables) -> list[str]:
     ]
 
 
-def _worse_on_history(found: OnHistory, terms: Terms) -> list[str]:
+def worse_on_history(found: OnHistory, terms: Terms) -> list[str]:
+    """Return why the new policy is refused by a history, empty where it is not."""
     effective = min(found.effective, found.effective_in_service)
     if found.difference is None or found.low is None or effective < terms.least_effective:
         return [
             f"too little history: the {found.episodes} held-out jobs count as {effective:.1f} for what the policies "
             f"would do, {terms.least_effective:g} are asked for"
+        ]
+    if found.effective_changed is not None and found.effective_changed < terms.least_effective:
+        return [
+            f"too little history of what would change: {found.changed} of {found.decisions} decisions would, and the "
+            f"held-out jobs in which either way was tried count as {found.effective_changed:.1f}, "
+            f"{terms.least_effective:g} are asked for; serve with a larger --explore, or let more jobs end"
         ]
     if found.low >= -terms.margin:
         return []

@@ -85,11 +85,14 @@ def history_files(sources: Sequence[Path]) -> tuple[Path, ...]:
             found.append(source)
         else:
             raise StoreError(f"{source}: no such file; `agent serve --outcomes-db` makes it at its first decision")
-    return tuple(found)
+    # A file that is named twice, or by its folder, too, is one.
+    return tuple({file.resolve(): file for file in found}.values())
 
 
 def decisions(*sources: Path) -> Iterator[HistoryDecision]:
     """Yield all decisions in these files and folders, of each file in the order in which they were stored.
+
+    A decision that several files hold, such as a copy and what it was made of, is yielded once.
 
     Raises `StoreError`, which names the file, where one is missing, damaged, of another version or another program.
     """
@@ -111,9 +114,13 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
             )
             shadows.setdefault(decision_id, []).append(answer)
     models: dict[str, Architecture] = {}
+    seen: set[str] = set()
     for file in files:
         for row in _rows(file, _DECISIONS):
             decision_id = row[0]
+            if decision_id in seen:
+                continue
+            seen.add(decision_id)
             try:
                 yield _decision(
                     row,

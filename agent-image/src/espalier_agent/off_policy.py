@@ -3,8 +3,10 @@
 What was drawn with probability b and would be done with probability p counts p / b. Three things keep the variance of
 that in bounds:
 
-- Weights are cut at √n, n of them (Ionides, Truncated Importance Sampling, 2008): the error that cutting makes goes
-  to 0 with n, and so does the variance.
+- A learner's weights are cut at √n, n of them (Ionides, Truncated Importance Sampling, 2008): the error that cutting
+  makes goes to 0 with n, and so does the variance. What is tried seldom weighs more than that until there are
+  (actions / share tried)² of them, so where two policies are compared by decisions, whose weights that bounds, nothing
+  is cut: it would hide what differs.
 - The estimate is Σ w·r / Σ w (Swaminathan and Joachims, The Self-Normalized Estimator for Counterfactual Learning,
   2015): it does not depend on where rewards have their zero, and is never outside of what was seen. Without it a
   learner gains by giving no weight at all to what was tried.
@@ -58,11 +60,16 @@ class Log:
         ).log()
         """(decisions,): the log probability of what was done."""
 
-    def weights(self, log_probabilities: Tensor) -> Tensor:
-        """Return the clipped weight of each unit, by the log probabilities of what was done, (decisions,)."""
+    @property
+    def episode_of_unit(self) -> Tensor:
+        """(units,): which episode each is of."""
+        return torch.zeros(len(self.rewards), dtype=torch.long).index_put((self.unit,), self.episode)
+
+    def weights(self, log_probabilities: Tensor, *, cut: bool = True) -> Tensor:
+        """Return the weight of each unit, by the log probabilities of what was done, (decisions,)."""
         ratios = log_probabilities.double() - self.behaviour
-        summed = ratios.new_zeros(len(self.rewards)).index_add(0, self.unit, ratios)
-        return summed.exp().clamp_max(len(self.rewards) ** 0.5)
+        weights = ratios.new_zeros(len(self.rewards)).index_add(0, self.unit, ratios).exp()
+        return weights.clamp_max(len(self.rewards) ** 0.5) if cut else weights
 
 
 def self_normalised(weights: Tensor, rewards: Tensor) -> Tensor:

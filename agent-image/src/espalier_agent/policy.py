@@ -47,10 +47,11 @@ class Lineage(Record):
     seed: int
     episodes: int
     tables: tuple[LearntTable, ...]
+    """What it, or a policy that it goes on from, has learnt from: none of them can judge it."""
     parent: PolicyVersion | None = None
     """The policy that learning started from; absent when it started from a fresh network."""
     history: LearntHistory | None = None
-    """What it learnt from beside tables; absent where it learnt from tables alone."""
+    """What it learnt from beside tables, or the policy that it goes on from did; absent where both had tables alone."""
 
 
 @dataclass(frozen=True, slots=True)

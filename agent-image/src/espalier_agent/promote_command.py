@@ -58,7 +58,7 @@ REFUSED: Final = 3
     type=click.FloatRange(min=1),
     default=10.0,
     show_default=True,
-    help="History: effective sample size below which it says nothing.",
+    help="History: effective number of jobs, also of what would change alone, below which it says nothing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def promote(
@@ -118,7 +118,8 @@ def _print_tables(found: OnTables) -> None:
 def _print_history(found: OnHistory) -> None:
     click.echo(
         f"history  {found.episodes} jobs held out, {found.changed} of their {found.decisions} decisions would change; "
-        f"effective sample size {found.effective:.1f}, in service {found.effective_in_service:.1f}"
+        f"effective number of jobs {found.effective:.1f}, in service {found.effective_in_service:.1f}"
+        + ("" if found.effective_changed is None else f", of what would change {found.effective_changed:.1f}")
     )
     if found.difference is not None:
         click.echo(f"         accuracy {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,9 +19,10 @@ from jobs_world import Jobs, accuracy, collect, poor, untaught
 from espalier_agent.advice import decide
 from espalier_agent.commands import agent
 from espalier_agent.data import carried_tables, named_architecture
-from espalier_agent.episodes import Episode, Kind, centred, gather, split, standardised
-from espalier_agent.gate import GateError, Terms, estimated, judge
+from espalier_agent.episodes import Episode, Kind, centred, comparable, gather, split, standardised
+from espalier_agent.gate import GateError, OnHistory, Terms, estimated, judge, worse_on_history
 from espalier_agent.history import HistoryDecision, decisions
+from espalier_agent.learners import expected
 from espalier_agent.learners.from_history import HistoryConfig, learn
 from espalier_agent.learners.learning import LearningError
 from espalier_agent.network import NetworkConfig, PolicyNetwork
@@ -105,10 +107,10 @@ def test_decisions_become_episodes_and_what_cannot_be_used_is_counted() -> None:
         ]
     )
     assert [(each.id, len(each.decisions), each.accuracy) for each in found.episodes] == [
-        ("a1", 1, 0.7),
-        ("a2", 1, 0.5),
-        ("b1", 2, 0.5),
-        ("no choice", 1, 0.5),
+        ("a 2026", 1, 0.7),
+        ("a 2027", 1, 0.5),
+        ("b 2026", 2, 0.5),
+        ("e 2026", 1, 0.5),
     ]
     assert [each.decision_id for each in found.episodes[2].decisions] == ["b1", "b2"]
     assert (found.without_outcome, found.certain, found.alone, found.decisions) == (1, 1, 1, 5)
@@ -118,7 +120,9 @@ def test_decisions_become_episodes_and_what_cannot_be_used_is_counted() -> None:
 def test_rewards_are_compared_within_a_kind() -> None:
     found = [episode("1", 0.2, kind="x"), episode("2", 0.4, kind="x"), episode("3", 0.9, kind="y")]
     assert standardised(found) == pytest.approx([-1.0, 1.0, 0.0])
-    assert centred(found) == pytest.approx([-0.1, 0.1, 0.0])
+    assert comparable(found) == tuple(found[:2])
+    more = [*found[:2], episode("4", 0.9, kind="x")]
+    assert centred(more) == pytest.approx([-0.45, -0.15, 0.6])  # less the mean of the others
 
 
 def test_what_is_held_out_stays_so_when_more_comes() -> None:
@@ -129,6 +133,20 @@ def test_what_is_held_out_stays_so_when_more_comes() -> None:
     assert set(split(found[:100], 0.25, 3)[1]) == set(held_out) & set(found[:100])
     assert set(split(found, 0.1, 3)[1]) < set(held_out)
     assert split(found, 0.25, 4)[1] != held_out
+
+
+def test_which_jobs_are_held_out_does_not_depend_on_the_files(tmp_path: Path, bad: Policy, tree: DecisionTree) -> None:
+    """The decisions of a job may lie in the files of two replicas, of which `learn` reads one and `promote` both."""
+    collect(bad, tree, Jobs(40, 0.6), tmp_path / "whole.db")
+    whole = list(decisions(tmp_path / "whole.db"))
+    assert list(decisions(tmp_path / "whole.db", tmp_path, tmp_path / "whole.db")) == whole
+    shutil.copy(tmp_path / "whole.db", tmp_path / "copy.db")
+    assert list(decisions(tmp_path)) == whole
+    later = [each for each in whole if not each.decision_id.endswith("-0")]
+    parts = (split(gather(found).episodes, 0.25, 0)[1] for found in (whole, later))
+    one, other = ({each.decisions[0].job for each in part} for part in parts)
+    assert one == other
+    assert one
 
 
 @pytest.mark.parametrize("encoder", ["graph", "lstm"])
@@ -182,6 +200,8 @@ def test_weights_of_decisions_and_of_episodes_by_hand() -> None:
     # The second would be 2, and is cut at the root of three.
     weights = by_decision.weights(log_probabilities)
     torch.testing.assert_close(weights, torch.tensor([0.5, 3**0.5, 0.5], dtype=torch.float64))
+    weights = by_decision.weights(log_probabilities, cut=False)
+    torch.testing.assert_close(weights, torch.tensor([0.5, 2.0, 0.5], dtype=torch.float64))
     assert by_decision.rewards.tolist() == [1.0, 1.0, -1.0]
     never = by_episode.weights(torch.tensor([-math.inf, 0.0, 0.0]))
     assert float(never[0]) == 0.0
@@ -212,6 +232,49 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(unit: Unit) -> None:
         differences.append(difference)
     assert sum(differences) / 300 == pytest.approx(0.2, abs=0.01)
     assert held >= (255 if unit is Unit.EPISODE else 270)
+
+
+def tried(chance: random.Random, share: float, jobs: int, loss: float, kinds: int = 1) -> Sequence[Episode]:
+    """Return jobs with three decisions, of which a `share` is drawn; the second action costs `loss` at the first."""
+    found = []
+    for number in range(jobs):
+        drawn = [chance.choice(ACTIONS) if chance.random() < share else ACTIONS[0] for _ in range(3)]
+        made = [
+            decision(f"{number}-{at}", did, behaviour_probability=share / 4 + (1 - share) * (did == ACTIONS[0]))
+            for at, did in enumerate(drawn)
+        ]
+        reached = 0.8 + number % kinds / kinds / 10 + chance.gauss(0, 0.05) - loss * (drawn[0] == ACTIONS[1])
+        found.append(episode(f"{number}", reached, *made, kind=f"{number % kinds}"))
+    return comparable(found)
+
+
+def changed_first(episodes: Sequence[Episode]) -> OnHistory:
+    """Compare always the first action with a policy that takes the second at each job's first decision."""
+    old = [ACTIONS[0] for each in episodes for _ in each.decisions]
+    new = [ACTIONS[at == 0] for each in episodes for at, _ in enumerate(each.decisions)]
+    return estimated(episodes, new, old, Unit.DECISION)
+
+
+@pytest.mark.parametrize(("share", "jobs", "loss"), [(0.2, 50, 0.1), (0.05, 100, 0.3), (0.2, 400, 0.03)])
+def test_a_change_that_was_hardly_tried_is_not_put_to_work(share: float, jobs: int, loss: float) -> None:
+    """It is worse. At most one of forty may pass: what the interval promises. Of 100 these are 2.5, with one of 1.6."""
+    chance = random.Random(2)
+    found = [changed_first(tried(chance, share, jobs, loss)) for _ in range(100)]
+    refusals = [worse_on_history(each, TERMS) for each in found]
+    assert sum(not each for each in refusals) <= 6
+    if jobs < 400:
+        hardly = [each for each in refusals if each and each[0].startswith("too little history of what would change: ")]
+        assert len(hardly) >= 50
+
+
+@pytest.mark.parametrize("kinds", [1, 25, 50])
+def test_small_kinds_do_not_make_a_difference_look_smaller(kinds: int) -> None:
+    """95 % of 200 are 190, with a deviation of 3; where kinds are of two a job's noise is twice in it."""
+    chance = random.Random(3)
+    found = [changed_first(tried(chance, 0.6, 100, 0.03, kinds)) for _ in range(200)]
+    ends = [(each.low or 0.0, each.difference or 0.0, each.high or 0.0) for each in found]
+    assert sum(difference for _, difference, _ in ends) / 200 == pytest.approx(-0.03, abs=0.004)
+    assert sum(low <= -0.03 <= high for low, _, high in ends) >= 175
 
 
 def test_a_service_that_explores_teaches_a_better_policy(
@@ -333,6 +396,24 @@ def test_what_a_parent_learnt_from_is_never_held_out(database: Path) -> None:
     assert child.lineage.parent == parent.identity
 
 
+def test_what_a_parent_learnt_from_judges_no_child(
+    database: Path, bad: Policy, table: OutcomeTable, make_table: Callable[..., OutcomeTable]
+) -> None:
+    history = gather(decisions(database))
+    parent = learn([table], history=history, config=HistoryConfig(updates=1))
+    other = make_table(lambda actions: 0.2 + 0.1 * actions.count(0), points=2, decisions=2)
+    child = expected.learn([other], config=expected.ExpectedConfig(updates=1), parent=parent)
+    assert {each.name for each in child.lineage.tables} == {table.name, other.name}
+    assert child.lineage.history == parent.lineage.history
+    with pytest.raises(GateError, match="has learnt all of the tables given"):
+        judge(child, bad, TERMS, tables=[table, other], history=None)
+    judged = judge(child, bad, TERMS, tables=(), history=history).history
+    assert judged is not None
+    assert judged.episodes == len(split(history.episodes, 0.25, 0)[1])
+    with pytest.raises(LearningError, match="held_out_seed=5 would hold out what"):
+        learn([], history=history, config=HistoryConfig(updates=1, held_out_seed=5), parent=child)
+
+
 def test_a_history_that_says_nothing_is_refused(
     database: Path, bad: Policy, tree: DecisionTree, tmp_path: Path
 ) -> None:
@@ -381,7 +462,7 @@ def test_the_commands_learn_promote_and_refuse(
     assert refused.exit_code == 3
     assert refused.stderr.count("refused: worse by ") == 2
     assert f"{new.version} stays in service" in refused.stderr
-    assert "effective sample size" in refused.stdout
+    assert "effective number of jobs" in refused.stdout
     assert load_policy(tmp_path / "served").version == new.version
 
 

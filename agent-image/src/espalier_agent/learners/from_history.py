@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.episodes import Gathered, episodes_digest, split, standardised
+from espalier_agent.episodes import Gathered, comparable, episodes_digest, split, standardised
 from espalier_agent.game import Games
 from espalier_agent.learners.expected import ExpectedConfig, objective, optimizer_of, schedule, time_shifts
 from espalier_agent.learners.learning import (
@@ -80,6 +80,7 @@ def learn(
     chosen = config or HistoryConfig()
     _check_split(chosen, parent)
     learnt, held_out = split(history.episodes, chosen.held_out_share, chosen.held_out_seed)
+    learnt = comparable(learnt)
     if not learnt and not tables:
         raise LearningError(
             f"the history has no episode to learn from: {_left_out(history, len(held_out))}; "

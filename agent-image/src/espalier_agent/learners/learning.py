@@ -112,13 +112,17 @@ def finish_learning(
     episodes: int,
     history: LearntHistory | None = None,
 ) -> Policy:
-    """Freeze what was learnt into a policy that says how it came to be."""
+    """Freeze what was learnt into a policy that says how it came to be, and what its parent has learnt from."""
+    learnt = {table_digest(table): table.name for table in tables}
+    if parent is not None:
+        learnt |= {table.sha256: table.name for table in parent.lineage.tables}
+        history = history or parent.lineage.history
     lineage = Lineage(
         learner=learner,
         config=config.model_dump(mode="json"),
         seed=seed,
         episodes=episodes,
-        tables=tuple(LearntTable(name=table.name, sha256=table_digest(table)) for table in tables),
+        tables=tuple(LearntTable(name=name, sha256=sha256) for sha256, name in learnt.items()),
         parent=None if parent is None else parent.identity,
         history=history,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from espalier_api.documents import read_document
 from espalier_api.events import EVENT
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.report import Report
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.elastic.follower import held_checkpoint
+from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.state import OwnState, _decoded
@@ -170,6 +174,18 @@ def test_batches_and_backward_outside_of_the_loop_are_refused(leader: AdaptiveTr
         list(loop.epochs(1))
 
 
+def test_a_second_look_at_the_batches_of_an_epoch_is_refused(leader: AdaptiveTrainingJob) -> None:
+    model, optimizer = made()
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4))
+    with pytest.raises(OwnLoopError, match="a second time in one epoch.*not given to join"):  # noqa: PT012
+        for _ in loop.epochs(2):
+            for inputs, labels in batches:
+                optimizer.zero_grad()
+                loop.backward(nn.functional.cross_entropy(model(inputs), labels))
+                optimizer.step()
+            sum(len(labels) for _, labels in batches)
+
+
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
@@ -240,6 +256,40 @@ def test_a_scheduler_goes_on_where_it_was(make: Callable[[torch.optim.Optimizer]
         for each, schedule in ((optimizer, scheduler), (other_optimizer, other)):
             each.step()
             schedule.step()
+
+
+def test_a_scheduler_that_has_seen_nothing_yet_is_carried_as_it_is() -> None:
+    """Its best is infinite, for which JSON has no word."""
+    _, optimizer = made()
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
+    (kept,) = json.loads(json.dumps(OwnState(*made(), [scheduler]).state(), allow_nan=False))["others"]
+    assert _decoded(kept) == scheduler.state_dict()
+    assert scheduler.best == math.inf
+
+
+@pytest.mark.parametrize("case", ["head alone", "all, some of them frozen", "the trained ones"])
+def test_an_optimizer_of_a_part_is_carried(case: str, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    states = []
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+        model[0].requires_grad_(case == "head alone")
+        parameters = {
+            "head alone": model[2].parameters(),
+            "all, some of them frozen": model.parameters(),
+            "the trained ones": (each for each in model.parameters() if each.requires_grad),
+        }[case]
+        states.append(OwnState(model, torch.optim.SGD(parameters, lr=0.1, momentum=0.9), []))
+    first, second = states
+    first.model(torch.ones(1, 2)).sum().backward()
+    first.optimizer.step()
+    told = make_checkpoint().state.model_copy(update={"schedule": first.state()})
+    second.load(held_checkpoint(first.network, told))
+    assert first.digest(first.network) == second.digest(second.network)
+    assert len(second.optimizer.param_groups[0]["params"]) == len(first.optimizer.param_groups[0]["params"])
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    other = OwnState(model, torch.optim.SGD(model[0].parameters(), lr=0.1), [])
+    with pytest.raises(CheckpointMismatchError, match="the optimizer's parameters differ"):
+        other.load(held_checkpoint(first.network, told))
 
 
 def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:

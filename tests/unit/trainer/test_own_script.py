@@ -28,6 +28,9 @@ os.chdir({folder!r})
 sys.argv = ["script", *{arguments!r}]
 try:
     runpy.run_path({script!r}, run_name="__main__")
+except Exception as error:
+    sys.last_value = error  # as the interpreter itself has it at its end
+    raise
 finally:
     atexit._run_exitfuncs()  # a process of multiprocessing does not run them
 """
@@ -242,42 +245,64 @@ def test_the_loss_curve_does_not_depend_on_who_came_when(scripted: Callable[...,
     assert [float(alone[number][1]) for number in (0, 9, 25)] == pytest.approx([0.05, 0.005, 0.0005])
 
 
-BEHIND = """
+STEERED = """
 import os, sys, time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from espalier_trainer.own import join
 
-batches = int(sys.argv[1])
+batches, where, rounds = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 inputs = torch.randn(4 * batches, 3, generator=torch.Generator().manual_seed(0))
 model = nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9999)
 data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
 loop, loader = join(model, optimizer, DataLoader(data, batch_size=4, shuffle=True), scheduler)
+
+def check(times):
+    rate = optimizer.param_groups[0]["lr"]
+    assert abs(rate - 0.1 * 0.9999**times) < 1e-9, f"{rate} at epoch {epoch}"
+
 for epoch in loop.epochs():
+    if where == "before":
+        scheduler.step()
+    taken = 0
     for features, labels in loader:
+        if where != "within":
+            check(epoch + (where == "before"))
         loss = nn.functional.cross_entropy(model(features), labels)
         optimizer.zero_grad()
         loop.backward(loss)
         optimizer.step()
-        rate = optimizer.param_groups[0]["lr"]
-        assert abs(rate - 0.1 * 0.999**epoch) < 1e-9, f"{rate} at epoch {epoch}"
+        if where == "within":
+            scheduler.step()
         time.sleep(0.002)
+        taken += 1
+        if taken == rounds:
+            break
+    if where == "within":
+        check((epoch + 1) * batches)
     print(f"epoch {epoch}: ends", flush=True)
-    if loop.leads and os.path.exists("die"):
-        os.remove("die")
+    if loop.leads and os.path.exists("end"):
         time.sleep(1)  # the other one is through
-        os.kill(os.getpid(), 9)
-    scheduler.step()
+        with open("end") as file:
+            how = file.read()
+        os.remove("end")
+        if how == "die":
+            os.kill(os.getpid(), 9)
+        raise RuntimeError("a disk was full, say")
+    if where == "behind":
+        scheduler.step()
 """
-"""What stands behind the batches must have happened once for each epoch, in all workers."""
+"""What stands around the batches must have happened once for each epoch or step, in all workers."""
 
 
-@pytest.mark.parametrize("batches", [1, 10])
-def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(scripted: Callable[..., Workplace], batches: int) -> None:
-    place = scripted(BEHIND, str(batches), budget=3600)
+@pytest.mark.parametrize(("batches", "where"), [(1, "behind"), (1, "before"), (10, "behind"), (10, "before")])
+def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(
+    scripted: Callable[..., Workplace], batches: int, where: str
+) -> None:
+    place = scripted(STEERED, str(batches), where, "-1", budget=3600)
     place.allocate(1)
     leader = place.start()
     extra = place.start(0)
@@ -295,24 +320,150 @@ def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(scripted: Callable[.
     assert extra.is_alive()
 
 
-@pytest.mark.parametrize("batches", [1, 10])
-def test_a_leader_that_is_killed_behind_its_batches_does_nothing_twice(
-    scripted: Callable[..., Workplace], batches: int
+@pytest.mark.parametrize(
+    ("batches", "where", "rounds", "how"),
+    [
+        (1, "behind", -1, "die"),
+        (10, "behind", -1, "die"),
+        (10, "before", -1, "die"),
+        (10, "behind", 4, "die"),
+        (10, "behind", -1, "raise"),
+    ],
+)
+def test_a_leader_that_ends_behind_its_batches_does_nothing_twice(
+    scripted: Callable[..., Workplace], batches: int, where: str, rounds: int, how: str
 ) -> None:
-    place = scripted(BEHIND, str(batches), budget=3600, checkpoint={"intervalSeconds": 3600})
+    arguments = (str(batches), where, str(rounds))
+    place = scripted(STEERED, *arguments, budget=3600, checkpoint={"intervalSeconds": 3600})
     place.allocate(2)
     leader = place.start()
     extra = place.start(0)
     until(lambda: members(place)[-1:] == [2], place)
-    (place.folder / "die").touch()
+    (place.folder / "how").write_text(how)
+    (place.folder / "how").rename(place.folder / "end")
     leader.join(60)
-    assert leader.exitcode == -signal.SIGKILL, place.log
+    assert leader.exitcode == (-signal.SIGKILL if how == "die" else 1), place.log
+    if how == "raise":
+        assert place.report().phase == "Failed"
+        assert "the job is done" not in place.logs(0)
     last = max(epochs(place.log))
     again = place.start()
     until(lambda: max(shared(place)) > last + 3, place)
     assert again.is_alive()
     assert extra.is_alive()
     assert [int(number) for number in re.findall(r"^epoch (\d+):", place.logs(0), re.M)].count(last) == 1
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_a_leader_goes_on_in_the_middle_of_an_epoch_as_it_was(scripted: Callable[..., Workplace], where: str) -> None:
+    place = scripted(STEERED, "1000", where, "-1", budget=3600)
+    place.allocate(1)
+    leader = place.start()
+    until(lambda: epochs(place.log) and place.report().step > 1200, place)
+    os.kill(leader.pid, signal.SIGTERM)
+    leader.join(20)
+    assert leader.exitcode == 143, place.log
+    assert place.report().step % 1000
+    last = max(epochs(place.log))
+    again = place.start()
+    until(lambda: max(epochs(place.log)) > last + 1, place)
+    assert again.is_alive()
+
+
+def test_what_is_done_at_each_step_is_done_once_where_a_worker_dies_in_one(scripted: Callable[..., Workplace]) -> None:
+    place = scripted(STEERED, "10", "within", "-1", budget=3600)
+    place.allocate(2)
+    leader = place.start()
+    for _ in range(3):
+        extra = place.start(0)
+        until(lambda: members(place)[-1:] == [2], place)
+        come = max([-1, *epochs(place.log)])
+        until(lambda: max([-1, *epochs(place.log)]) > come + 2, place)  # noqa: B023
+        extra.kill()
+        extra.join()
+        until(lambda: members(place)[-1:] == [1], place)
+    alone = max(epochs(place.log))
+    until(lambda: max(epochs(place.log)) > alone + 2, place)
+    assert leader.is_alive()
+
+
+PLATEAU = """
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from espalier_trainer.own import join
+
+inputs = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=0)
+data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+loop, loader = join(model, optimizer, DataLoader(data, batch_size=4, shuffle=True), scheduler)
+for epoch in loop.epochs():
+    total = 0.0
+    for features, labels in loader:
+        loss = nn.functional.cross_entropy(model(features), labels)
+        optimizer.zero_grad()
+        total += loop.backward(loss)
+        optimizer.step()
+        time.sleep(0.05 if epoch == 0 else 0.002)
+    print(f"epoch {epoch}: {total}", flush=True)
+    scheduler.step(total)
+"""
+"""Who comes in the middle of an epoch has a smaller sum than the others, and in the first nothing is the best yet."""
+
+
+def test_who_comes_in_the_middle_of_an_epoch_follows_what_the_leader_decides(
+    scripted: Callable[..., Workplace],
+) -> None:
+    place = scripted(PLATEAU, budget=3600)
+    place.allocate(2)
+    leader = place.start()
+    for _ in range(4):
+        extra = place.start(0)
+        until(lambda: members(place)[-1:] == [2], place)
+        come = max([-1, *epochs(place.log)])
+        until(lambda: max([-1, *epochs(place.logs(0))]) > come + 8, place)  # noqa: B023
+        os.kill(extra.pid, signal.SIGTERM)
+        extra.join(20)
+        assert extra.exitcode == 0, place.logs(0)
+        until(lambda: members(place)[-1:] == [1], place)
+    assert leader.is_alive()
+    assert not any(event.type == "Warning" and event.reason == "MembersDiffer" for event in place.events())
+
+
+def test_a_leader_that_is_asked_to_end_behind_its_loop_has_not_completed(scripted: Callable[..., Workplace]) -> None:
+    text = (EXAMPLE / "elastic.py").read_text() + "\nprint('behind', flush=True)\nimport time\ntime.sleep(600)\n"
+    place = scripted(text, "2", budget=3600)
+    place.allocate(1)
+    leader = place.start()
+    until(lambda: "behind" in place.log, place)
+    os.kill(leader.pid, signal.SIGTERM)
+    leader.join(20)
+    assert leader.exitcode == 143
+    assert place.report().phase == "Stopped"
+
+
+def test_a_model_that_does_not_fit_when_it_has_grown_goes_on_as_it_was(scripted: Callable[..., Workplace]) -> None:
+    text = (EXAMPLE / "elastic.py").read_text()
+    text = text.replace("join(model, optimizer, loader)", "join(model, optimizer, loader, grow=True)")
+    text = text.replace(
+        "            loss =",
+        "            assert len(list(model.parameters())) == 4, 'out of memory'\n            loss =",
+    )
+    place = scripted(text, "1000000", adaptation={"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2})
+    place.allocate(2)
+    for _ in range(2):
+        leader = place.start()
+        leader.join(60)
+        assert leader.exitcode == 1, place.log
+        assert "out of memory" in place.log
+    leader = place.start()
+    late = max([-1, *epochs(place.log)])
+    until(lambda: max([-1, *epochs(place.log)]) > late + 2, place)
+    assert leader.is_alive()
+    assert place.report().depth == 2
 
 
 def test_the_model_grows_in_all_workers_where_the_script_allows_it(scripted: Callable[..., Workplace]) -> None:

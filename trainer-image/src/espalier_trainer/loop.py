@@ -189,6 +189,8 @@ class Trainer:
             self._allocation = self._scheduler.allocation()
             if self._allocation.replicas > 1 and self._team.reunite(self._progress.step):
                 self._meet()
+                while self._team.broken:  # a handful of times at most
+                    self._meet()
         self._narrator.network, self._narrator.progress = self._network, self._progress
         self._scheduler.start(used)
         self._saver.begin(self._scheduler.used_seconds())

@@ -6,7 +6,7 @@ than the model lists them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -69,14 +69,17 @@ def load_optimizer_state(
     groups: Sequence[GroupState],
     tensors: dict[str, Tensor],
     values: dict[str, dict[str, Any]],
+    trained: Set[str] | None = None,
 ) -> None:
     """Give the optimizer the saved groups and state, in place.
 
-    Raises `ValueError` where a saved parameter is not in the model or one of the model's is not saved.
+    `trained` names the parameters that must have been saved, None: those of the model that are trained. Raises
+    `ValueError` where others were.
     """
     parameters = dict(model.named_parameters())
     saved = [name for group in groups for name in group["params"]]
-    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    if trained is None:
+        trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
     if set(saved) != trained:
         differing = sorted(set(saved) ^ trained)
         raise ValueError(f"the optimizer's parameters differ from the model's: {', '.join(differing[:5])}")
@@ -90,22 +93,17 @@ def load_optimizer_state(
         state.setdefault(position[name], {}).update(fields)
     optimizer.param_groups.clear()
     for group in groups:
-        options = {key: _as_tuple(value) for key, value in group.items() if key != "params"}
-        optimizer.add_param_group({**options, "params": [parameters[name] for name in group["params"]]})
+        optimizer.add_param_group({**group_options(group), "params": [parameters[name] for name in group["params"]]})
     optimizer.load_state_dict(
         {
             "state": state,
             "param_groups": [
-                {
-                    **{key: _as_tuple(value) for key, value in group.items() if key != "params"},
-                    "params": [position[name] for name in group["params"]],
-                }
-                for group in groups
+                {**group_options(group), "params": [position[name] for name in group["params"]]} for group in groups
             ],
         }
     )
 
 
-def _as_tuple(value: Any) -> Any:
-    """Undo what JSON made of a tuple (Adam's betas)."""
-    return tuple(value) if isinstance(value, list) else value
+def group_options(group: GroupState) -> GroupState:
+    """Return a group's options without its parameters; what JSON made of a tuple (Adam's betas) is one again."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in group.items() if key != "params"}

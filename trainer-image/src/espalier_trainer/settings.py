@@ -40,9 +40,9 @@ class StopSignal:
         return ExitCode.INTERRUPTED if self.number == signal.SIGINT else ExitCode.STOPPED
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
         if not self.training:
             raise SystemExit(128 + number)
-        self.number = number
 
 
 class Role(StrEnum):

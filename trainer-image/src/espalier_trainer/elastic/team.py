@@ -324,7 +324,8 @@ class Team:
                 f"{self._broken} generations in a row broke ({message}); training goes on alone for "
                 f"{_ALONE_SECONDS:.0f} s",
             )
-            self._broken, self._broken_once = 0, False
+            # What is trained alone from here on is newer than what anybody else holds.
+            self._broken, self._broken_once, self._reuniting = 0, False, False
             self._members = ()
             self._alone_until = self._clock() + _ALONE_SECONDS
 

@@ -16,7 +16,7 @@ from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.elastic.states import Code
 from espalier_trainer.network import Network
-from espalier_trainer.own.errors import OwnLoopError
+from espalier_trainer.own.errors import ONCE, OwnLoopError
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
@@ -52,8 +52,9 @@ class Following:
         self._turn: Turn | None = None
         self._step: Step | None = None
         self._epoch: int | None = None
-        self._early = self._through = False
-        """Whether the script left the epoch before the leader said that it is over; whether it heard that."""
+        self._in_body = self._through = self._early = False
+        """Whether the script may loop over the batches; whether the leader has said that the epoch is over; whether the
+        script has left it before it heard that."""
         self._before: Checkpoint | None = None
         """While the script ends an epoch that the leader is no longer in: the state that it must not change."""
 
@@ -74,11 +75,12 @@ class Following:
                         f"this worker left epoch {self._epoch} early and the leader did not; leave the loop over the "
                         "batches by what all workers share, such as what backward() returns"
                     )
-                self._turn, self._through = None, True
-            else:
-                # Also where nothing is left of the epoch but what the script does behind its batches.
-                self._epoch, self._early, self._through = turn.word.epoch, True, False
-                yield turn.word.epoch
+                self._turn, self._early = None, False
+                continue
+            # Also where nothing is left of the epoch but what the script does behind its batches.
+            self._epoch, self._in_body, self._through, self._early = turn.word.epoch, True, False, False
+            self._state.enter_epoch()
+            yield turn.word.epoch
             self._epoch_left()
         self._wait_to_end()
 
@@ -86,12 +88,15 @@ class Following:
         """Yield this worker's parts of the batches of an epoch."""
         if self._epoch is None:
             raise OwnLoopError("the batches belong to an epoch: loop over them within `for epoch in loop.epochs(...)`")
+        if not self._in_body:
+            raise OwnLoopError(ONCE)
+        self._state.enter_batches()
         while (turn := self._due()) is not None and (turn.word.code, turn.word.epoch) == (Code.STEP, self._epoch):
             group, word = turn.group, turn.word
             part = self._feed.part(word.epoch, word.cursor, group.rank, group.world)
             self._step = self._hooks.step = Step(self._state, part, group, sync_batch_norm=self._sync)
             yield self._step.part.batch
-        self._early = False
+        self._in_body = False
         if turn is not None and turn.word.epoch == self._epoch:
             self._turn, self._through = None, True
         elif turn is not None:
@@ -135,11 +140,12 @@ class Following:
     def take(self, checkpoint: Checkpoint) -> Network:
         """Hold this state from now on."""
         self._state.load(checkpoint)
-        self._held = checkpoint.state
+        self._held, self._early = checkpoint.state, False
         return self._state.network
 
     def note(self, state: CheckpointState) -> None:
         """Take over what of the state is no tensor."""
+        self._state.note(state)
         self._held = state
 
     def forget(self) -> None:
@@ -150,28 +156,37 @@ class Following:
 
     def _due(self) -> Turn | None:
         """Return the turn that is to be taken, after the one that the script has taken; None at the end."""
-        step = self._step
-        if step is not None and self._turn is not None:
-            self._step = self._hooks.step = None
-            step.check()
-            if step.joint is not None and self._held is not None:
-                self._held = stepped(self._held, self._turn.word, step.joint.loss, step.part.batches)
-            self._turn = None
+        self._commit()
         if self._turn is None:
             self._turn = next(self._turns, None)
         if self._turn is None and self._leave():
             raise SystemExit(0)
         return self._turn
 
+    def _commit(self) -> None:
+        """Count the step that the script has taken."""
+        step, turn = self._step, self._turn
+        if step is None or turn is None:
+            return
+        self._step = self._hooks.step = self._turn = None
+        joint = step.finish()
+        if joint is not None and self._held is not None:
+            self._held = stepped(self._held, turn.word, joint.loss, step.part.batches)
+
     def _epoch_left(self) -> None:
         """Take notice that the script has done what stands behind its batches."""
         if self._before is not None:
             self._state.load(self._before)
             self._before = None
-        if self._through and self._held is not None:
+            return
+        self._early = self._in_body
+        if self._epoch is None or not (self._early or self._through):
+            return
+        self._commit()
+        self._state.leave_epoch()
+        if self._held is not None:
             # A leader that is started again by this state must not do it a second time.
-            self._early = self._through = False
-            update = {"epoch": self._held.epoch + 1, "cursor": 0, "epoch_loss_sum": 0.0}
+            update = {"epoch": self._epoch + 1, "cursor": 0, "epoch_loss_sum": 0.0}
             self._held = self._held.model_copy(update=update)
 
     def _wait_to_end(self) -> None:

@@ -26,7 +26,7 @@ from espalier_trainer.errors import CheckpointMismatchError, ExitCode, LossNotFi
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.narrator import Narrator
 from espalier_trainer.network import Network
-from espalier_trainer.own.errors import OwnLoopError
+from espalier_trainer.own.errors import ONCE, OwnLoopError
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
@@ -79,6 +79,8 @@ class Leading:
         self._ending: Ending | None = None
         self._closed = False
         self._inside = self._told = False
+        self._untried = False
+        """Whether the model has grown, and no step was taken with it yet: until then it may turn out not to fit."""
         self._step: Step | None = None
         resumed = checkpoints.load_latest()
         self._resumed = resumed is not None
@@ -102,6 +104,7 @@ class Leading:
                 if self._progress.cursor == 0:
                     self._adapt()
                 self._inside = True
+                self._state.enter_epoch()
                 yield self._progress.epoch
                 self._inside = False
                 self._commit()
@@ -109,14 +112,21 @@ class Leading:
                     self._finish_epoch()
             self._end(self._ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "all epochs are done"))
         except GeneratorExit:
-            # The script left the loop; at the end of the process nothing is left to be done here.
+            # The script left the loop: by a break, or by an error, which cannot be told from here. So nothing is saved,
+            # and the other workers wait for a leader. At the end of the process nothing is left to be done here.
             if not self._closed:
-                self._end(Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "the script left the loop"))
+                self._ending = Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "the script left the loop")
+                self._close(done=False)
+                self._narrator.enter(TrainerPhase.EVALUATING)
+                self._stop.training = False
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's parts of the batches of an epoch."""
         if not self._inside:
             raise OwnLoopError("the batches belong to an epoch: loop over them within `for epoch in loop.epochs(...)`")
+        if self._told:
+            raise OwnLoopError(ONCE)
+        self._state.enter_batches()
         batches = self._feed.batches(self._progress.epoch)
         while True:
             self._commit()
@@ -173,6 +183,8 @@ class Leading:
             self._allocation = scheduler.allocation()
             if self._allocation.replicas > 1 and self._team.reunite(self._progress.step):
                 self._meet()
+                while self._team.broken:  # a handful of times at most
+                    self._meet()
         scheduler.start(self._used)
         self._saver.begin(scheduler.used_seconds())
         narrator.started(self._resumed, str(self._state.device))
@@ -201,7 +213,7 @@ class Leading:
             for warning in scheduler.take_warnings():
                 self._narrator.warn("AllocationUnreadable", warning)
             used = scheduler.used_seconds()
-            if self._saver.is_due(used):
+            if self._saver.is_due(used) and not self._untried:
                 self._save(used)
                 self._saver.begin(scheduler.used_seconds())
             self._narrator.report()
@@ -229,30 +241,32 @@ class Leading:
     def _commit(self) -> None:
         """Count the step that the script has taken."""
         step, self._step, self._hooks.step = self._step, None, None
-        if step is None:
+        joint = None if step is None else step.finish()
+        if step is None or joint is None:
             return
-        step.check()
-        if step.joint is None:
-            return  # it was dropped: the same batch comes again
         progress, batches = self._progress, step.part.batches
         progress.cursor += batches
         progress.step += 1
-        progress.epoch_loss_sum += step.joint.loss * batches
+        progress.epoch_loss_sum += joint.loss * batches
+        if self._untried:
+            self._untried, self._saver.wanted = False, True
         progress.metrics["learning_rate"] = float(self._state.optimizer.param_groups[0]["lr"])
         self._gaps.step_finished(progress)
         self._scheduler.step_finished(self._state.architecture)
 
     def _end_epoch(self) -> None:
         """Let the others do what the script does behind its batches at the same time as this worker."""
-        if self._team is not None and not self._told:
+        if not self._told:
             self._told = True
-            self._team.end_epoch(self._progress.epoch)
+            if self._team is not None:
+                self._team.end_epoch(self._progress.epoch)
 
     def _finish_epoch(self) -> None:
         """Go to the next epoch, also where the script left this one early."""
         self._end_epoch()
         progress = self._progress
         self._told = False
+        self._state.leave_epoch()
         progress.epoch += 1
         progress.cursor, progress.epoch_loss_sum = 0, 0.0
         if self._team is not None:
@@ -271,15 +285,18 @@ class Leading:
         self._narrator.enter(TrainerPhase.ADAPTING)
         consultation = adapter.consult(self._state.network, progress, self._allocation)
         progress.consultations += 1
-        progress.adaptations.append(consultation.adaptation)
         if consultation.network.module is not self._state.model:
+            # Where the grown one does not fit the script ends, and goes on from here, and does not grow so again.
+            self._save(self._scheduler.used_seconds())
+            self._saver.begin(self._scheduler.used_seconds())
             self._state.adopt(consultation.network)
             self._narrator.network = self._state.network
-            self._saver.wanted = True
+            self._untried = True
             if self._team is not None:
                 self._team.grown()
         if self._team is not None:
             self._team.noted()
+        progress.adaptations.append(consultation.adaptation)
         self._narrator.adapted(consultation.adaptation, consultation.problem)
         self._narrator.enter(TrainerPhase.TRAINING)
 
@@ -339,7 +356,9 @@ class Leading:
             self._close(done=False)
         if self._narrator.ending is None:
             ending = self._ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED)
-            if broken:
+            if self._stop():
+                ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
+            elif broken:
                 ending = Ending(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "the script ended before its loop")
             self._narrator.finished(ending, None)
         self._closing.close()

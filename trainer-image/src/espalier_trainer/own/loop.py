@@ -16,7 +16,7 @@ from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.step import Joint, sum_gradients
 from espalier_trainer.own.errors import OwnLoopError
 from espalier_trainer.own.feed import Part
-from espalier_trainer.own.state import OwnState
+from espalier_trainer.own.state import OwnState, Steering
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Loop(Protocol):
         """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss.
 
         `loss` is a mean over the examples of the batch. Where other workers are found to be gone the step is dropped:
-        no parameter has a gradient then, so that `optimizer.step()` changes nothing.
+        no parameter has a gradient then, so that `optimizer.step()` changes nothing, and what is returned is `loss`.
         """
 
     def report(self, **figures: float) -> None:
@@ -97,6 +97,7 @@ class Step:
         self.asked = self.done = False
         """Whether `backward` and `optimizer.step` were called."""
         self._state, self._group = state, group
+        self._steering: Steering | None = None
         self._began = time.perf_counter()
         self._synced = ExitStack()
         self._forgiving = None if group is None or not sync_batch_norm else _Forgiving(group)
@@ -141,6 +142,7 @@ class Step:
 
     def drop(self) -> None:
         """Leave no gradient: `optimizer.step()` then passes over all parameters."""
+        self._steering = self._state.steering()
         for parameter in self._state.model.parameters():
             parameter.grad = None
 
@@ -148,8 +150,18 @@ class Step:
         """Undo what the forward needed."""
         self._synced.close()
 
-    def check(self) -> None:
-        """Raise `OwnLoopError` where the script did not do what a step asks for."""
+    def finish(self) -> Joint | None:
+        """Return what came of it; None: nothing, the same batch comes again.
+
+        What the script did of its own at a step that was dropped, to schedulers, is undone. Raises `OwnLoopError` where
+        it did not do what a step asks for.
+        """
+        self._check()
+        if self.joint is None and self._steering is not None:
+            self._state.steer(self._steering)
+        return self.joint
+
+    def _check(self) -> None:
         self.close()
         if not self.asked:
             raise OwnLoopError(

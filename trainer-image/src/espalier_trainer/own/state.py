@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -15,16 +18,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
-from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
+from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.net2net import rebuild
 from espalier_trainer.net2net.trial import copied
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
-from espalier_trainer.optimizers import load_optimizer_state
+from espalier_trainer.optimizers import group_options, load_optimizer_state
 from espalier_trainer.own.errors import OwnLoopError
 
-_COUNTER, _ITEMS, _TUPLE = "counter", "items", "tuple"
+_COUNTER, _FLOAT, _ITEMS, _TUPLE = "counter", "float", "items", "tuple"
 
 
 class Stateful(Protocol):
@@ -37,6 +40,14 @@ class Stateful(Protocol):
         """Take it back."""
 
 
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What says how steps are taken: the options of the optimizer's groups, and the state of the others."""
+
+    groups: tuple[dict[str, Any], ...]
+    others: tuple[dict[str, Any], ...]
+
+
 class OwnState:
     """A model, its optimizer and what goes with them."""
 
@@ -46,6 +57,9 @@ class OwnState:
         self.architecture: Architecture | None = None
         self._start: nn.Module | None = None
         self._example: Tensor | None = None
+        self.begun = False
+        """Whether the state is of an epoch that has begun: what the script does in front of its batches is in it."""
+        self._in_front: Steering | None = None
         parameters = set(model.parameters())
         if any(parameter not in parameters for group in optimizer.param_groups for parameter in group["params"]):
             raise OwnLoopError(
@@ -90,7 +104,44 @@ class OwnState:
 
     def state(self) -> dict[str, object]:
         """Return the state of the others, as JSON types."""
-        return {"others": [_encoded(other.state_dict(), type(other).__name__) for other in self._others]}
+        others = [_encoded(other.state_dict(), type(other).__name__) for other in self._others]
+        return {"others": others, "begun": self.begun}
+
+    def steering(self) -> Steering:
+        """Return a copy of what `steer` takes back."""
+        groups = (
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        )
+        others = (other.state_dict() for other in self._others)
+        return Steering(tuple(map(copy.deepcopy, groups)), tuple(map(copy.deepcopy, others)))
+
+    def steer(self, steering: Steering) -> None:
+        """Take steps as `steering` says from now on."""
+        # The script may have added a group since.
+        for group, options in zip(self.optimizer.param_groups, steering.groups, strict=False):
+            group.update(options)
+        for other, kept in zip(self._others, steering.others, strict=True):
+            other.load_state_dict(kept)
+
+    def enter_epoch(self) -> None:
+        """Take notice that the script is about to do what stands in front of its batches."""
+        self._in_front = self.steering() if self.begun else None
+
+    def enter_batches(self) -> None:
+        """Take notice that the script comes to its batches: what the state already holds is not done twice."""
+        if self._in_front is not None:
+            self.steer(self._in_front)
+        self._in_front, self.begun = None, True
+
+    def leave_epoch(self) -> None:
+        """Take notice that the script has done what stands behind its batches."""
+        self.begun = False
+
+    def note(self, state: CheckpointState) -> None:
+        """Take over what of a state is no tensor: who decides by what all do not share follows the leader."""
+        others = cast(list[Any], state.schedule.get("others", []))
+        self.steer(Steering(tuple(map(group_options, state.optimizer_groups)), tuple(map(_decoded, others))))
+        self.begun = bool(state.schedule.get("begun"))
 
     def digest(self, network: Network) -> int:
         """Return what must be equal in all members: parameters, optimizer, rates, and the others."""
@@ -125,6 +176,9 @@ class OwnState:
     def load(self, checkpoint: Checkpoint) -> None:
         """Become what a checkpoint says. Raises `CheckpointMismatchError` where it is of another model."""
         state = checkpoint.state
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        held = {names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]}
+        left_out = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad} - held
         try:
             if state.architecture is not None and state.architecture != self.architecture:
                 self._rebuild(state.architecture)
@@ -134,10 +188,14 @@ class OwnState:
                 for name, tensor in checkpoint.training.items()
                 if name.startswith(OPTIMIZER_PREFIX)
             }
-            load_optimizer_state(self.optimizer, self.model, state.optimizer_groups, tensors, state.optimizer_values)
-            others = cast(list[Any], state.schedule.get("others", []))
-            for other, kept in zip(self._others, others, strict=True):
-                other.load_state_dict(_decoded(kept))
+            # What the script gave to its optimizer, trained or frozen, and what has grown since.
+            trained = {
+                name for name, parameter in self.model.named_parameters() if parameter.requires_grad or name in held
+            } - left_out
+            load_optimizer_state(
+                self.optimizer, self.model, state.optimizer_groups, tensors, state.optimizer_values, trained
+            )
+            self.note(state)
         except (GrowthError, RuntimeError, ValueError, KeyError) as error:
             lines = str(error).strip().splitlines()
             raise CheckpointMismatchError(
@@ -156,6 +214,8 @@ class OwnState:
 
 def _encoded(value: Any, owner: str) -> Any:
     """Return `value` as JSON types that `_decoded` makes the same of; `OwnLoopError` where that cannot be."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: repr(value)}  # JSON has no word for it
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
@@ -176,6 +236,8 @@ def _decoded(value: Any) -> Any:
         return [_decoded(each) for each in value]
     if isinstance(value, dict):
         ((kind, inner),) = value.items()
+        if kind == _FLOAT:
+            return float(inner)
         if kind == _TUPLE:
             return tuple(_decoded(each) for each in inner)
         pairs = {_decoded(key): _decoded(each) for key, each in inner}

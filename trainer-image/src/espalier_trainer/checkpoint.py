@@ -110,9 +110,10 @@ class Checkpoint:
     training: dict[str, Tensor]
 
     def copied(self) -> Checkpoint:
-        """Return one that does not change with the network it was made of."""
+        """Return one that does not change with the network it was made of, on the CPU: a device may be nearly full."""
         model, training = (
-            {name: tensor.clone() for name, tensor in tensors.items()} for tensors in (self.model, self.training)
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            for tensors in (self.model, self.training)
         )
         return Checkpoint(self.state, model, training)
 

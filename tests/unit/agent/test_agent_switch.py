@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ from espalier_agent.history import decisions
 from espalier_agent.network import PolicyNetwork
 from espalier_agent.policy import Policy
 from espalier_agent.policy_files import PolicyError, make_policy, save_policy
-from espalier_agent.policy_watch import PolicyWatch
+from espalier_agent.policy_watch import PolicyWatch, Signature
 from espalier_agent.service import create_app
 from espalier_agent.serving import Serving, Settings
 from espalier_api.advice import AdviceRequest, AdviceResponse
@@ -205,6 +206,47 @@ def test_what_cannot_be_used_is_refused_once_and_taken_when_it_is_whole(
     save_policy(other, folder)
     watch.look()
     assert watch.current.identity == other.identity
+
+
+def test_a_folder_that_cannot_be_looked_at_is_refused_once_and_looked_at_again(
+    folder: Path, policy: Policy, other: Policy
+) -> None:
+    """As a mount that is stale: the folder cannot even be asked whether it is one."""
+    refused: list[PolicyError] = []
+    watch = PolicyWatch(policy, folder, refused=refused.append)
+    watch.look()
+    away = folder.rename(folder.with_name("away"))
+    folder.symlink_to("too-long" * 100)
+    for _ in range(3):
+        watch.look()
+    assert watch.current is policy
+    assert len(refused) == 1
+    folder.unlink()
+    save_policy(other, away.rename(folder))
+    watch.look()
+    assert watch.current.identity == other.identity
+
+
+def test_a_fault_of_the_disk_does_not_end_the_watch_and_is_said_once(
+    folder: Path, policy: Policy, other: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[Path] = []
+
+    def stale(path: Path) -> Signature:
+        looks.append(path)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    watch = PolicyWatch(policy, folder, look_seconds=0.01)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("espalier_agent.policy_watch._signature", stale)
+            watch.start()
+            until("it looked some times", lambda: len(looks) > 3)
+        save_policy(other, folder)
+        until("the new one is in service", lambda: watch.current.identity == other.identity)
+    finally:
+        watch.close(PATIENCE)
+    assert caplog.text.count("cannot be looked at") == 1
 
 
 def test_a_policy_that_is_written_file_by_file_is_taken_in_the_end(

@@ -1,13 +1,19 @@
 """A policy as a folder: `policy.json`, and the safetensors file that it names.
 
 The weights' file carries a digest in its name and `policy.json` is replaced atomically, after the weights are
-written: whoever reads the folder while a policy is replaced sees the old one or the new one. No pickle is read.
+written: whoever reads the folder while a policy is replaced sees the old one or the new one. Writers of one machine
+come one after the other. No pickle is read.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Final
@@ -21,6 +27,7 @@ from espalier_agent import data
 from espalier_agent.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policy import Lineage, Policy
 from espalier_agent.vocabulary import EMBEDDING_SIZE, Vocabulary
+from espalier_api.advice import PolicyVersion
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, read_bounded, read_document, write_bytes_atomically, write_document
 
@@ -29,10 +36,12 @@ EMBEDDINGS: Final = "vocabulary.embeddings"
 NETWORK_PREFIX: Final = "network."
 MAX_WEIGHTS_BYTES: Final = 256 * 1024 * 1024
 """Of the tensors' file. The largest head and a vocabulary of a million layers stay below a third of it."""
+LOCK_SECONDS: Final = 30.0
+"""How long a writer waits for another one, who needs a second."""
 
 
 class PolicyError(ValueError):
-    """A policy cannot be read. The message names the file and the reason."""
+    """A policy cannot be read or written. The message names the file and the reason."""
 
 
 class PolicyDocument(Record):
@@ -63,13 +72,45 @@ def make_policy(name: str, network: PolicyNetwork, vocabulary: Vocabulary, linea
     return Policy(name, digest.hexdigest()[:12], frozen, vocabulary, lineage)
 
 
-def save_policy(policy: Policy, folder: Path) -> None:
+def save_policy(policy: Policy, folder: Path, *, instead_of: PolicyVersion | None = None) -> None:
     """Write a policy into `folder`, which is made where it is missing; replaces a policy that is there.
 
-    Raises `OSError` where the disk refuses; the policy that was there before is then intact.
+    With `instead_of` only if that one is there still. Raises `PolicyError` where it is not, and where another writer
+    does not end in `LOCK_SECONDS`; `OSError` where the disk refuses. The policy that was there before is then intact.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = _weights(policy.network, policy.vocabulary)
+    with _alone_in(folder):
+        if instead_of is not None and load_policy(folder).identity != instead_of:
+            raise PolicyError(f"{folder}: another policy came into service meanwhile; judge again")
+        _write(policy, weights, folder)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other writers of this machine out of a folder; `PolicyError` where one does not end."""
+    # The folder itself is locked: a file for it would be copied with the policy, into ConfigMaps and images.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        end = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() >= end:
+                    raise PolicyError(
+                        f"{folder}: another process has been writing a policy there for {LOCK_SECONDS:g} s; wait for "
+                        "that `learn` or `promote`, or end it, and try again"
+                    ) from error
+                time.sleep(0.05)
+            else:
+                break
+        yield
+    finally:
+        os.close(handle)
+
+
+def _write(policy: Policy, weights: bytes, folder: Path) -> None:
     digest = hashlib.sha256(weights).hexdigest()
     file_name = f"weights-{digest[:12]}.safetensors"
     write_bytes_atomically(folder / file_name, weights)

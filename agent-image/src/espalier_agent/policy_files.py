@@ -38,6 +38,8 @@ MAX_WEIGHTS_BYTES: Final = 256 * 1024 * 1024
 """Of the tensors' file. The largest head and a vocabulary of a million layers stay below a third of it."""
 LOCK_SECONDS: Final = 30.0
 """How long a writer waits for another one, who needs a second."""
+READINGS: Final = 5
+"""A policy that is replaced while it is read is read anew; who replaces it this often does so all the time."""
 
 
 class PolicyError(ValueError):
@@ -133,19 +135,8 @@ def _write(policy: Policy, weights: bytes, folder: Path) -> None:
 def load_policy(folder: Path) -> Policy:
     """Read a policy; `PolicyError` names the file and what is wrong: missing, damaged, of another version or shape."""
     path = folder / POLICY_FILE
-    try:
-        document = read_document(path, PolicyDocument)
-    except DocumentError as error:
-        raise PolicyError(str(error)) from error
-    except OSError as error:
-        raise PolicyError(f"{path}: cannot be read ({error.strerror}); a policy is a folder with it in it") from error
+    document, content = _read(folder)
     weights_path = folder / document.weights
-    try:
-        content = read_bounded(weights_path, MAX_WEIGHTS_BYTES)
-    except DocumentError as error:
-        raise PolicyError(str(error)) from error
-    except OSError as error:
-        raise PolicyError(f"{weights_path}: cannot be read ({error.strerror}), but {path} names it") from error
     if hashlib.sha256(content).hexdigest() != document.weights_sha256:
         raise PolicyError(
             f"{weights_path}: is not the file that {path} was written with (SHA-256 differs); it is damaged"
@@ -167,6 +158,31 @@ def load_policy(folder: Path) -> Policy:
     network = PolicyNetwork.with_weights(document.network, weights)
     network.eval().requires_grad_(False)
     return Policy(document.name, document.policy_version, network, vocabulary, document.lineage)
+
+
+def _read(folder: Path, times: int = READINGS) -> tuple[PolicyDocument, bytes]:
+    """Return a policy's document, and what is in the file of weights that it names."""
+    path = folder / POLICY_FILE
+    document = _read_policy_file(path)
+    weights_path = folder / document.weights
+    try:
+        return document, read_bounded(weights_path, MAX_WEIGHTS_BYTES)
+    except DocumentError as error:
+        raise PolicyError(str(error)) from error
+    except OSError as error:
+        # A writer may have replaced the document just now, and deleted the weights that the old one names.
+        if times > 1 and _read_policy_file(path) != document:
+            return _read(folder, times - 1)
+        raise PolicyError(f"{weights_path}: cannot be read ({error.strerror}), but {path} names it") from error
+
+
+def _read_policy_file(path: Path) -> PolicyDocument:
+    try:
+        return read_document(path, PolicyDocument)
+    except DocumentError as error:
+        raise PolicyError(str(error)) from error
+    except OSError as error:
+        raise PolicyError(f"{path}: cannot be read ({error.strerror}); a policy is a folder with it in it") from error
 
 
 def default_policy() -> Policy:

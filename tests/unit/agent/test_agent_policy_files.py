@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from espalier_agent.data import named_architecture
 from espalier_agent.evaluate import evaluate
 from espalier_agent.policy import Policy
-from espalier_agent.policy_files import PolicyDocument, PolicyError, load_policy, make_policy, save_policy
-from espalier_api.documents import write_document
+from espalier_agent.policy_files import READINGS, PolicyDocument, PolicyError, load_policy, make_policy, save_policy
+from espalier_api.documents import read_bounded, write_document
 from espalier_api.outcomes import OutcomeTable
 
 PATIENCE = 30.0
@@ -129,6 +129,26 @@ def test_a_policy_replaces_only_the_one_it_was_judged_against(
     with pytest.raises(PolicyError, match="policy: another policy came into service meanwhile; judge again"):
         save_policy(policy, saved, instead_of=policy.identity)
     assert load_policy(saved).identity == fixed_policy.identity
+
+
+@pytest.mark.parametrize("times", [1, READINGS - 1, READINGS])
+def test_a_policy_that_is_replaced_while_it_is_read_is_read_anew(
+    policy: Policy, fixed_policy: Policy, saved: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A writer comes between document and weights, so many times."""
+    coming = [fixed_policy, policy] * times
+
+    def overtaken(path: Path, limit: int) -> bytes:
+        if len(coming) > times:
+            save_policy(coming.pop(0), saved)
+        return read_bounded(path, limit)
+
+    monkeypatch.setattr("espalier_agent.policy_files.read_bounded", overtaken)
+    if times < READINGS:
+        assert load_policy(saved).identity == (fixed_policy if times % 2 else policy).identity
+    else:
+        with pytest.raises(PolicyError, match=r"\.safetensors: cannot be read \(No such file"):
+            load_policy(saved)
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

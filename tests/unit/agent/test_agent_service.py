@@ -227,17 +227,20 @@ def test_a_body_too_large_is_refused_before_it_is_parsed(ask: Ask) -> None:
     assert ask("GET", "/healthz", settings=small).status_code == 200
 
 
-def test_a_fault_of_our_own_answers_500_without_its_details(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_fault_of_our_own_answers_500_without_its_details_and_is_counted(
+    call: Send, policy: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("inner secret")
 
     monkeypatch.setattr("espalier_agent.service.decide", broken)
-    response = ask("POST", "/v1/advice", json=question())
+    app = create_app(None, policy)
+    (response,) = call(app, [("POST", "/v1/advice", {"json": question()})])
     assert response.status_code == 500
     assert response.json() == {"code": "InternalError", "message": "the agent failed; its log says why"}
     assert "inner secret" in caplog.text
+    (scrape,) = call(app, [("GET", "/metrics", {})])
+    assert 'espalier_agent_requests_total{code="500",route="/v1/advice"} 1.0' in scrape.text
 
 
 def test_policy_shows_its_lineage(ask: Ask, policy: Policy) -> None:

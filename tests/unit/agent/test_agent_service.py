@@ -137,6 +137,14 @@ def with_architecture(**changes: Any) -> dict[str, Any]:
     return question(architecture={**named_architecture("cnn1").to_json(), **changes})
 
 
+HALF_A_CHARACTER = {
+    "id": "\ud800",
+    "kind": "Linear",
+    "after": "a",
+    "block": "b",
+    "insertion": [{"name": "c", "operator": "Linear"}],
+}
+
 MALFORMED: dict[str, tuple[str | bytes | dict[str, Any] | list[Any] | None, str | None, str]] = {
     "nothing": (b"", None, "Field required"),
     "not JSON": (b"{'job': 1}", None, "the body is not JSON"),
@@ -167,6 +175,18 @@ MALFORMED: dict[str, tuple[str | bytes | dict[str, Any] | list[Any] | None, str 
         with_architecture(layers=[{"name": "a", "operator": "ReLU", "attributes": {"x": {"y": 1}}}]),
         "architecture.layers.0.attributes.x",
         "and",
+    ),
+    "a growth point of half a character": (
+        json.dumps(with_architecture(growthPoints=[HALF_A_CHARACTER])),
+        "architecture.growthPoints.0.id",
+        "valid string",
+    ),
+    "a group of half a character": (
+        json.dumps(
+            with_architecture(channels={"groups": [{"id": "\udfff", "width": 1, "makers": [], "carriers": {}}]})
+        ),
+        "architecture.channels.groups.0.id",
+        "valid string",
     ),
     "an unknown kind of action": (
         question(allowedActions=[{"kind": "Explode", "target": "block0"}]),

@@ -24,7 +24,7 @@ from espalier_agent.policy import Policy
 from espalier_agent.policy_files import PolicyError, save_policy
 from espalier_agent.service import create_app
 from espalier_agent.serving import Settings
-from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReceipt
+from espalier_api.advice import MAX_DECISION_IDS, AdviceRequest, AdviceResponse, OutcomeReceipt
 from espalier_api.architecture import Architecture, Layer
 
 Send = Callable[[FastAPI, Sequence[tuple[str, str, dict[str, Any]]]], list[httpx.Response]]
@@ -392,6 +392,8 @@ def test_a_database_of_another_version_ends_start_up(call: Send, policy: Policy,
     [
         ({"finalAccuracy": 1.5}, "finalAccuracy"),
         ({"decisionIds": "a"}, "decisionIds"),
+        ({"decisionIds": ["a"] * (MAX_DECISION_IDS + 1)}, "decisionIds"),
+        ({"decisionIds": ["a", "b" * 201]}, "decisionIds.1"),
         ({"timeBudgetSeconds": 0}, "timeBudgetSeconds"),
     ],
 )

@@ -136,7 +136,7 @@ class OutcomeStore:
         for record, _ in sound:
             self._stored(record.kind, 1)
             if isinstance(record, OutcomeRecord) and id(record) in asked:
-                asked[id(record)].set_result(len(record.report.decision_ids))
+                asked[id(record)].set_result(len(set(record.report.decision_ids)))
 
     def _connected(self) -> sqlite3.Connection:
         """Return a connection to what is at the path now: a file that was moved away is written to no more."""

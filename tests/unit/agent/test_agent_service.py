@@ -315,6 +315,15 @@ def test_outcomes_are_on_disk_when_they_are_acknowledged(ask: Ask, tmp_path: Pat
     assert stored == [("a", "digits", 0.9), ("b", "digits", 0.9)]
 
 
+def test_an_id_that_is_there_twice_counts_once(call: Send, policy: Policy, tmp_path: Path) -> None:
+    app = app_with(policy, tmp_path / "outcomes.db")
+    report = {**OUTCOME, "decisionIds": ["a", "b", "a"]}
+    (response,) = call(app, [("POST", "/v1/outcomes", {"json": report})])
+    assert response.json() == {"accepted": 2}
+    (scrape,) = call(app, [("GET", "/metrics", {})])
+    assert "espalier_agent_outcomes_total 2.0" in scrape.text
+
+
 def test_each_answer_is_kept_as_it_was_given(call: Send, policy: Policy, tmp_path: Path) -> None:
     path = tmp_path / "outcomes.db"
     strange = Architecture(

@@ -6,11 +6,12 @@ import errno
 import os
 import re
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from espalier_agent.policy_files import PolicyError, make_policy, save_policy
 from espalier_agent.policy_watch import PolicyWatch, Signature
 from espalier_agent.service import create_app
 from espalier_agent.serving import Serving, Settings
-from espalier_api.advice import AdviceRequest, AdviceResponse
+from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReport
 from espalier_api.exporting import Metrics
 from espalier_api.metrics import Exporter
 
@@ -341,3 +342,39 @@ def test_a_shadow_that_fails_or_falls_behind_is_counted_and_answers_go_on(
 def test_a_shadow_that_cannot_be_read_ends_start_up(tmp_path: Path, policy: Policy) -> None:
     with pytest.raises(PolicyError, match=r"none/policy\.json: cannot be read"):
         Serving(Settings(shadow_path=tmp_path / "none"), policy, Metrics(Exporter.AGENT))
+
+
+def test_all_that_hangs_has_one_time_to_end(
+    folder: Path, tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both watches read from a disk that does not answer, the shadow thinks, the database is locked."""
+    goes_on, hanging = threading.Event(), threading.Semaphore(0)
+
+    def hangs(*_: object) -> None:
+        hanging.release()
+        goes_on.wait(PATIENCE)
+        raise PolicyError("of no use any more")
+
+    for name in ("policy_watch.load_policy", "shadow.decide"):
+        monkeypatch.setattr(f"espalier_agent.{name}", hangs)
+    monkeypatch.setattr("espalier_agent.serving.END_SECONDS", 1.0)
+    path = tmp_path / "outcomes.db"
+    serving = Serving(
+        Settings(policy_path=folder, shadow_path=folder, outcomes_path=path), policy, Metrics(Exporter.AGENT)
+    )
+    serving.start()
+    try:
+        assert serving.store is not None
+        report = OutcomeReport(job="job", decision_ids=("a",), final_accuracy=0.5, time_budget_seconds=9)
+        serving.store.report(report).result(PATIENCE)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            serving.decided("a", QUESTIONS[0], decide(policy, QUESTIONS[0]), policy.identity, 1)
+            for _ in range(3):
+                assert hanging.acquire(timeout=PATIENCE)
+            begun = time.monotonic()
+            serving.close()
+            assert time.monotonic() - begun < 2.5
+    finally:
+        goes_on.set()
+        serving.close()

@@ -64,24 +64,25 @@ def make_policy(name: str, network: PolicyNetwork, vocabulary: Vocabulary, linea
     """Freeze a network into a policy and give it the version that its contents determine."""
     frozen = PolicyNetwork.with_weights(network.config, network.state_dict())
     frozen.eval().requires_grad_(False)
-    digest = hashlib.sha256(_weights(frozen, vocabulary))
-    described = {
-        "network": network.config.to_json(),
-        "vocabulary": vocabulary.keys,
-        "seed": vocabulary.seed,
-    }
-    digest.update(json.dumps(described, sort_keys=True).encode())
-    return Policy(name, digest.hexdigest()[:12], frozen, vocabulary, lineage)
+    version = _version(_weights(frozen, vocabulary), network.config, vocabulary)
+    return Policy(name, version, frozen, vocabulary, lineage)
 
 
 def save_policy(policy: Policy, folder: Path, *, instead_of: PolicyVersion | None = None) -> None:
     """Write a policy into `folder`, which is made where it is missing; replaces a policy that is there.
 
-    With `instead_of` only if that one is there still. Raises `PolicyError` where it is not, and where another writer
-    does not end in `LOCK_SECONDS`; `OSError` where the disk refuses. The policy that was there before is then intact.
+    With `instead_of` only if that one is there still. Raises `PolicyError` where it is not, where another writer
+    does not end in `LOCK_SECONDS`, and where the policy is no longer what its version says; `OSError` where the disk
+    refuses. The policy that was there before is then intact.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = _weights(policy.network, policy.vocabulary)
+    if (found := _version(weights, policy.network.config, policy.vocabulary)) != policy.version:
+        # Nobody could read it.
+        raise PolicyError(
+            f"{folder}: policy {policy.name}@{policy.version} is not written, for its contents are those of version "
+            f"{found}: its network was changed, or another version of safetensors wrote it; learn it again"
+        )
     with _alone_in(folder):
         if instead_of is not None and load_policy(folder).identity != instead_of:
             raise PolicyError(f"{folder}: another policy came into service meanwhile; judge again")
@@ -154,6 +155,11 @@ def load_policy(folder: Path) -> Policy:
         vocabulary = Vocabulary(document.vocabulary, tensors[EMBEDDINGS], document.embedding_seed)
     except ValueError as error:
         raise PolicyError(f"{path}: {error}") from error
+    if (found := _version(content, document.network, vocabulary)) != document.policy_version:
+        raise PolicyError(
+            f"{path}: policyVersion is {document.policy_version!r}, where the contents have version {found!r}; it "
+            "was changed after it was written: copy the policy again, or learn it again"
+        )
     weights = {key: tensors[NETWORK_PREFIX + key] for key in shapes}
     network = PolicyNetwork.with_weights(document.network, weights)
     network.eval().requires_grad_(False)
@@ -194,6 +200,16 @@ def default_policy() -> Policy:
 def _weights(network: PolicyNetwork, vocabulary: Vocabulary) -> bytes:
     tensors = {NETWORK_PREFIX + key: value.contiguous() for key, value in network.state_dict().items()}
     return save({**tensors, EMBEDDINGS: vocabulary.embeddings.contiguous()})
+
+
+def _version(weights: bytes, network: NetworkConfig, vocabulary: Vocabulary) -> str:
+    """Return the version of what is written so. What is new in a network's configuration must be absent by default:
+    else all policies of before have other versions.
+    """
+    digest = hashlib.sha256(weights)
+    described = {"network": network.to_json(), "vocabulary": vocabulary.keys, "seed": vocabulary.seed}
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    return digest.hexdigest()[:12]
 
 
 def _check_tensors(path: Path, found: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]]) -> None:

@@ -302,6 +302,18 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit(f, lambda d: d["vocabulary"].__setitem__(1, d["vocabulary"][0])),
         r"policy\.json: the vocabulary names a layer twice",
     ),
+    "words in another order": (
+        lambda f: edit(f, lambda d: d["vocabulary"].reverse()),
+        r"policy\.json: policyVersion is '[0-9a-f]{12}', where the contents have version '[0-9a-f]{12}'",
+    ),
+    "the version of another": (
+        lambda f: edit(f, lambda d: d.update(policyVersion="1a2e67411c2c")),
+        r"policy\.json: policyVersion is '1a2e67411c2c', where the contents have version",
+    ),
+    "other weights": (
+        lambda f: edit_weights(f, lambda t: t[BIAS].add_(1)),
+        r"policy\.json: policyVersion is .*: copy the policy again, or learn it again",
+    ),
     "a word missing": (
         lambda f: edit(f, lambda d: d["vocabulary"].pop()),
         r"tensor 'vocabulary\.embeddings' has shape",
@@ -316,6 +328,14 @@ def test_a_broken_policy_is_refused(fixed: Path, case: str) -> None:
     with pytest.raises(PolicyError, match=expected) as caught:
         load_policy(fixed)
     assert str(fixed) in str(caught.value)
+
+
+def test_a_policy_that_was_changed_since_it_was_made_is_not_written(policy: Policy, saved: Path) -> None:
+    changed = make_policy("changed", policy.network, policy.vocabulary, policy.lineage)
+    next(changed.network.parameters()).add_(1.0)
+    with pytest.raises(PolicyError, match=rf"changed@{policy.version} is not written, for its contents are those of"):
+        save_policy(changed, saved)
+    assert load_policy(saved).identity == policy.identity
 
 
 def test_version_follows_contents(policy: Policy) -> None:

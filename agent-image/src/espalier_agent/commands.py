@@ -12,6 +12,7 @@ from espalier_agent.command_errors import CommandError
 from espalier_agent.evaluate import evaluate as evaluate_policy
 from espalier_agent.evaluation_lines import print_evaluation
 from espalier_agent.learn_command import (
+    SEEDS,
     USER_ERRORS,
     gather_tables,
     learn,
@@ -43,7 +44,7 @@ agent.add_command(promote)
 @click.option(
     "--policy", "policy_path", type=click.Path(path_type=Path), help="Policy folder; default: the shipped one."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the ten random sequences beside it.")
+@click.option("--seed", type=SEEDS, default=0, show_default=True, help="Of the ten random sequences beside it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(sources: tuple[str, ...], policy_path: Path | None, seed: int, as_json: bool) -> None:
     """Rank a policy's greedy sequence among all sequences of each table."""

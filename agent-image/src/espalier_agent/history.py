@@ -16,8 +16,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from espalier_agent.outcome_schema import DamagedError, StoreError, check_version, open_to_read
 from espalier_api.advice import Action, PolicyVersion, Progress
 from espalier_api.allocation import Allocation
@@ -30,6 +28,8 @@ _DECISIONS: Final = """
 _BEHAVIOUR: Final = {1: "NULL", 2: "behaviour_probability"}
 """By version of the file."""
 _SHADOWS: Final = "SELECT decision_id, policy_name, policy_version, action, probabilities, agreed FROM shadows"
+_UNREADABLE: Final = (ValueError, TypeError, RecursionError)
+"""What reading a damaged row raises: values that cannot be, of another type (SQLite takes any), nested too deep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +102,18 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
     shadows: dict[str, list[ShadowAnswer]] = {}
     for file in files:
         for decision_id, time, accuracy in _rows(file, "SELECT decision_id, time, final_accuracy FROM outcomes"):
+            if not isinstance(time, str):
+                raise DamagedError(f"{file}: outcome {decision_id}: time {time!r} is no text; move the file away")
             # The same job's end may have been reported to two replicas: the later report holds, as within one file.
             if time >= latest.get(decision_id, ""):
                 latest[decision_id], accuracies[decision_id] = time, _within(accuracy, 0.0, 1.0, "final_accuracy", file)
-        for decision_id, name, version, action, probabilities, agreed in _rows(file, _SHADOWS):
-            answer = ShadowAnswer(
-                PolicyVersion(name=name, version=version),
-                Action.model_validate_json(action),
-                tuple(json.loads(probabilities)),
-                bool(agreed),
-            )
-            shadows.setdefault(decision_id, []).append(answer)
+        for decision_id, *row in _rows(file, _SHADOWS):
+            try:
+                shadows.setdefault(decision_id, []).append(_shadow(row))
+            except _UNREADABLE as error:
+                raise DamagedError(
+                    f"{file}: shadow of decision {decision_id} cannot be read ({error}); move the file away"
+                ) from error
     models: dict[str, Architecture] = {}
     seen: set[str] = set()
     for file in files:
@@ -129,7 +130,7 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
                     latest.get(decision_id),
                     tuple(shadows.get(decision_id, ())),
                 )
-            except (ValidationError, ValueError) as error:
+            except _UNREADABLE as error:
                 raise DamagedError(
                     f"{file}: decision {decision_id} cannot be read ({error}); move the file away"
                 ) from error
@@ -151,6 +152,16 @@ def _within(value: Any, low: float, high: float, name: str, file: Path) -> float
     if not isinstance(value, int | float) or not low <= value <= high:
         raise DamagedError(f"{file}: {name} {value!r} is not between {low:g} and {high:g}; move the file away")
     return float(value)
+
+
+def _shadow(row: Any) -> ShadowAnswer:
+    name, version, action, encoded_probabilities, agreed = row
+    probabilities = tuple(json.loads(encoded_probabilities))
+    if not all(0 <= probability <= 1 for probability in probabilities):
+        raise ValueError(f"probabilities {encoded_probabilities} are not between 0 and 1")
+    return ShadowAnswer(
+        PolicyVersion(name=name, version=version), Action.model_validate_json(action), probabilities, bool(agreed)
+    )
 
 
 def _decision(

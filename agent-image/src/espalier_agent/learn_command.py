@@ -55,6 +55,9 @@ def open_policy(path: Path | None) -> Policy:
     return default_policy() if path is None else load_policy(path)
 
 
+SEEDS = click.IntRange(0, 2**32 - 1)
+"""Of a job's seed, too. torch takes 64 bits, and `distilled` multiplies."""
+
 outcomes_option = click.option(
     "--outcomes",
     "sources",
@@ -86,7 +89,7 @@ def _split(context: click.Context, parameter: click.Parameter, values: tuple[str
 )
 @history_option
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="Folder for the policy.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=SEEDS, default=0, show_default=True)
 @click.option("--name", help="The policy's name; default: the output folder's.")
 @click.option("--learner", type=click.Choice(list(LEARNERS)), default=DEFAULT_LEARNER, show_default=True)
 @click.option(

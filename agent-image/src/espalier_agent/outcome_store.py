@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 MAX_WAITING: Final = 2000
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Of the requests that wait to be stored, as they came. As objects they take some ten times that."""
+ID_BYTES: Final = 64
+"""What each id of a report weighs beside its characters."""
 MAX_DATABASE_BYTES: Final = 1024 * 1024 * 1024
 BATCH: Final = 200
 LOCK_SECONDS: Final = 5.0
@@ -91,7 +93,8 @@ class OutcomeStore:
         """Store a report; the result is the number of its decisions, once they are committed, or `NotStoredError`."""
         committed: Future[int] = Future()
         record = OutcomeRecord(datetime.now(UTC), report)
-        if not self._backlog.put((record, committed), sum(map(len, report.decision_ids))):
+        weight = sum(ID_BYTES + len(decision_id) for decision_id in report.decision_ids)
+        if not self._backlog.put((record, committed), weight):
             self._lose("QueueFull", 1, "too much waits to be stored")
             committed.set_exception(NotStoredError("too much waits to be stored"))
         return committed
@@ -133,7 +136,7 @@ class OutcomeStore:
         for record, _ in sound:
             self._stored(record.kind, 1)
             if isinstance(record, OutcomeRecord) and id(record) in asked:
-                asked[id(record)].set_result(len(record.report.decision_ids))
+                asked[id(record)].set_result(len(set(record.report.decision_ids)))
 
     def _connected(self) -> sqlite3.Connection:
         """Return a connection to what is at the path now: a file that was moved away is written to no more."""

@@ -56,6 +56,7 @@ class PolicyWatch:
         self._seen: Signature | None = None
         self._tried = 0.0
         self._in_use = True
+        self._failing = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="policy-watch", daemon=True)
 
@@ -99,15 +100,33 @@ class PolicyWatch:
     def _watch(self) -> None:
         # The number of threads is each thread's own.
         torch.set_num_threads(1)
-        self.look()
+        self._look_safely()
         while not self._stop.wait(self._look_seconds):
+            self._look_safely()
+
+    def _look_safely(self) -> None:
+        """Look; a fault of the disk ends nothing, and is said once until a look succeeds."""
+        try:
             self.look()
+        except OSError as error:
+            if not self._failing:
+                logger.error("%s: cannot be looked at (%s); it is looked at again and again", self.folder, error)
+            self._failing = True
+        else:
+            self._failing = False
 
 
 def _signature(folder: Path) -> Signature:
-    """Return what tells the files of a policy from others: not their contents, which would be read every second."""
+    """Return what tells the files of a policy from others: not their contents, which would be read every second.
+
+    What cannot be looked at is left out: whoever reads the policy is told why.
+    """
     found = []
-    for path in (folder / POLICY_FILE, *sorted(folder.glob("*.safetensors"))):
+    try:
+        weights = sorted(folder.glob("*.safetensors"))
+    except OSError:  # Of a disk that is away, or a folder that may not be read: some Pythons raise it, others do not.
+        weights = []
+    for path in (folder / POLICY_FILE, *weights):
         try:
             status = path.stat()
         except OSError:

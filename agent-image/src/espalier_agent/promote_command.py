@@ -15,7 +15,7 @@ from espalier_agent.gate import GateError, Judgement, OnHistory, OnTables, Terms
 from espalier_agent.history_command import history_option, read_history
 from espalier_agent.learn_command import USER_ERRORS, gather_tables
 from espalier_agent.off_policy import Unit
-from espalier_agent.policy_files import PolicyError, load_policy, save_policy
+from espalier_agent.policy_files import load_policy, save_policy
 
 REFUSED: Final = 3
 """Exit code: the policy in service stays."""
@@ -86,9 +86,7 @@ def promote(
         history = read_history(histories) if histories else None
         judgement = judge(policy, in_service, terms, tables=gather_tables(sources), history=history)
         if not judgement.refusals:
-            if load_policy(folder).identity != in_service.identity:
-                raise PolicyError(f"{folder}: another policy came into service meanwhile; judge again")
-            save_policy(policy, folder)
+            save_policy(policy, folder, instead_of=in_service.identity)
     except (GateError, *USER_ERRORS) as error:
         raise CommandError(str(error)) from error
     if as_json:

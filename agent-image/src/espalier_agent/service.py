@@ -141,7 +141,7 @@ def _add_routes(app: FastAPI, metrics: Metrics) -> None:
         503 means that it is not, or not within a second. Report it again as often as you like: the same report changes
         nothing, and of different ones about a decision the latest holds.
         """
-        metrics.count("espalier_agent_outcomes_total", amount=len(report.decision_ids))
+        metrics.count("espalier_agent_outcomes_total", amount=len(set(report.decision_ids)))
         if serving.store is None:
             return OutcomeReceipt(accepted=0)
         committed = asyncio.wrap_future(serving.store.report(report))

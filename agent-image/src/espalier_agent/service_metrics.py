@@ -20,15 +20,26 @@ class CountedRequests:
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on, and count its answer when that begins."""
+        """Hand the request on, and count its answer when that begins.
+
+        A fault of ours is answered further out, by Starlette itself; it is counted here, and goes on.
+        """
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         route = scope["path"] if scope["path"] in ROUTES else "other"
+        begun = False
 
         async def counted(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 self.metrics.count("espalier_agent_requests_total", route, str(message["status"]))
             await send(message)
 
-        await self.app(scope, receive, counted)
+        try:
+            await self.app(scope, receive, counted)
+        except Exception:
+            if not begun:
+                self.metrics.count("espalier_agent_requests_total", route, "500")
+            raise

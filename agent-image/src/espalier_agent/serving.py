@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,9 @@ from espalier_api.exporting import Metrics
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """A described network of 500 layers is about 200 KB."""
-END_SECONDS: Final = 0.4
-"""How long each thread may take to end: a service that is told to stop is gone within two seconds."""
+END_SECONDS: Final = 0.8
+"""How long the threads may take to end, all together: a service that is told to stop is gone within two seconds, one of
+which requests in flight may have."""
 
 
 class Settings(Record):
@@ -91,12 +93,18 @@ class Serving:
         self.policy.start()
 
     def close(self) -> None:
-        """End them, those that hand something to others first."""
-        self.policy.close(END_SECONDS)
+        """End them within `END_SECONDS`, those that hand something to others first."""
+        end = time.monotonic() + END_SECONDS
+
+        def left() -> float:
+            return max(end - time.monotonic(), 0.0)
+
         if self.shadow is not None:
-            self.shadow.close(END_SECONDS)
+            # However long it still has to answer, what is there is stored.
+            self.shadow.close(left() / 2)
         if self.store is not None:
-            self.store.close(END_SECONDS)
+            self.store.close(left())
+        self.policy.close(left())
 
     def decided(
         self, decision_id: str, request: AdviceRequest, decision: Decision, policy: PolicyVersion, weight: int

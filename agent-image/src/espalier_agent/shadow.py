@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -52,9 +53,10 @@ class Shadow:
 
     def close(self, seconds: float) -> None:
         """Answer what waits, for so long at most."""
+        end = time.monotonic() + seconds
         self._backlog.close()
         self._thread.join(seconds)
-        self.policy.close(seconds)
+        self.policy.close(max(end - time.monotonic(), 0.0))
 
     def ask(self, decision_id: str, request: AdviceRequest, decision: Decision, weight: int) -> None:
         """Leave a question that was decided; never waits, and does without where too many wait."""

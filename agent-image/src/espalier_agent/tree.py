@@ -60,7 +60,8 @@ class DecisionTree:
 def starting_architecture(table: OutcomeTable) -> Architecture:
     """Return the architecture of a table's starting model: its own, or that of the model it names.
 
-    Raises `TableError` where the table has none and the name is unknown, or where actions and growth points differ.
+    Raises `TableError` where the table has none and the name is unknown, or where actions and growth points differ in
+    their number or, as far as labels tell, in their order.
     """
     architecture = table.architecture
     if architecture is None:
@@ -77,7 +78,27 @@ def starting_architecture(table: OutcomeTable) -> Architecture:
             f"table {table.name}: has {len(table.actions)} actions, where {table.model!r} with its {points} growth "
             f"points{widened} needs {points + groups + 1}"
         )
+    _check_order(table, architecture)
     return architecture
+
+
+def _check_order(table: OutcomeTable, architecture: Architecture) -> None:
+    """Raise `TableError` where an action's label names another growth point, or group, than its place does.
+
+    Labels are free text: one names a growth point if it ends in the id of that one alone, as a word of its own.
+    """
+    points = [point.id for point in architecture.growth_points]
+    groups = [group.id for group in architecture.channel_groups]
+    # Apart, for a group may have the id of a growth point.
+    places = [*((points, point) for point in points), *((groups, group) for group in groups), (points, None)]
+    for index, (label, (ids, expected)) in enumerate(zip(table.actions, places, strict=True)):
+        said = [each for each in ids if label == each or label.endswith(f" {each}")]
+        if len(said) == 1 and said[0] != expected:
+            place = "doing nothing" if expected is None else repr(expected)
+            raise TableError(
+                f"table {table.name}: actions[{index}], {label!r}, is in the place of {place}; bring actions and "
+                "sequences into the order of the architecture's growth points, or call the action otherwise"
+            )
 
 
 def decision_tree(table: OutcomeTable) -> DecisionTree:

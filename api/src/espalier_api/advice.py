@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,11 @@ from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.report import Metric
+
+MAX_DECISION_IDS: Final = 1000
+"""In one report. A job decides a hundred times at most (`maxAdaptations`)."""
+DecisionId = Annotated[str, Field(max_length=200)]
+"""The agent's are UUIDs of 36 characters; another agent may have its own."""
 
 
 class ActionKind(StrEnum):
@@ -133,7 +138,7 @@ class ActionProbability(Record):
 class AdviceResponse(Record):
     """The answer to one consultation."""
 
-    decision_id: str
+    decision_id: DecisionId
     action: Action
     policy: PolicyVersion
     probabilities: tuple[ActionProbability, ...] = ()
@@ -143,7 +148,7 @@ class OutcomeReport(Record):
     """`POST /v1/outcomes`: how a job ended whose decisions the agent made."""
 
     job: str
-    decision_ids: tuple[str, ...]
+    decision_ids: tuple[DecisionId, ...] = Field(max_length=MAX_DECISION_IDS)
     final_accuracy: float = Field(ge=0, le=1)
     time_budget_seconds: float = Field(gt=0)
 

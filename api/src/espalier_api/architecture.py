@@ -13,7 +13,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from espalier_api.base import Record
+from espalier_api.base import Record, Unicode
 from espalier_api.channel_insertion import inserted
 from espalier_api.channels import Changes, ChannelGroup, Channels
 
@@ -51,7 +51,8 @@ class GrowthPoint(Record):
     output. The n-th block's layers are named `<block>.<n>.<relative name>`.
     """
 
-    id: str
+    id: Unicode
+    """Empty where the model itself is the marked block."""
     kind: str
     """Operator of the layer that a growth repeats: `Linear` or `Conv2d`."""
     after: str

@@ -7,8 +7,13 @@ writer of the same version and is left aside. Both are frozen, and both are came
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+Unicode = Annotated[str, Field(min_length=0)]
+"""Text that can be written as UTF-8: JSON can carry half a character, and any bound on the length refuses it."""
 
 
 class Strict(BaseModel):

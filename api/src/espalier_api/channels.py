@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from espalier_api.base import Record
+from espalier_api.base import Record, Unicode
 
 
 class Follower(Record):
@@ -45,8 +45,8 @@ class Ask(Record):
 class ChannelGroup(Record):
     """Channels that can only change together."""
 
-    id: str
-    """The first layer that makes them."""
+    id: Unicode
+    """The first layer that makes them; empty in an insertion, for those that it reads."""
     width: int = Field(ge=1)
     makers: tuple[str, ...]
     carriers: dict[str, int]

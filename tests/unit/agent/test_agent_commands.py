@@ -211,6 +211,14 @@ def test_serving_a_policy_that_cannot_be_read_is_one_line(run: Run, tmp_path: Pa
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", ["learn", "evaluate"])
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**64])
+def test_a_seed_that_cannot_be_is_refused(run: Run, command: str, seed: int) -> None:
+    result = run(command, "--seed", seed)
+    assert result.exit_code == 2
+    assert f"'--seed': {seed} is not in the range 0<=x<=4294967295" in result.stderr
+
+
 def test_a_command_that_is_not_understood_is_2(run: Run) -> None:
     assert run("learn").exit_code == 2
     assert run("serve", "--port", "70000").exit_code == 2

@@ -20,7 +20,7 @@ from espalier_agent.commands import agent
 from espalier_agent.data import named_architecture
 from espalier_agent.exploration import Exploration, explored
 from espalier_agent.history import decisions
-from espalier_agent.outcome_records import DecisionRecord
+from espalier_agent.outcome_records import DecisionRecord, ShadowRecord
 from espalier_agent.outcome_schema import DamagedError
 from espalier_agent.outcome_store import OutcomeStore
 from espalier_agent.policy import Policy
@@ -190,6 +190,15 @@ def test_an_update_that_breaks_off_leaves_the_file_as_it_was(
         ("UPDATE decisions SET probabilities = '[1]'", "not one between 0 and 1 for each action"),
         ("""UPDATE decisions SET action = '{"kind":"Deepen","target":"zzz"}'""", "not among those that were possible"),
         ("UPDATE decisions SET time_left_seconds = 9e999", "time_left_seconds inf"),
+        ("UPDATE decisions SET time_left_seconds = 'soon'", "decision a cannot be read"),
+        ("UPDATE decisions SET behaviour_probability = 'high'", "decision a cannot be read"),
+        ("UPDATE decisions SET probabilities = '5'", "decision a cannot be read"),
+        (f"UPDATE decisions SET actions = '{'[' * 100_000}'", "decision a cannot be read"),
+        ("UPDATE shadows SET action = '{}'", "shadow of decision a cannot be read"),
+        ("UPDATE shadows SET policy_name = x'ff'", "shadow of decision a cannot be read"),
+        ("UPDATE shadows SET probabilities = 'none'", "shadow of decision a cannot be read"),
+        ("UPDATE shadows SET probabilities = '[2,0,0,0]'", r"shadow of decision a cannot be read \(probabilities \[2"),
+        ("UPDATE outcomes SET time = x'00'", r"outcome a: time b'\\x00' is no text"),
         ("UPDATE outcomes SET final_accuracy = 1.2", r"final_accuracy 1\.2 is not between 0 and 1"),
         ("UPDATE outcomes SET final_accuracy = 'good'", "final_accuracy 'good' is not between 0 and 1"),
     ],
@@ -199,10 +208,12 @@ def test_figures_that_cannot_be_are_named(tmp_path: Path, policy: Policy, statem
     old_file(path, policy)
     store = OutcomeStore(path)
     store.start()
+    shadow = ShadowRecord("a", datetime.now(UTC), decide(policy, REQUEST), policy.identity, agreed=True)
+    store.keep(shadow, 1)
     store.report(OutcomeReport(job="job", decision_ids=("a",), final_accuracy=0.5, time_budget_seconds=9)).result(9)
     store.close(PATIENCE)
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(statement)
+        assert connection.execute(statement).rowcount > 0
         connection.commit()
     with pytest.raises(DamagedError, match=message) as refused:
         list(decisions(path))

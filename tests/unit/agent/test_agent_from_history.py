@@ -20,7 +20,7 @@ from espalier_agent.advice import decide
 from espalier_agent.commands import agent
 from espalier_agent.data import carried_tables, named_architecture
 from espalier_agent.episodes import Episode, Kind, centred, comparable, gather, split, standardised
-from espalier_agent.gate import GateError, OnHistory, Terms, estimated, judge, worse_on_history
+from espalier_agent.gate import GateError, Judgement, OnHistory, Terms, estimated, judge, worse_on_history
 from espalier_agent.history import HistoryDecision, decisions
 from espalier_agent.learners import expected
 from espalier_agent.learners.from_history import HistoryConfig, learn
@@ -464,6 +464,23 @@ def test_the_commands_learn_promote_and_refuse(
     assert f"{new.version} stays in service" in refused.stderr
     assert "effective number of jobs" in refused.stdout
     assert load_policy(tmp_path / "served").version == new.version
+
+
+def test_a_policy_that_came_into_service_while_it_was_judged_stays(
+    bad: Policy, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_policy(bad, tmp_path / "served")
+    save_policy(bad, tmp_path / "new")
+
+    def slow(*arguments: Any, **options: Any) -> Judgement:
+        save_policy(policy, tmp_path / "served")
+        return judge(*arguments, **options)
+
+    monkeypatch.setattr("espalier_agent.promote_command.judge", slow)
+    result = run("promote", "--policy", tmp_path / "new", "--to", tmp_path / "served", "--outcomes", "digits")
+    assert result.exit_code == 1
+    assert "served: another policy came into service meanwhile; judge again" in result.stderr
+    assert load_policy(tmp_path / "served").identity == policy.identity
 
 
 def test_tables_that_are_held_out_are_not_learnt(tmp_path: Path, table: OutcomeTable) -> None:

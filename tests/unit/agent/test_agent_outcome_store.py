@@ -26,7 +26,7 @@ from espalier_agent.outcome_records import DecisionRecord, ShadowRecord
 from espalier_agent.outcome_schema import StoreError
 from espalier_agent.outcome_store import NotStoredError, OutcomeStore
 from espalier_agent.policy import Policy
-from espalier_api.advice import Action, AdviceRequest, OutcomeReport, PolicyVersion
+from espalier_api.advice import MAX_DECISION_IDS, Action, AdviceRequest, OutcomeReport, PolicyVersion
 from espalier_api.allocation import Allocation
 
 WRITER = Path(__file__).with_name("outcome_writer.py")
@@ -247,7 +247,8 @@ def test_a_damaged_database_is_set_aside_and_a_new_one_begun(
         content = b"this is not a database at all" * 1000
     else:
         before = open_store()
-        before.report(outcome(*(f"before-{number}" for number in range(2000)))).result(PATIENCE)
+        for part in range(2):
+            before.report(outcome(*(f"before-{part}-{number}" for number in range(1000)))).result(PATIENCE)
         before.close(PATIENCE)
         healthy = path.read_bytes()
         # The head stays, so that it looks like a database.
@@ -320,6 +321,19 @@ def test_whoever_keeps_never_waits_and_too_much_is_counted(
         other.execute("ROLLBACK")
     store.close(PATIENCE)
     assert stored["decision"] + lost["QueueFull"] == 4001
+
+
+def test_reports_that_wait_weigh_by_their_ids_however_short(open_store: Open, path: Path, lost: Counter[str]) -> None:
+    store = open_store(lock_seconds=PATIENCE)
+    store.report(outcome("first")).result(PATIENCE)
+    most = outcome(*[""] * MAX_DECISION_IDS)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(600):
+            store.report(most)
+        # A batch of two hundred may have been taken before the weight was reached.
+        assert lost["QueueFull"] >= 200
+        other.execute("ROLLBACK")
 
 
 def test_a_report_that_nobody_waits_for_any_more_is_stored(open_store: Open, path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
 import os
 import struct
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,11 @@ from safetensors.torch import load_file, save_file
 from espalier_agent.data import named_architecture
 from espalier_agent.evaluate import evaluate
 from espalier_agent.policy import Policy
-from espalier_agent.policy_files import PolicyError, load_policy, make_policy, save_policy
+from espalier_agent.policy_files import READINGS, PolicyDocument, PolicyError, load_policy, make_policy, save_policy
+from espalier_api.documents import read_bounded, write_document
 from espalier_api.outcomes import OutcomeTable
+
+PATIENCE = 30.0
 
 
 @pytest.fixture
@@ -60,6 +66,89 @@ def test_replacing_a_policy_leaves_one(policy: Policy, saved: Path) -> None:
     save_policy(make_policy("other", changed.network, larger, policy.lineage), saved)
     assert load_policy(saved).name == "other"
     assert len(list(saved.iterdir())) == 2
+
+
+def test_of_two_writers_the_later_one_stays_whole(
+    policy: Policy, fixed_policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is held up between its weights and its document, where the second would delete the weights."""
+    folder = tmp_path / "made" / "by-the-first"
+    first_is_at_it, second_is_done = threading.Event(), threading.Event()
+
+    def held_up(path: Path, document: PolicyDocument) -> None:
+        if document.name == "fixed":
+            first_is_at_it.set()
+            assert not second_is_done.wait(0.5), "the second did not wait"
+        write_document(path, document)
+
+    def second() -> None:
+        assert first_is_at_it.wait(PATIENCE)
+        save_policy(policy, folder)
+        second_is_done.set()
+
+    monkeypatch.setattr("espalier_agent.policy_files.write_document", held_up)
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(second)
+        save_policy(fixed_policy, folder)
+        later.result(PATIENCE)
+    assert load_policy(folder).identity == policy.identity
+
+
+def test_a_writer_does_not_wait_for_ever(policy: Policy, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("espalier_agent.policy_files.LOCK_SECONDS", 0.1)
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    holder = os.open(saved, os.O_RDONLY)
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(
+            PolicyError, match=r"policy: another process has been writing .* 0\.1 s; wait for that"
+        ) as caught:
+            save_policy(policy, saved)
+    finally:
+        os.close(holder)
+    assert str(saved) in str(caught.value)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    save_policy(policy, saved)
+
+
+def test_a_policy_replaces_only_the_one_it_was_judged_against(
+    policy: Policy, fixed_policy: Policy, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(folder: Path) -> Policy:
+        other = os.open(folder, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(other)
+        return load_policy(folder)
+
+    monkeypatch.setattr("espalier_agent.policy_files.load_policy", locked)
+    save_policy(fixed_policy, saved, instead_of=policy.identity)
+    assert load_policy(saved).identity == fixed_policy.identity
+    with pytest.raises(PolicyError, match="policy: another policy came into service meanwhile; judge again"):
+        save_policy(policy, saved, instead_of=policy.identity)
+    assert load_policy(saved).identity == fixed_policy.identity
+
+
+@pytest.mark.parametrize("times", [1, READINGS - 1, READINGS])
+def test_a_policy_that_is_replaced_while_it_is_read_is_read_anew(
+    policy: Policy, fixed_policy: Policy, saved: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A writer comes between document and weights, so many times."""
+    coming = [fixed_policy, policy] * times
+
+    def overtaken(path: Path, limit: int) -> bytes:
+        if len(coming) > times:
+            save_policy(coming.pop(0), saved)
+        return read_bounded(path, limit)
+
+    monkeypatch.setattr("espalier_agent.policy_files.read_bounded", overtaken)
+    if times < READINGS:
+        assert load_policy(saved).identity == (fixed_policy if times % 2 else policy).identity
+    else:
+        with pytest.raises(PolicyError, match=r"\.safetensors: cannot be read \(No such file"):
+            load_policy(saved)
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -213,6 +302,18 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit(f, lambda d: d["vocabulary"].__setitem__(1, d["vocabulary"][0])),
         r"policy\.json: the vocabulary names a layer twice",
     ),
+    "words in another order": (
+        lambda f: edit(f, lambda d: d["vocabulary"].reverse()),
+        r"policy\.json: policyVersion is '[0-9a-f]{12}', where the contents have version '[0-9a-f]{12}'",
+    ),
+    "the version of another": (
+        lambda f: edit(f, lambda d: d.update(policyVersion="1a2e67411c2c")),
+        r"policy\.json: policyVersion is '1a2e67411c2c', where the contents have version",
+    ),
+    "other weights": (
+        lambda f: edit_weights(f, lambda t: t[BIAS].add_(1)),
+        r"policy\.json: policyVersion is .*: copy the policy again, or learn it again",
+    ),
     "a word missing": (
         lambda f: edit(f, lambda d: d["vocabulary"].pop()),
         r"tensor 'vocabulary\.embeddings' has shape",
@@ -227,6 +328,14 @@ def test_a_broken_policy_is_refused(fixed: Path, case: str) -> None:
     with pytest.raises(PolicyError, match=expected) as caught:
         load_policy(fixed)
     assert str(fixed) in str(caught.value)
+
+
+def test_a_policy_that_was_changed_since_it_was_made_is_not_written(policy: Policy, saved: Path) -> None:
+    changed = make_policy("changed", policy.network, policy.vocabulary, policy.lineage)
+    next(changed.network.parameters()).add_(1.0)
+    with pytest.raises(PolicyError, match=rf"changed@{policy.version} is not written, for its contents are those of"):
+        save_policy(changed, saved)
+    assert load_policy(saved).identity == policy.identity
 
 
 def test_version_follows_contents(policy: Policy) -> None:

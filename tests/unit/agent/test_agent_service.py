@@ -24,7 +24,7 @@ from espalier_agent.policy import Policy
 from espalier_agent.policy_files import PolicyError, save_policy
 from espalier_agent.service import create_app
 from espalier_agent.serving import Settings
-from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReceipt
+from espalier_api.advice import MAX_DECISION_IDS, AdviceRequest, AdviceResponse, OutcomeReceipt
 from espalier_api.architecture import Architecture, Layer
 
 Send = Callable[[FastAPI, Sequence[tuple[str, str, dict[str, Any]]]], list[httpx.Response]]
@@ -137,6 +137,14 @@ def with_architecture(**changes: Any) -> dict[str, Any]:
     return question(architecture={**named_architecture("cnn1").to_json(), **changes})
 
 
+HALF_A_CHARACTER = {
+    "id": "\ud800",
+    "kind": "Linear",
+    "after": "a",
+    "block": "b",
+    "insertion": [{"name": "c", "operator": "Linear"}],
+}
+
 MALFORMED: dict[str, tuple[str | bytes | dict[str, Any] | list[Any] | None, str | None, str]] = {
     "nothing": (b"", None, "Field required"),
     "not JSON": (b"{'job': 1}", None, "the body is not JSON"),
@@ -167,6 +175,18 @@ MALFORMED: dict[str, tuple[str | bytes | dict[str, Any] | list[Any] | None, str 
         with_architecture(layers=[{"name": "a", "operator": "ReLU", "attributes": {"x": {"y": 1}}}]),
         "architecture.layers.0.attributes.x",
         "and",
+    ),
+    "a growth point of half a character": (
+        json.dumps(with_architecture(growthPoints=[HALF_A_CHARACTER])),
+        "architecture.growthPoints.0.id",
+        "valid string",
+    ),
+    "a group of half a character": (
+        json.dumps(
+            with_architecture(channels={"groups": [{"id": "\udfff", "width": 1, "makers": [], "carriers": {}}]})
+        ),
+        "architecture.channels.groups.0.id",
+        "valid string",
     ),
     "an unknown kind of action": (
         question(allowedActions=[{"kind": "Explode", "target": "block0"}]),
@@ -227,17 +247,20 @@ def test_a_body_too_large_is_refused_before_it_is_parsed(ask: Ask) -> None:
     assert ask("GET", "/healthz", settings=small).status_code == 200
 
 
-def test_a_fault_of_our_own_answers_500_without_its_details(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_fault_of_our_own_answers_500_without_its_details_and_is_counted(
+    call: Send, policy: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("inner secret")
 
     monkeypatch.setattr("espalier_agent.service.decide", broken)
-    response = ask("POST", "/v1/advice", json=question())
+    app = create_app(None, policy)
+    (response,) = call(app, [("POST", "/v1/advice", {"json": question()})])
     assert response.status_code == 500
     assert response.json() == {"code": "InternalError", "message": "the agent failed; its log says why"}
     assert "inner secret" in caplog.text
+    (scrape,) = call(app, [("GET", "/metrics", {})])
+    assert 'espalier_agent_requests_total{code="500",route="/v1/advice"} 1.0' in scrape.text
 
 
 def test_policy_shows_its_lineage(ask: Ask, policy: Policy) -> None:
@@ -290,6 +313,15 @@ def test_outcomes_are_on_disk_when_they_are_acknowledged(ask: Ask, tmp_path: Pat
     with closing(sqlite3.connect(path)) as connection:
         stored = connection.execute("SELECT decision_id, job, final_accuracy FROM outcomes").fetchall()
     assert stored == [("a", "digits", 0.9), ("b", "digits", 0.9)]
+
+
+def test_an_id_that_is_there_twice_counts_once(call: Send, policy: Policy, tmp_path: Path) -> None:
+    app = app_with(policy, tmp_path / "outcomes.db")
+    report = {**OUTCOME, "decisionIds": ["a", "b", "a"]}
+    (response,) = call(app, [("POST", "/v1/outcomes", {"json": report})])
+    assert response.json() == {"accepted": 2}
+    (scrape,) = call(app, [("GET", "/metrics", {})])
+    assert "espalier_agent_outcomes_total 2.0" in scrape.text
 
 
 def test_each_answer_is_kept_as_it_was_given(call: Send, policy: Policy, tmp_path: Path) -> None:
@@ -369,6 +401,8 @@ def test_a_database_of_another_version_ends_start_up(call: Send, policy: Policy,
     [
         ({"finalAccuracy": 1.5}, "finalAccuracy"),
         ({"decisionIds": "a"}, "decisionIds"),
+        ({"decisionIds": ["a"] * (MAX_DECISION_IDS + 1)}, "decisionIds"),
+        ({"decisionIds": ["a", "b" * 201]}, "decisionIds.1"),
         ({"timeBudgetSeconds": 0}, "timeBudgetSeconds"),
     ],
 )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,10 @@ from espalier_agent.history import decisions
 from espalier_agent.network import PolicyNetwork
 from espalier_agent.policy import Policy
 from espalier_agent.policy_files import PolicyError, make_policy, save_policy
-from espalier_agent.policy_watch import PolicyWatch
+from espalier_agent.policy_watch import PolicyWatch, Signature
 from espalier_agent.service import create_app
 from espalier_agent.serving import Serving, Settings
-from espalier_api.advice import AdviceRequest, AdviceResponse
+from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReport
 from espalier_api.exporting import Metrics
 from espalier_api.metrics import Exporter
 
@@ -207,6 +209,47 @@ def test_what_cannot_be_used_is_refused_once_and_taken_when_it_is_whole(
     assert watch.current.identity == other.identity
 
 
+def test_a_folder_that_cannot_be_looked_at_is_refused_once_and_looked_at_again(
+    folder: Path, policy: Policy, other: Policy
+) -> None:
+    """As a mount that is stale: the folder cannot even be asked whether it is one."""
+    refused: list[PolicyError] = []
+    watch = PolicyWatch(policy, folder, refused=refused.append)
+    watch.look()
+    away = folder.rename(folder.with_name("away"))
+    folder.symlink_to("too-long" * 100)
+    for _ in range(3):
+        watch.look()
+    assert watch.current is policy
+    assert len(refused) == 1
+    folder.unlink()
+    save_policy(other, away.rename(folder))
+    watch.look()
+    assert watch.current.identity == other.identity
+
+
+def test_a_fault_of_the_disk_does_not_end_the_watch_and_is_said_once(
+    folder: Path, policy: Policy, other: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[Path] = []
+
+    def stale(path: Path) -> Signature:
+        looks.append(path)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    watch = PolicyWatch(policy, folder, look_seconds=0.01)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("espalier_agent.policy_watch._signature", stale)
+            watch.start()
+            until("it looked some times", lambda: len(looks) > 3)
+        save_policy(other, folder)
+        until("the new one is in service", lambda: watch.current.identity == other.identity)
+    finally:
+        watch.close(PATIENCE)
+    assert caplog.text.count("cannot be looked at") == 1
+
+
 def test_a_policy_that_is_written_file_by_file_is_taken_in_the_end(
     folder: Path, tmp_path: Path, policy: Policy, other: Policy
 ) -> None:
@@ -299,3 +342,39 @@ def test_a_shadow_that_fails_or_falls_behind_is_counted_and_answers_go_on(
 def test_a_shadow_that_cannot_be_read_ends_start_up(tmp_path: Path, policy: Policy) -> None:
     with pytest.raises(PolicyError, match=r"none/policy\.json: cannot be read"):
         Serving(Settings(shadow_path=tmp_path / "none"), policy, Metrics(Exporter.AGENT))
+
+
+def test_all_that_hangs_has_one_time_to_end(
+    folder: Path, tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both watches read from a disk that does not answer, the shadow thinks, the database is locked."""
+    goes_on, hanging = threading.Event(), threading.Semaphore(0)
+
+    def hangs(*_: object) -> None:
+        hanging.release()
+        goes_on.wait(PATIENCE)
+        raise PolicyError("of no use any more")
+
+    for name in ("policy_watch.load_policy", "shadow.decide"):
+        monkeypatch.setattr(f"espalier_agent.{name}", hangs)
+    monkeypatch.setattr("espalier_agent.serving.END_SECONDS", 1.0)
+    path = tmp_path / "outcomes.db"
+    serving = Serving(
+        Settings(policy_path=folder, shadow_path=folder, outcomes_path=path), policy, Metrics(Exporter.AGENT)
+    )
+    serving.start()
+    try:
+        assert serving.store is not None
+        report = OutcomeReport(job="job", decision_ids=("a",), final_accuracy=0.5, time_budget_seconds=9)
+        serving.store.report(report).result(PATIENCE)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            serving.decided("a", QUESTIONS[0], decide(policy, QUESTIONS[0]), policy.identity, 1)
+            for _ in range(3):
+                assert hanging.acquire(timeout=PATIENCE)
+            begun = time.monotonic()
+            serving.close()
+            assert time.monotonic() - begun < 2.5
+    finally:
+        goes_on.set()
+        serving.close()

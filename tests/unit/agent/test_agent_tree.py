@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from espalier_agent.data import named_architecture
+from espalier_agent.data import carried_tables, named_architecture, table_sets
 from espalier_agent.environment import OutcomeEnvironment
-from espalier_agent.tree import TableError, decision_tree, table_digest
+from espalier_agent.tree import TableError, decision_tree, read_playable, table_digest
 from espalier_api.outcomes import OutcomeTable
 
 Tables = dict[str, OutcomeTable]
@@ -59,6 +61,40 @@ def test_a_named_model_with_another_number_of_actions_is_refused(make_table: Cal
     table = make_table(lambda _: 0.5).model_copy(update={"architecture": None, "model": "cnn1"})
     with pytest.raises(TableError, match="has 2 actions, where 'cnn1' with its 3 growth points needs 4"):
         decision_tree(table)
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (
+            ["deepen layer1", "deepen layer0", "do nothing"],
+            r"actions\[0\], 'deepen layer1', is in the place of 'layer0'",
+        ),
+        (["first", "layer0", "do nothing"], r"actions\[1\], 'layer0', is in the place of 'layer1'"),
+        (["do nothing", "other", "deepen layer1"], r"actions\[2\], 'deepen layer1', is in the place of doing nothing"),
+    ],
+)
+def test_labels_in_another_order_than_the_growth_points_are_refused(
+    make_table: Callable[..., OutcomeTable], tmp_path: Path, actions: list[str], message: str
+) -> None:
+    """Sequences are of actions by number: what was learnt of one point would be taken for another's."""
+    path = tmp_path / "mixed.json"
+    path.write_text(json.dumps(make_table(lambda _: 0.5, points=2, actions=actions).to_json()))
+    with pytest.raises(TableError, match=rf"mixed\.json: table chain-middle: {message}; bring actions and sequences"):
+        read_playable(path)
+
+
+@pytest.mark.parametrize("actions", [["deepen 1", "deepen xlayer0", "layer1 layer0 less"], ["a layer0", "b", "c"]])
+def test_labels_that_name_no_growth_point_or_its_own_are_taken(
+    make_table: Callable[..., OutcomeTable], actions: list[str]
+) -> None:
+    tree = decision_tree(make_table(lambda _: 0.5, points=2, actions=actions))
+    assert [str(action) for action in tree.actions] == ["Deepen(layer0)", "Deepen(layer1)", "Nothing"]
+
+
+@pytest.mark.parametrize("name", table_sets())
+def test_tables_that_are_carried_are_taken(name: str) -> None:
+    assert all(decision_tree(table).states for table in carried_tables(name))
 
 
 def test_digest_tells_tables_apart(tables: Tables) -> None:

@@ -138,6 +138,12 @@ def test_a_table_whose_actions_are_not_its_architectures_is_refused(widened: Out
         decision_tree(OutcomeTable(**(fields | named)))
 
 
+def test_labels_in_another_order_than_the_groups_are_refused(widened: OutcomeTable) -> None:
+    mixed = [*widened.actions[:3], *reversed(widened.actions[3:6]), widened.actions[6]]
+    with pytest.raises(TableError, match=r"actions\[3\], 'widen block2.0', is in the place of 'block0.0'"):
+        decision_tree(OutcomeTable(**(dict(widened) | {"actions": mixed})))
+
+
 def test_channels_that_contradict_the_layers_are_refused(described: Architecture) -> None:
     broken = described.to_json()
     broken["channels"]["groups"][0]["carriers"]["nowhere"] = 1

@@ -111,6 +111,17 @@ def test_json_keeps_everything(branching: Architecture) -> None:
     assert Architecture.model_validate_json(branching.model_dump_json(by_alias=True)) == branching
 
 
+def test_a_growth_point_may_have_any_name_that_is_text(branching: Architecture) -> None:
+    def named(name: str) -> Architecture:
+        first, *others = branching.to_json()["growthPoints"]  # type: ignore[misc]
+        return Architecture.model_validate({**branching.to_json(), "growthPoints": [{**first, "id": name}, *others]})
+
+    for name in ("", "é", "features.0:relu", "x" * 10_000):
+        assert named(name).growth_points[0].id == name
+    with pytest.raises(ValidationError, match="growthPoints.0.id"):
+        named("\ud800")
+
+
 @pytest.mark.parametrize(
     ("layers", "outputs", "message"),
     [

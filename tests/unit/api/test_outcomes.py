@@ -61,10 +61,10 @@ def changed_first(**change: object) -> list[object]:
 
 
 def model(**change: object) -> dict[str, object]:
-    """Return an architecture of one layer, and a growth point whose name is half a character."""
+    """Return an architecture of one layer, and a growth point whose name is the end of a line."""
     layer = {"name": "input", "operator": "Input", **change}
     added = {"name": "linear", "operator": "Linear", "inputs": [""]}
-    point = {"id": "\ud800", "kind": "Linear", "after": "input", "block": "b", "insertion": [added]}
+    point = {"id": "\n", "kind": "Linear", "after": "input", "block": "b", "insertion": [added]}
     return {"layers": [layer], "outputs": ["input"], "growthPoints": [point]}
 
 
@@ -127,7 +127,7 @@ def control(**change: object) -> dict[str, object]:
         ({"architecture": model(parameters=-1)}, "architecture.layers.0.parameters: .* greater than or equal to 0"),
         (
             {"architecture": model(), "actions": ["deepen 0", "nothing"], "sequences": ended_by_one_of_two()},
-            r"architecture: growth point '\\ud800' has a name that cannot be printed",
+            r"architecture: growth point '\\n' has a name that cannot be printed",
         ),
         ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
         ({"seeds": [0, 0]}, r"seeds\[1\]: 0 is there twice"),

@@ -60,9 +60,14 @@ def test_answer_is_taken_with_its_decision_id_and_policy(agent_server, advice_bo
         (lambda advice: (200, b"[1, 2]"), Reason.AGENT_UNAVAILABLE, "no advice"),
         (lambda advice: (200, advice("p1")[:40]), Reason.AGENT_UNAVAILABLE, "no advice"),
         (lambda advice: (200, b'{"decisionId": "d", "action": {"kind": "Widen"}}'), Reason.AGENT_UNAVAILABLE, "action"),
+        (
+            lambda advice: (200, advice("p1", "d" * 201)),
+            Reason.AGENT_UNAVAILABLE,
+            "decisionId: String should have at most",
+        ),
         (lambda advice: (200, b" " * (2 << 20)), Reason.AGENT_UNAVAILABLE, "more than 1048576 bytes"),
     ],
-    ids=["illegal", "500", "204", "302", "bytes", "list", "half", "unknown-action", "huge"],
+    ids=["illegal", "500", "204", "302", "bytes", "list", "half", "unknown-action", "long-id", "huge"],
 )
 def test_unusable_answers_have_a_reason_and_a_sentence(agent_server, advice_body, answer, reason, said):
     server = agent_server(lambda body: answer(advice_body))

@@ -108,7 +108,7 @@ class Follower:
         inputs, labels, examples, batches = share_of(self._policy, group, self._order, self._data.train, word.cursor)
         held.network.module.train()
         criterion = None
-        if self._shrinker is not None:
+        if self._shrinker is not None and len(labels):
             chosen = indices_of(self._policy, group, self._order, word.cursor)
             criterion = self._shrinker.criterion(chosen, inputs)
         sync = bool(training.sync_batch_norm)

@@ -150,7 +150,9 @@ class Team:
         group = self.begin_step(order.epoch, cursor, rate)
         with self.stepping():
             inputs, labels, examples, batches = share_of(self._policy, group, order, source, cursor)
-            criterion = None if judge is None else judge(indices_of(self._policy, group, order, cursor), inputs)
+            criterion = None
+            if judge is not None and len(labels):
+                criterion = judge(indices_of(self._policy, group, order, cursor), inputs)
             joint = joint_step(
                 network, group, inputs, labels, examples, sync_batch_norm=self._sync, criterion=criterion
             )

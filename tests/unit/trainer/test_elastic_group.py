@@ -1,0 +1,95 @@
+"""One generation's members, in threads, over real connections: what they do together, without training around it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
+
+from espalier_api.job import ElasticBatch
+from espalier_trainer.data.batches import EpochOrder
+from espalier_trainer.data.source import MapSource
+from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.step import joint_step, share_of
+from espalier_trainer.network import Network
+
+CPU = torch.device("cpu")
+Act = Callable[[Group], Any]
+
+
+def together(count: int, act: Act) -> list[Any]:
+    """Let `count` members act in one group; returns what each returned, by rank. Raises what one of them raised."""
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    done: list[Any] = [None] * count
+    failed: list[BaseException] = []
+
+    def member(rank: int) -> None:
+        try:
+            # A connection of its own: one waits for the other in it.
+            own: Any = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=20))
+            group = Group(own, 1, rank, count, CPU, "127.0.0.1", store.port)
+            try:
+                done[rank] = act(group)
+            finally:
+                group.close()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=member, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+    return done
+
+
+class Flat(nn.Module):
+    """Its view has no meaning for a batch of no examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm2d(2), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.norm(inputs).view(len(inputs), -1))
+
+
+def network_of(module: nn.Module) -> Network:
+    return Network(module, torch.optim.SGD(module.parameters(), lr=0.5), None)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("policy", ElasticBatch)
+def test_a_member_without_examples_takes_the_others_step(policy: ElasticBatch, sync: bool) -> None:
+    """Two batches of two examples, of which the last is taken: there is too little of it for two members."""
+    chance = torch.Generator().manual_seed(3)
+    examples = [(torch.randn(2, 2, 2, generator=chance), label % 3) for label in range(4)]
+    order, source = EpochOrder(torch.arange(4), 2, 0, 0), MapSource(examples)  # type: ignore[arg-type]
+    start = Flat()
+    alone = copy.deepcopy(start)
+    inputs, labels = order.batch(source, 1)
+    expected = nn.functional.cross_entropy(alone(inputs), labels)
+    expected.backward()
+    torch.optim.SGD(alone.parameters(), lr=0.5).step()
+
+    def act(group: Group) -> tuple[float, dict[str, Tensor]]:
+        network = network_of(copy.deepcopy(start).train())
+        own = share_of(policy, group, order, source, 1)
+        joint = joint_step(network, group, *own[:3], sync_batch_norm=sync)
+        return joint.loss, network.module.state_dict()
+
+    for rank, (loss, state) in enumerate(together(2, act)):
+        assert loss == pytest.approx(expected.item())
+        for name, tensor in alone.state_dict().items():
+            if sync or rank == 0 or not name.startswith(("norm.running", "norm.num")):
+                torch.testing.assert_close(state[name], tensor)

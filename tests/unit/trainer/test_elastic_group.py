@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,9 +15,13 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
 
 from espalier_api.job import ElasticBatch
+from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import MapSource
+from espalier_trainer.elastic import group as groups
+from espalier_trainer.elastic import states
 from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.states import Word, align, hear_state, tell_state
 from espalier_trainer.elastic.step import joint_step, share_of
 from espalier_trainer.network import Network
 
@@ -93,3 +98,61 @@ def test_a_member_without_examples_takes_the_others_step(policy: ElasticBatch, s
         for name, tensor in alone.state_dict().items():
             if sync or rank == 0 or not name.startswith(("norm.running", "norm.num")):
                 torch.testing.assert_close(state[name], tensor)
+
+
+class SlowWire:
+    """A process group whose member sends so slowly, one after the other."""
+
+    def __init__(self, group: Any, rate: float) -> None:
+        self._group, self._rate = group, rate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def send(self, tensors: list[Tensor], *given: Any) -> Any:
+        time.sleep(tensors[0].nbytes / self._rate)
+        return self._group.send(tensors, *given)
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> Any:
+        if options.rootRank == self._group.rank():
+            time.sleep(tensors[0].nbytes / self._rate)
+        return self._group.broadcast(tensors, options)
+
+
+def test_a_state_may_take_longer_than_any_answer(
+    monkeypatch: pytest.MonkeyPatch, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    """A member that lacks nothing, and two newcomers: each transfer takes longer than is waited for an answer."""
+    monkeypatch.setattr(groups, "FORM_SECONDS", 1.0)
+    monkeypatch.setattr(groups, "COLLECTIVE_SECONDS", 2.0)
+    for module in (groups, states):
+        monkeypatch.setattr(module, "PIECE_BYTES", 1 << 14)
+    checkpoint = make_checkpoint(5)
+    checkpoint.model["large"] = torch.arange(3 << 13, dtype=torch.float32)  # 96 KiB, in six pieces
+
+    def capture() -> Checkpoint:
+        time.sleep(1.2)  # longer than a generation may take to form
+        return checkpoint
+
+    def act(group: Group) -> list[Checkpoint]:
+        group._group = SlowWire(group._group, 1 << 15)
+        got: list[Checkpoint] = []
+        held = network_of(Flat())
+
+        def take(state: Checkpoint) -> Network:
+            got.append(state)
+            return held
+
+        assert align(group, 0, held if group.rank < 2 else None, capture, take, lambda network: 7)
+        if group.rank == 0:
+            tell_state(group, checkpoint)
+        else:
+            got.append(hear_state(group, Word.hear(group)))
+        return got
+
+    found = together(4, act)
+    assert [len(each) for each in found] == [0, 1, 2, 2]
+    for came in (state for each in found for state in each):
+        assert came.state == checkpoint.state
+        for name, tensor in checkpoint.model.items():
+            assert torch.equal(came.model[name], tensor)

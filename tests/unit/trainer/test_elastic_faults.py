@@ -227,6 +227,25 @@ def test_a_worker_finds_the_successor_of_a_leader_that_is_frozen(elastic: Callab
     assert extra.is_alive()
 
 
+def test_a_worker_whose_leader_was_away_for_long_comes_as_a_newcomer(elastic: Callable[..., Workplace]) -> None:
+    hasty = "import espalier_trainer.elastic.member as m; m.PATIENCE_SECONDS = 1.0"
+    place = elastic(prelude=hasty, checkpoint={"intervalSeconds": 3600})
+    place.allocate(2)
+    leader = place.start()
+    extra = place.start(0)
+    until(lambda: worlds(place)[-1:] == [2], place)
+    trains_on(place)
+    os.kill(leader.pid, signal.SIGKILL)
+    leader.join()
+    until(lambda: "what this worker holds is given up" in place.logs(0), place)
+    place.start()
+    until(lambda: worlds(place) == [2, 2], place)
+    trains_on(place)
+    started = [event for event in place.events() if event.type == "TrainerStarted"]
+    assert [(event.step, event.resumed) for event in started] == [(0, False)] * 2
+    assert extra.is_alive()
+
+
 # ---- a network that is cut
 
 

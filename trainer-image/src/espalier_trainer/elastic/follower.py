@@ -66,7 +66,7 @@ class Follower:
         return NEWCOMER if self._held is None else self._held.state.step
 
     def run(self, place: str) -> bool:
-        """Take part until the job ends (True), or until `stop` or patience says to go (False)."""
+        """Take part until the job ends (True), or until `stop` says to go (False)."""
         for turn in self._member.turns(place):
             try:
                 self._step(turn.group, turn.word)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 AGAIN_SECONDS: Final = 0.2
 """Between two attempts to find the leader."""
 PATIENCE_SECONDS: Final = 600.0
-"""For which a leader may be away; longer than any node takes to be given up."""
+"""For which what is held is kept for a leader that is away; longer than any node takes to be given up."""
 
 
 class Holder(Protocol):
@@ -87,7 +87,7 @@ class Member:
         """Whether the leader has said that the job is done."""
 
     def turns(self, place: str) -> Iterator[Turn]:
-        """Yield what there is to do, until the job has `ended`, or until `stop` or patience says to go."""
+        """Yield what there is to do, until the job has `ended`, or until `stop` says to go."""
         visitor: Visitor | None = None
         while not self._stop() and not self.ended:
             try:
@@ -101,9 +101,10 @@ class Member:
                 if self._away_since is None:
                     self._away_since = now
                     logger.info("the leader is away: %s", error)
-                elif now - self._away_since > PATIENCE_SECONDS:
-                    logger.warning("the leader was away for %.0f s", now - self._away_since)
-                    return
+                elif now - self._away_since > PATIENCE_SECONDS and self._holder.network is not None:
+                    away = now - self._away_since
+                    logger.warning("the leader was away for %.0f s: what this worker holds is given up", away)
+                    self._holder.forget()
                 time.sleep(AGAIN_SECONDS)
 
     def _visit(self, visitor: Visitor) -> Generator[Turn, None, None]:

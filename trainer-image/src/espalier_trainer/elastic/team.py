@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -19,7 +19,7 @@ from espalier_trainer.data.source import Source
 from espalier_trainer.distillation.objective import Criterion
 from espalier_trainer.elastic.batches import consumed
 from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
-from espalier_trainer.elastic.membership import Arrival, chosen, planned
+from espalier_trainer.elastic.membership import NEWCOMER, Arrival, chosen, planned
 from espalier_trainer.elastic.rendezvous import Host
 from espalier_trainer.elastic.states import Code, Word, align, digest, tell_note, tell_state
 from espalier_trainer.elastic.step import Joint, indices_of, joint_step, share_of
@@ -261,13 +261,15 @@ class Team:
         self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore, began: float
     ) -> None:
         before = {arrival.worker for arrival in self._members}
+        # A newcomer that may be dead is not waited for: what it holds nobody needs.
+        holders = {arrival.worker for arrival in self._members if arrival.step != NEWCOMER}
         if self._group is not None:
             try:
                 Word(Code.FORM).send(self._group)
             except GroupBrokenError as error:
                 self._break(str(error))
         self._drop()
-        self._gather(before - self._leaving)
+        self._gather(holders - self._leaving)
         self._broken_once = False
         wanted = self._wanted(list(self._waiting.values()), replicas)
         self._generation += 1
@@ -296,6 +298,8 @@ class Team:
                 # The others may find out only when their time to form is over.
                 self._patience = FORM_SECONDS + GRACE_SECONDS
                 return
+        # From now on they hold the state, and are expected to come again.
+        self._members = tuple(replace(each, step=step) for each in wanted)
         # Only now: as long as no generation has formed, some member may still hold what the checkpoint does not.
         self._reuniting = False
         self._spoke = self._clock()

@@ -171,7 +171,7 @@ class Team:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Leave the group where something goes wrong within: then the step was not taken."""
+        """Leave the group where something goes wrong within: then the step was not taken, or the news not told."""
         try:
             yield
         except GroupBrokenError as error:
@@ -203,14 +203,11 @@ class Team:
         group = self._group
         if group is not None and (self._stale or self._noted):
             checkpoint = capture()
-            try:
+            with self.stepping():  # the others have heard the word: half told is told to nobody
                 if self._stale:
                     tell_state(group, checkpoint)
                 else:
                     tell_note(group, checkpoint.state)
-            except GroupBrokenError as error:
-                self._break(str(error))
-                raise
         self._stale = self._noted = False
 
     def wait(self) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from espalier_api.job import ElasticBatch
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
-from espalier_trainer.elastic import Team
+from espalier_trainer.elastic import GroupBrokenError, Team
 from espalier_trainer.elastic import team as teams
 from espalier_trainer.elastic.member import Member
 from espalier_trainer.elastic.membership import NEWCOMER
@@ -111,3 +111,27 @@ def test_news_that_cannot_be_told_leave_nobody_waiting(
             pair.team.share_news(pair.capture)
     assert pair.team.broken
     pair.meet()
+
+
+def test_news_that_a_broken_generation_did_not_hear_are_told_in_the_next(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all members compare is equal all the while: the news is of something else."""
+    assert len(pair.holder.taken) == 1
+    with monkeypatch.context() as patched:
+
+        def broken(*given: Any) -> None:
+            raise GroupBrokenError("the member did not hear it")
+
+        patched.setattr(teams, "tell_state", broken)
+        pair.team.grown()
+        with pytest.raises(GroupBrokenError):
+            pair.team.share_news(pair.capture)
+    pair.meet()
+    assert len(pair.holder.taken) == 1
+    pair.team.share_news(pair.capture)
+    pair.team.close(done=True)
+    deadline = time.monotonic() + 30
+    while len(pair.holder.taken) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -288,8 +288,10 @@ class Team:
                     warning = f"members of generation {plan.generation} differ after the state was sent"
                     self._warn("MembersDiffer", warning)
                     raise GroupBrokenError("members differ")
-                # A newcomer has all there is to know with the state; the others may have missed a note.
-                self._stale, self._noted = False, True
+                # A newcomer has all there is to know with the state. Who held one may have missed a note, or news that
+                # parameters do not tell, such as the end of a trial.
+                self._stale = self._stale and any(each.step != NEWCOMER for each in wanted)
+                self._noted = True
             except GroupBrokenError as error:
                 self._break(str(error))
                 # The others may find out only when their time to form is over.

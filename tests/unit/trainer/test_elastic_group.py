@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -156,3 +158,21 @@ def test_a_state_may_take_longer_than_any_answer(
         assert came.state == checkpoint.state
         for name, tensor in checkpoint.model.items():
             assert torch.equal(came.model[name], tensor)
+
+
+def test_what_a_member_gives_up_is_not_held_while_it_takes_the_new(make_checkpoint: Callable[..., Checkpoint]) -> None:
+    def act(group: Group) -> bool:
+        held = [network_of(Flat())]
+        old, hashes = weakref.ref(held[0].module), [group.rank, 0]  # they differ at first
+        gone: list[bool] = []
+
+        def take(state: Checkpoint) -> Network:
+            held.clear()
+            gc.collect()
+            gone.append(old() is None)
+            return network_of(Flat())
+
+        align(group, 0, held[0], lambda: make_checkpoint(5), take, lambda network: hashes.pop(0))
+        return gone == [True] * group.rank
+
+    assert together(2, act) == [True, True]

@@ -76,6 +76,7 @@ class Follower:
 
     def take(self, checkpoint: Checkpoint) -> Network:
         """Hold this state from now on; returns its network."""
+        self._held = None  # the memory may not do for both
         network = resumed_network(self._start, checkpoint, self._job.spec.training.optimizer, self._example)
         if self._shrinker is not None:
             self._shrinker.restore(checkpoint, self._example)

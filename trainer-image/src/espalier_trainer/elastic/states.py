@@ -166,6 +166,7 @@ def align(
     if group.rank == source:
         hand_over(group, source, lacking, packed(capture()))
     elif (state := hand_over(group, source, lacking, None)) is not None:
+        network = None  # the one that it held, which `take` gives up
         own = hashed(take(state))
     return len(set(digests(group, own))) == 1
 

@@ -184,6 +184,68 @@ def test_a_leader_and_a_worker_die_together_while_a_third_lives(elastic: Callabl
     assert extras[1].is_alive()
 
 
+ASKS = """
+from pathlib import Path
+from espalier_trainer.elastic.rendezvous import Visitor
+at_once = Visitor.plan
+def plan(self, *given):
+    Path({folder!r}, "asks").touch()
+    return at_once(self, *given)
+Visitor.plan = plan
+"""
+"""The worker tells when it has arrived."""
+
+
+def test_a_worker_that_waits_hears_its_end_while_the_leader_is_frozen(elastic: Callable[..., Workplace]) -> None:
+    place = elastic()
+    place.allocate(1)
+    leader = place.start()
+    place.prelude = ASKS.format(folder=str(place.folder))
+    extra = place.start(0)
+    until((place.folder / "asks").exists, place)
+    os.kill(leader.pid, signal.SIGSTOP)
+    os.kill(extra.pid, signal.SIGTERM)
+    extra.join(10)
+    assert extra.exitcode == 0
+
+
+def test_a_worker_finds_the_successor_of_a_leader_that_is_frozen(elastic: Callable[..., Workplace]) -> None:
+    hasty = "import espalier_trainer.elastic.group as g; g.COLLECTIVE_SECONDS = 1.0"
+    place = elastic(prelude=hasty, checkpoint={"intervalSeconds": 3600})
+    place.allocate(2)
+    leader = place.start()
+    extra = place.start(0)
+    until(lambda: worlds(place)[-1:] == [2], place)
+    trains_on(place)
+    before = steps(place)
+    os.kill(leader.pid, signal.SIGSTOP)
+    until(lambda: "the leader is away" in place.logs(0), place)
+    place.start()
+    first = until(lambda: epochs_of(place, 1), place)[0]
+    assert first.step > before  # nothing was saved: it is the worker that held it
+    assert worlds(place) == [2, 2]
+    assert extra.is_alive()
+
+
+def test_a_worker_whose_leader_was_away_for_long_comes_as_a_newcomer(elastic: Callable[..., Workplace]) -> None:
+    hasty = "import espalier_trainer.elastic.member as m; m.PATIENCE_SECONDS = 1.0"
+    place = elastic(prelude=hasty, checkpoint={"intervalSeconds": 3600})
+    place.allocate(2)
+    leader = place.start()
+    extra = place.start(0)
+    until(lambda: worlds(place)[-1:] == [2], place)
+    trains_on(place)
+    os.kill(leader.pid, signal.SIGKILL)
+    leader.join()
+    until(lambda: "what this worker holds is given up" in place.logs(0), place)
+    place.start()
+    until(lambda: worlds(place) == [2, 2], place)
+    trains_on(place)
+    started = [event for event in place.events() if event.type == "TrainerStarted"]
+    assert [(event.step, event.resumed) for event in started] == [(0, False)] * 2
+    assert extra.is_alive()
+
+
 # ---- a network that is cut
 
 

@@ -128,7 +128,9 @@ def test_a_leader_that_is_killed_goes_on_from_what_the_others_hold(
 def test_a_newcomer_that_dies_while_it_joins_is_done_without(
     workplace: Callable[..., Workplace], elastic: Callable[..., AdaptiveTrainingJob]
 ) -> None:
-    place = workplace(elastic())
+    # However long a leader waits for members that hold a state, it does not wait for one that never had any.
+    patient = "import espalier_trainer.elastic.team as t; t.FORM_SECONDS = t.GRACE_SECONDS = 120"
+    place = workplace(elastic(), prelude=patient)
     place.allocate(2)
     leader = place.start()
     until(lambda: steps(place) > 20, place)

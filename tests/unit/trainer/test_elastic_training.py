@@ -21,7 +21,7 @@ from espalier_trainer.elastic.states import digest
 from espalier_trainer.fallback import build_fallback
 from espalier_trainer.models import build_model
 from espalier_trainer.narrator import Narrator
-from espalier_trainer.network import new_network
+from espalier_trainer.network import Network, new_network, resumed_network
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.scheduler import Arrival
 
@@ -182,3 +182,28 @@ def test_with_the_batch_scaled_an_epoch_has_fewer_steps(
     assert 2.5 < many.result.epochs / alone.result.epochs < 3.5
     assert many.trainer.network.optimizer.param_groups[0]["lr"] in (0.004, 0.008, 0.012)  # the last step of an epoch
     assert_all_hold_the_same(many, workers)
+
+
+def test_a_worker_gives_up_its_network_before_it_builds_another(
+    make_job: Callable[..., AdaptiveTrainingJob],
+    digits: Data,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = make_job(training={"elasticBatch": "keepGlobal"})
+    state = run(job).trainer._capture()
+    workers = Workers(job, digits, tmp_path / "nowhere")
+    workers.stopped.set()
+    workers.start(1)
+    follower, build, held = workers.followers[0], resumed_network, []
+
+    def building(*given: Any) -> Network:
+        held.append(follower.network)
+        return build(*given)
+
+    monkeypatch.setattr("espalier_trainer.elastic.follower.resumed_network", building)
+    for _ in range(2):
+        assert follower.take(state) is follower.network
+    assert held == [None, None]
+    workers.close()

@@ -66,6 +66,12 @@ def test_chance_goes_on_from_what_was_packed(make_checkpoint):
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_a_number_that_is_kept_holds_nothing_else(make_checkpoint):
+    training = {"step": torch.tensor(3.0), "moments": torch.zeros(1000)}
+    got = unpacked(packed(replace(make_checkpoint(), training=training)))
+    assert got.training["step"].untyped_storage().nbytes() == got.training["step"].nbytes
+
+
 @pytest.mark.parametrize("lost", ["model", "training"])
 def test_what_is_too_short_is_refused(make_checkpoint, lost):
     content = packed(make_checkpoint())

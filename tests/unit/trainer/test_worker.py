@@ -90,6 +90,19 @@ def test_worker_that_is_asked_to_end_while_it_imports_ends_at_once(start, tmp_pa
     assert time.monotonic() - told < 1
 
 
+def test_worker_that_is_asked_to_end_while_it_loads_its_data_ends_at_once(start, tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time\ndef data():\n    print('loading', flush=True)\n    time.sleep(600)\n"
+    )
+    training = {"dataset": {"entrypoint": "slow:data"}, "elasticBatch": "keepGlobal"}
+    process = start(
+        {"training": training}, ESPALIER_WORKER_ROLE="extra", ESPALIER_RENDEZVOUS=str(tmp_path / "rendezvous")
+    )
+    _logged(tmp_path, process, "loading")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+
+
 def test_worker_whose_code_cannot_be_imported_says_so(start, tmp_path):
     process = start({"training": {"model": {"entrypoint": "nowhere:net"}}}, ESPALIER_WORKER_ROLE="extra")
     assert process.wait(PATIENCE) == 2

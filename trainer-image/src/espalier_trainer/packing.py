@@ -67,9 +67,14 @@ def packed(checkpoint: Checkpoint) -> Packed:
 
 
 def unpacked(content: Packed) -> Checkpoint:
-    """Return the checkpoint, whose tensors are views of `content`. Raises `ValueError` where that is none."""
+    """Return the checkpoint, whose tensors are views of `content`. Raises `ValueError` where that is none.
+
+    Single numbers are copies: an optimizer may keep its count of steps and nothing else, which would hold all.
+    """
     head = _head(content.head)
-    return Checkpoint(head.state, _views(content.model, head.model), _views(content.training, head.training))
+    training = _views(content.training, head.training)
+    training = {name: each.clone() if each.numel() == 1 else each for name, each in training.items()}
+    return Checkpoint(head.state, _views(content.model, head.model), training)
 
 
 def _head(content: Tensor) -> _Head:

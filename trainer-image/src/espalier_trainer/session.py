@@ -83,14 +83,12 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
         return exit_code(trainer.run(), stop)
 
 
-def take_part(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], bool]) -> bool:
-    """Train as one of the workers that another leads; returns whether the job has ended, else this one was to go.
+def follower(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], bool]) -> Follower:
+    """Load what it takes to train as one of the workers that another leads, until `stop` says to go.
 
     Raises `TrainerError` for what the person can mend.
     """
     training = job.spec.training
-    if settings.rendezvous is None or training.elastic_batch is None:
-        raise ValueError("there is no rendezvous, or the job wants none")
     seed = training.seed if settings.seed is None else settings.seed
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seed_everything(seed)  # the starting weights are the leader's
@@ -98,7 +96,7 @@ def take_part(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], b
     data = data.to(device)
     start, _ = new_network(model.to(device), training.optimizer, data.example_input(), job.spec.adaptation.insertion)
     base = settings.role is Role.BASE
-    return Follower(job, start, data, device, seed, base=base, index=settings.index, stop=stop).run(settings.rendezvous)
+    return Follower(job, start, data, device, seed, base=base, index=settings.index, stop=stop)
 
 
 def load(training: TrainingSpec, device: torch.device) -> tuple[Data, nn.Module]:

@@ -64,8 +64,9 @@ def work(settings: Settings, job: AdaptiveTrainingJob) -> NoReturn:
         time.monotonic() - started,
     )
     if settings.rendezvous is not None and job.spec.training.elastic_batch is not None:
-        _leave.takes_part = True
-        session.take_part(settings, job, _leave)
+        follower = session.follower(settings, job, _leave)
+        _leave.takes_part = True  # not before: what only loads is needed by nobody, and ends at once
+        follower.run(settings.rendezvous)
         _leave.takes_part = False  # from here on a signal ends it at once; one that came before is heard now
         if _leave.asked:
             os._exit(0)

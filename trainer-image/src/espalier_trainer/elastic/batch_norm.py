@@ -23,16 +23,16 @@ class Summing(Protocol):
 
 
 @contextmanager
-def synchronized(module: nn.Module, group: Summing) -> Iterator[None]:
+def synchronized(module: nn.Module, group: Summing, *, counts: bool = True) -> Iterator[None]:
     """Let all batch norms of `module` that are in train mode take their statistics over all members' examples.
 
-    Every member has to run the module, with no example if need be, as each batch norm is three collectives: two
-    forward, one or two back.
+    Every member has to run the module, as each batch norm is three collectives: two forward, one or two back. One
+    that has no example of its own runs it on any; without `counts` they are left out of the statistics.
     """
     layers = [each for each in module.modules() if isinstance(each, _BatchNorm) and each.training]
     for layer in layers:
         # An attribute of the instance goes before the class's method; the module keeps its type and its names.
-        layer.forward = partial(_forward, layer, group)  # type: ignore[method-assign]
+        layer.forward = partial(_forward, layer, group, 1.0 if counts else 0.0)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -40,16 +40,16 @@ def synchronized(module: nn.Module, group: Summing) -> Iterator[None]:
             del layer.forward
 
 
-def _forward(layer: _BatchNorm, group: Summing, inputs: Tensor) -> Tensor:
+def _forward(layer: _BatchNorm, group: Summing, weight: float, inputs: Tensor) -> Tensor:
     """Y = (x - E[x]) / sqrt(Var[x] + ε) · γ + β, E and Var over [N, ...] of all members (Ioffe and Szegedy 2015)."""
     axes = [axis for axis in range(inputs.dim()) if axis != 1]
     shape = [-1 if axis == 1 else 1 for axis in range(inputs.dim())]
     own = inputs.new_full((1,), inputs.numel() / max(1, inputs.shape[1]))
-    total = _Sum.apply(torch.cat([inputs.sum(axes), own]), group)
+    total = _Sum.apply(torch.cat([inputs.sum(axes), own]) * weight, group)
     count = total[-1].detach()
     mean = total[:-1] / count
     centred = inputs - mean.view(shape)
-    variance = _Sum.apply(centred.square().sum(axes), group) / count
+    variance = _Sum.apply(centred.square().sum(axes) * weight, group) / count
     outputs: Tensor = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.affine:
         outputs = outputs * layer.weight.view(shape) + layer.bias.view(shape)

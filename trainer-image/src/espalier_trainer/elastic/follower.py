@@ -66,7 +66,7 @@ class Follower:
         return NEWCOMER if self._held is None else self._held.state.step
 
     def run(self, place: str) -> bool:
-        """Take part until the job ends (True), or until `stop` or patience says to go (False)."""
+        """Take part until the job ends (True), or until `stop` says to go (False)."""
         for turn in self._member.turns(place):
             try:
                 self._step(turn.group, turn.word)
@@ -76,6 +76,7 @@ class Follower:
 
     def take(self, checkpoint: Checkpoint) -> Network:
         """Hold this state from now on; returns its network."""
+        self._held = None  # the memory may not do for both
         network = resumed_network(self._start, checkpoint, self._job.spec.training.optimizer, self._example)
         if self._shrinker is not None:
             self._shrinker.restore(checkpoint, self._example)
@@ -108,7 +109,7 @@ class Follower:
         inputs, labels, examples, batches = share_of(self._policy, group, self._order, self._data.train, word.cursor)
         held.network.module.train()
         criterion = None
-        if self._shrinker is not None:
+        if self._shrinker is not None and len(labels):
             chosen = indices_of(self._policy, group, self._order, word.cursor)
             criterion = self._shrinker.criterion(chosen, inputs)
         sync = bool(training.sync_batch_norm)

@@ -16,6 +16,8 @@ FORM_SECONDS = 5.0
 """A planned member may be dead already: who does not come by then is not waited for."""
 COLLECTIVE_SECONDS = 20.0
 """A peer that does not answer for so long (frozen, cut off) counts as gone; one that dies is noticed at once."""
+PIECE_BYTES = 1 << 24
+"""What is large is sent in such pieces, so that the time for an answer does not bound its size."""
 
 
 class GroupBrokenError(Exception):
@@ -57,17 +59,23 @@ class Group:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
         with _broken():
-            self._group.broadcast([tensor], options).wait()
+            for piece in _pieces(tensor):
+                self._group.broadcast([piece], options).wait()
 
     def send(self, tensor: Tensor, member: int) -> None:
-        """Send `tensor` to one member, which receives one of its size."""
+        """Send `tensor`, a piece at most, to one member, which receives one of its size."""
         with _broken():
-            self._group.send([tensor], member, 0).wait()
+            # Said each time: gloo gives what two members do alone the time to form.
+            self._group.send([tensor], member, 0).wait(timedelta(seconds=COLLECTIVE_SECONDS))
 
     def receive(self, tensor: Tensor, member: int) -> None:
         """Overwrite `tensor` by what the member sends."""
         with _broken():
-            self._group.recv([tensor], member, 0).wait()
+            self._group.recv([tensor], member, 0).wait(timedelta(seconds=COLLECTIVE_SECONDS))
+
+    def meet(self) -> None:
+        """Wait until all members are here."""
+        self.all_reduce(torch.zeros(1, device=self.device))
 
     def close(self) -> None:
         """Close the connections; the other members notice it."""
@@ -75,6 +83,11 @@ class Group:
         if group is not None and self.device.type == "cuda":
             group.abort()
         del group
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the parts, views of it, in which a contiguous tensor is sent."""
+    return torch.split(tensor.view(-1), max(1, PIECE_BYTES // tensor.element_size()))
 
 
 @contextmanager

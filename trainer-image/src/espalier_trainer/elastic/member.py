@@ -15,9 +15,9 @@ from typing import Final, Protocol
 import torch
 
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
-from espalier_trainer.elastic.group import Group, GroupBrokenError
+from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group, GroupBrokenError
 from espalier_trainer.elastic.membership import Arrival, Plan
-from espalier_trainer.elastic.rendezvous import LeaderAwayError, Visitor
+from espalier_trainer.elastic.rendezvous import LeaderAwayError, Visitor, answered
 from espalier_trainer.elastic.states import Code, Word, align, digest, hear_note, hear_state
 from espalier_trainer.network import Network
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 AGAIN_SECONDS: Final = 0.2
 """Between two attempts to find the leader."""
 PATIENCE_SECONDS: Final = 600.0
-"""For which a leader may be away; longer than any node takes to be given up."""
+"""For which what is held is kept for a leader that is away; longer than any node takes to be given up."""
 
 
 class Holder(Protocol):
@@ -82,32 +82,39 @@ class Member:
         self._base, self._index, self._stop = base, index, stop
         self._worker = uuid.uuid4().hex
         self._said_leaving = False
+        self._away_since: float | None = None
         self.ended = False
         """Whether the leader has said that the job is done."""
 
     def turns(self, place: str) -> Iterator[Turn]:
-        """Yield what there is to do, until the job has `ended`, or until `stop` or patience says to go."""
+        """Yield what there is to do, until the job has `ended`, or until `stop` says to go."""
         visitor: Visitor | None = None
-        away_since: float | None = None
         while not self._stop() and not self.ended:
             try:
-                visitor = visitor or Visitor(place)
-                away_since = None
+                visitor = visitor or Visitor(place, self._stop)
                 yield from self._visit(visitor)
+            except GroupBrokenError:
+                visitor = None  # Maybe it was the leader that is gone, and its successor is somewhere else.
             except LeaderAwayError as error:
                 visitor = None
                 now = time.monotonic()
-                if away_since is None:
-                    away_since = now
+                if self._away_since is None:
+                    self._away_since = now
                     logger.info("the leader is away: %s", error)
-                elif now - away_since > PATIENCE_SECONDS:
-                    logger.warning("the leader was away for %.0f s", now - away_since)
-                    return
+                elif now - self._away_since > PATIENCE_SECONDS and self._holder.network is not None:
+                    away = now - self._away_since
+                    logger.warning("the leader was away for %.0f s: what this worker holds is given up", away)
+                    self._holder.forget()
                 time.sleep(AGAIN_SECONDS)
 
     def _visit(self, visitor: Visitor) -> Generator[Turn, None, None]:
-        """Arrive, and take part in a generation if there is a place."""
-        plan = visitor.plan(visitor.arrive(self._arrival()), self._stop)
+        """Arrive, and take part in a generation if there is a place.
+
+        Raises `GroupBrokenError`, and `LeaderAwayError`.
+        """
+        ticket = visitor.arrive(self._arrival())
+        self._away_since = None
+        plan = visitor.plan(ticket)
         if plan is None:
             visitor.arrive(self._arrival(leaving=True))  # so that nobody waits for it in vain
         elif self._worker not in plan.members:
@@ -118,14 +125,18 @@ class Member:
                 yield from self._take_part(visitor, plan)
             except GroupBrokenError as error:
                 logger.info("generation %d broke: %s", plan.generation, error)
+                raise
 
     def _arrival(self, *, leaving: bool = False) -> Arrival:
         return Arrival(self._worker, self._base, self._index, self._holder.step, leaving)
 
     def _take_part(self, visitor: Visitor, plan: Plan) -> Generator[Turn, None, None]:
         rank = plan.members.index(self._worker)
-        group = Group(
-            visitor.store, plan.generation, rank, len(plan.members), self._device, visitor.address, visitor.port
+        world, address, port = len(plan.members), visitor.address, visitor.port
+        group = answered(  # a group is formed by way of the leader's store
+            lambda: Group(visitor.store, plan.generation, rank, world, self._device, address, port),
+            self._stop,
+            FORM_SECONDS + COLLECTIVE_SECONDS,
         )
         try:
             # The leader sees to it where members differ then.

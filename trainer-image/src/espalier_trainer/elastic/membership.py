@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Rises when workers of two versions could no longer train together."""
 NEWCOMER = -1
 """Step of a worker that has no state."""

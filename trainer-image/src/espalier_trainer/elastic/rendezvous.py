@@ -10,11 +10,13 @@ import ipaddress
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -24,7 +26,12 @@ from espalier_trainer.errors import TrainerError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 CONNECT_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 3.0
+"""A leader that does not answer for so long is away: frozen, or its node is gone. Less than its successor waits."""
+LEAVE_SECONDS: Final = 1.0
+"""For which a worker that is to go waits for an answer."""
 ASK_SECONDS: Final = (0.001, 0.05)
 """Between two questions for a plan: first this, for a generation is formed within some ms, then longer and longer."""
 _FORGET_SECONDS: Final = 10.0
@@ -43,6 +50,31 @@ class RendezvousError(TrainerError):
 
 class LeaderAwayError(Exception):
     """The leader's store does not answer."""
+
+
+def answered(ask: Callable[[], T], stop: Callable[[], bool], seconds: float = ANSWER_SECONDS) -> T:
+    """Return what `ask` returns, or raise what it raises; `LeaderAwayError` where that takes too long.
+
+    It asks in a thread, which is left behind then: a store's client waits without limit for a leader that is frozen,
+    or whose node is gone without a word, and hears no signals meanwhile.
+    """
+    answer: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    deadline = time.monotonic() + seconds
+    while not futures.wait([answer], timeout=0.1).done:
+        now = time.monotonic()
+        if stop():
+            deadline = min(deadline, now + LEAVE_SECONDS)
+        if now >= deadline:
+            raise LeaderAwayError("it does not answer")
+    return answer.result()
 
 
 class Host:
@@ -135,53 +167,63 @@ class Host:
 class Visitor:
     """A worker's end."""
 
-    def __init__(self, place: str) -> None:
-        """Connect to the leader's store at `place` (see `Host`); `LeaderAwayError` where it is not there."""
-        try:
-            found = Path(place).read_text(encoding="utf-8").strip() if _is_file(place) else place
-            self.address, self.port = _split(found)
-            # Asked first by a plain socket: the store's own client logs pages about a leader that is not there yet.
-            socket.create_connection((self.address, self.port), timeout=CONNECT_SECONDS).close()
-            self.store: Any = TCPStore(
-                self.address,
-                self.port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=CONNECT_SECONDS),
-            )
-        except (OSError, RuntimeError) as error:
-            raise LeaderAwayError(str(error).splitlines()[0]) from error
+    def __init__(self, place: str, stop: Callable[[], bool]) -> None:
+        """Connect to the leader's store at `place` (see `Host`); `LeaderAwayError` where it is not there.
+
+        `stop` says that this worker is to go: then it waits for no answer for long.
+        """
+        self._stop = stop
+        self.store: Any
+        self.address, self.port, self.store = self._asked(lambda: _connected(place))
 
     def arrive(self, arrival: Arrival) -> int:
-        """Leave an arrival; returns the ticket to ask for the plan with."""
-        try:
-            number = int(self.store.add(_COUNT, 1))
-            self.store.set(f"arrival/{number}", arrival.to_json())
-        except RuntimeError as error:
-            raise LeaderAwayError(str(error).splitlines()[0]) from error
+        """Leave an arrival; returns the ticket to ask for the plan with. Raises `LeaderAwayError`."""
+        # Each on its own: one that was given up must not leave an arrival later, when there is a newer one.
+        number = int(self._asked(lambda: self.store.add(_COUNT, 1)))
+        self._asked(lambda: self.store.set(f"arrival/{number}", arrival.to_json()))
         return number
 
-    def plan(self, ticket: int, given_up: Callable[[], bool]) -> Plan | None:
-        """Wait for the answer to an arrival; None when `given_up` before it came. Raises `LeaderAwayError`."""
+    def plan(self, ticket: int) -> Plan | None:
+        """Wait for the answer to an arrival; None when told to `stop` before it came. Raises `LeaderAwayError`."""
         key = f"plan/{ticket}"
         pause, longest = ASK_SECONDS
         beat = time.monotonic()
-        try:
-            # Asked again and again: a store that waits hears no signals, and logs that it waited.
-            while not self.store.check([key]):
-                if given_up():
-                    return None
-                if time.monotonic() - beat >= BEAT_SECONDS:
-                    beat = time.monotonic()
-                    self.store.add(_beat(ticket), 1)
-                time.sleep(pause)
-                pause = min(1.05 * pause, longest)
-            text = self.store.get(key).decode()
+        # Asked again and again: a store that waits hears no signals, and logs that it waited.
+        while not self._asked(lambda: self.store.check([key])):
+            if self._stop():
+                return None
+            if time.monotonic() - beat >= BEAT_SECONDS:
+                beat = time.monotonic()
+                self._asked(lambda: self.store.add(_beat(ticket), 1))
+            time.sleep(pause)
+            pause = min(1.05 * pause, longest)
+
+        def take() -> str:
+            text: str = self.store.get(key).decode()
             self.store.delete_key(key)
             self.store.delete_key(_beat(ticket))
-            return Plan.from_json(text)
-        except (RuntimeError, RecordError) as error:
+            return text
+
+        try:
+            return Plan.from_json(self._asked(take))
+        except RecordError as error:
+            raise LeaderAwayError(str(error)) from error
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        try:
+            return answered(ask, self._stop)
+        except (OSError, RuntimeError) as error:
             raise LeaderAwayError(str(error).splitlines()[0]) from error
+
+
+def _connected(place: str) -> tuple[str, int, Any]:
+    """Return address and port of the store at `place`, and a client of it."""
+    found = Path(place).read_text(encoding="utf-8").strip() if _is_file(place) else place
+    address, port = _split(found)
+    # Asked first by a plain socket: the store's own client logs pages about a leader that is not there yet.
+    socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
+    timeout = timedelta(seconds=CONNECT_SECONDS)
+    return address, port, TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def _beat(ticket: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from espalier_api.documents import dumps, loads
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
-from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.group import PIECE_BYTES, Group
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
 from espalier_trainer.optimizers import optimizer_state
@@ -77,7 +77,13 @@ def tell_note(group: Group, state: CheckpointState) -> None:
 
 def hear_state(group: Group, word: Word) -> Checkpoint:
     """Take the leader's state that `word` announces."""
-    return _taken(group, word.size, lambda tensor: group.broadcast(tensor, 0))
+    head = torch.empty(word.size, dtype=torch.uint8, device=group.device)
+    group.broadcast(head, 0)
+    room = Packed.room(head.cpu())
+    model, training = (each.to(group.device) for each in (room.model, room.training))
+    group.broadcast(model, 0)
+    group.broadcast(training, 0)
+    return unpacked(Packed(room.head, model.cpu(), training.cpu()))
 
 
 def hear_note(group: Group, word: Word) -> CheckpointState:
@@ -87,18 +93,31 @@ def hear_note(group: Group, word: Word) -> CheckpointState:
     return loads(content.cpu().numpy().tobytes().decode(), CheckpointState, "note")
 
 
-def send_state(group: Group, member: int, state: Packed) -> None:
-    """Send a packed state to one member that lacks it."""
-    group.send(torch.tensor([len(state.head)], device=group.device), member)
-    for each in (state.head, state.model, state.training):
-        group.send(each.to(group.device), member)
+def hand_over(group: Group, source: int, lacking: Sequence[int], state: Packed | None) -> Checkpoint | None:
+    """Give the `state` of the member `source`, which alone has to know it, to those `lacking`; returns it to them.
 
-
-def receive_state(group: Group, source: int) -> Checkpoint:
-    """Receive the state that `send_state` sends."""
-    size = torch.zeros(1, dtype=torch.int64, device=group.device)
-    group.receive(size, source)
-    return _taken(group, int(size), lambda tensor: group.receive(tensor, source))
+    Every member calls it, and all meet after each piece: none waits for longer than a piece takes, neither one that
+    lacks nothing nor the last of those that do, however large the state is.
+    """
+    sizes = torch.zeros(3, dtype=torch.int64, device=group.device)
+    if state is not None:
+        sizes += torch.tensor([len(each) for each in (state.head, state.model, state.training)], device=group.device)
+    group.broadcast(sizes, source)
+    lacks = group.rank in lacking
+    if state is None:
+        state = Packed(*(torch.empty(size if lacks else 0, dtype=torch.uint8) for size in sizes.tolist()))
+    for part, size in zip((state.head, state.model, state.training), sizes.tolist(), strict=True):
+        for first in range(0, size, PIECE_BYTES):
+            piece = part[first : first + PIECE_BYTES]
+            for rank in lacking:
+                if group.rank == source:
+                    group.send(piece.to(group.device), rank)
+                elif group.rank == rank:
+                    came = piece.to(group.device)
+                    group.receive(came, source)
+                    piece.copy_(came)
+                group.meet()
+    return unpacked(state) if lacks else None
 
 
 def digest(network: Network) -> int:
@@ -145,25 +164,13 @@ def align(
     if not lacking:
         return True
     if group.rank == source:
-        state = packed(capture())
-        for rank in lacking:
-            send_state(group, rank, state)
-    elif group.rank in lacking:
-        own = hashed(take(receive_state(group, source)))
+        hand_over(group, source, lacking, packed(capture()))
+    elif (state := hand_over(group, source, lacking, None)) is not None:
+        network = None  # the one that it held, which `take` gives up
+        own = hashed(take(state))
     return len(set(digests(group, own))) == 1
 
 
 def _tell(group: Group, code: Code, content: Tensor) -> None:
     Word(code, size=len(content)).send(group)
     group.broadcast(content.to(group.device), 0)
-
-
-def _taken(group: Group, size: int, take: Callable[[Tensor], None]) -> Checkpoint:
-    """Return the state whose head has `size` bytes; `take` overwrites a tensor on the group's device."""
-    head = torch.empty(size, dtype=torch.uint8, device=group.device)
-    take(head)
-    room = Packed.room(head.cpu())
-    model, training = (each.to(group.device) for each in (room.model, room.training))
-    take(model)
-    take(training)
-    return unpacked(Packed(room.head, model.cpu(), training.cpu()))

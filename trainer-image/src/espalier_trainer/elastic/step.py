@@ -14,7 +14,7 @@ from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import Source
 from espalier_trainer.distillation.objective import Criterion, plain
 from espalier_trainer.elastic.batch_norm import synchronized
-from espalier_trainer.elastic.batches import consumed, shares
+from espalier_trainer.elastic.batches import LEAST_ROWS, consumed, shares
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.network import Network
 
@@ -34,17 +34,22 @@ class Joint:
 def share_of(
     policy: ElasticBatch, group: Group, order: EpochOrder, source: Source, cursor: int
 ) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    """Return this member's (inputs, labels), the examples of all members, and the batches that the step takes."""
+    """Return this member's (inputs, labels), the examples of all members, and the batches that the step takes.
+
+    One that has nothing to do gets no label, and some inputs that do not count: few models can compute on none.
+    """
     own = shares(policy, group.world, cursor, len(order), order.rows)
     mine = own[group.rank]
-    inputs, labels = order.batch(source, mine.batch, slice(mine.first, max(mine.last, mine.first + 1)))
-    if not mine.rows:
-        inputs, labels = inputs[:0], labels[:0]  # of the right shape
+    if mine.rows:
+        inputs, labels = order.batch(source, mine.batch, slice(mine.first, mine.last))
+    else:
+        inputs, labels = order.batch(source, cursor, slice(LEAST_ROWS))  # its own batch may be behind the epoch's end
+        labels = labels[:0]
     return inputs, labels, sum(each.rows for each in own), consumed(policy, group.world, cursor, len(order))
 
 
 def indices_of(policy: ElasticBatch, group: Group, order: EpochOrder, cursor: int) -> Tensor:
-    """Return the examples that `share_of` gives this member."""
+    """Return the examples that `share_of` gives this member to learn from."""
     mine = shares(policy, group.world, cursor, len(order), order.rows)[group.rank]
     return order.chosen(mine.batch, slice(mine.first, mine.last))
 
@@ -59,8 +64,9 @@ def joint_step(
     sync_batch_norm: bool = False,
     criterion: Criterion | None = None,
 ) -> Joint:
-    """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's, maybe none.
+    """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's.
 
+    Without labels this member has no say in it, and computes only where the others' batch norms wait for it.
     `criterion` None: by cross entropy.
     The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after it can fail, so
     that either all who go on have taken the step or none has. Raises `GroupBrokenError`.
@@ -68,12 +74,14 @@ def joint_step(
     began = time.perf_counter()
     network.optimizer.zero_grad(set_to_none=True)
     part = torch.zeros((), device=group.device)
-    if len(labels) or sync_batch_norm:
-        with synchronized(network.module, group) if sync_batch_norm else nullcontext():
-            loss = (criterion or plain)(network.module(inputs), labels) / examples
+    counts = len(labels) > 0
+    if counts or sync_batch_norm:
+        with synchronized(network.module, group, counts=counts) if sync_batch_norm else nullcontext():
+            logits = network.module(inputs)
+            loss = (criterion or plain)(logits, labels) / examples if counts else logits.sum() * 0
             torch.autograd.backward(loss)
-        part = loss.detach()
-    joint = sum_gradients(network.module, group, part, time.perf_counter() - began)
+        part = loss.detach() if counts else part
+    joint = sum_gradients(network.module, group, part, time.perf_counter() - began, weight=float(counts))
     network.optimizer.step()
     return joint
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -19,7 +19,7 @@ from espalier_trainer.data.source import Source
 from espalier_trainer.distillation.objective import Criterion
 from espalier_trainer.elastic.batches import consumed
 from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
-from espalier_trainer.elastic.membership import Arrival, chosen, planned
+from espalier_trainer.elastic.membership import NEWCOMER, Arrival, chosen, planned
 from espalier_trainer.elastic.rendezvous import Host
 from espalier_trainer.elastic.states import Code, Word, align, digest, tell_note, tell_state
 from espalier_trainer.elastic.step import Joint, indices_of, joint_step, share_of
@@ -150,7 +150,9 @@ class Team:
         group = self.begin_step(order.epoch, cursor, rate)
         with self.stepping():
             inputs, labels, examples, batches = share_of(self._policy, group, order, source, cursor)
-            criterion = None if judge is None else judge(indices_of(self._policy, group, order, cursor), inputs)
+            criterion = None
+            if judge is not None and len(labels):
+                criterion = judge(indices_of(self._policy, group, order, cursor), inputs)
             joint = joint_step(
                 network, group, inputs, labels, examples, sync_batch_norm=self._sync, criterion=criterion
             )
@@ -169,7 +171,7 @@ class Team:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Leave the group where something goes wrong within: then the step was not taken."""
+        """Leave the group where something goes wrong within: then the step was not taken, or the news not told."""
         try:
             yield
         except GroupBrokenError as error:
@@ -201,14 +203,11 @@ class Team:
         group = self._group
         if group is not None and (self._stale or self._noted):
             checkpoint = capture()
-            try:
+            with self.stepping():  # the others have heard the word: half told is told to nobody
                 if self._stale:
                     tell_state(group, checkpoint)
                 else:
                     tell_note(group, checkpoint.state)
-            except GroupBrokenError as error:
-                self._break(str(error))
-                raise
         self._stale = self._noted = False
 
     def wait(self) -> None:
@@ -259,13 +258,15 @@ class Team:
         self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore, began: float
     ) -> None:
         before = {arrival.worker for arrival in self._members}
+        # A newcomer that may be dead is not waited for: what it holds nobody needs.
+        holders = {arrival.worker for arrival in self._members if arrival.step != NEWCOMER}
         if self._group is not None:
             try:
                 Word(Code.FORM).send(self._group)
             except GroupBrokenError as error:
                 self._break(str(error))
         self._drop()
-        self._gather(before - self._leaving)
+        self._gather(holders - self._leaving)
         self._broken_once = False
         wanted = self._wanted(list(self._waiting.values()), replicas)
         self._generation += 1
@@ -287,13 +288,17 @@ class Team:
                     warning = f"members of generation {plan.generation} differ after the state was sent"
                     self._warn("MembersDiffer", warning)
                     raise GroupBrokenError("members differ")
-                # A newcomer has all there is to know with the state; the others may have missed a note.
-                self._stale, self._noted = False, True
+                # A newcomer has all there is to know with the state. Who held one may have missed a note, or news that
+                # parameters do not tell, such as the end of a trial.
+                self._stale = self._stale and any(each.step != NEWCOMER for each in wanted)
+                self._noted = True
             except GroupBrokenError as error:
                 self._break(str(error))
                 # The others may find out only when their time to form is over.
                 self._patience = FORM_SECONDS + GRACE_SECONDS
                 return
+        # From now on they hold the state, and are expected to come again.
+        self._members = tuple(replace(each, step=step) for each in wanted)
         # Only now: as long as no generation has formed, some member may still hold what the checkpoint does not.
         self._reuniting = False
         self._spoke = self._clock()

@@ -1,0 +1,178 @@
+"""One generation's members, in threads, over real connections: what they do together, without training around it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
+
+from espalier_api.job import ElasticBatch
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.data.batches import EpochOrder
+from espalier_trainer.data.source import MapSource
+from espalier_trainer.elastic import group as groups
+from espalier_trainer.elastic import states
+from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.states import Word, align, hear_state, tell_state
+from espalier_trainer.elastic.step import joint_step, share_of
+from espalier_trainer.network import Network
+
+CPU = torch.device("cpu")
+Act = Callable[[Group], Any]
+
+
+def together(count: int, act: Act) -> list[Any]:
+    """Let `count` members act in one group; returns what each returned, by rank. Raises what one of them raised."""
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    done: list[Any] = [None] * count
+    failed: list[BaseException] = []
+
+    def member(rank: int) -> None:
+        try:
+            # A connection of its own: one waits for the other in it.
+            own: Any = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=20))
+            group = Group(own, 1, rank, count, CPU, "127.0.0.1", store.port)
+            try:
+                done[rank] = act(group)
+            finally:
+                group.close()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=member, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+    return done
+
+
+class Flat(nn.Module):
+    """Its view has no meaning for a batch of no examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm2d(2), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.norm(inputs).view(len(inputs), -1))
+
+
+def network_of(module: nn.Module) -> Network:
+    return Network(module, torch.optim.SGD(module.parameters(), lr=0.5), None)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("policy", ElasticBatch)
+def test_a_member_without_examples_takes_the_others_step(policy: ElasticBatch, sync: bool) -> None:
+    """Two batches of two examples, of which the last is taken: there is too little of it for two members."""
+    chance = torch.Generator().manual_seed(3)
+    examples = [(torch.randn(2, 2, 2, generator=chance), label % 3) for label in range(4)]
+    order, source = EpochOrder(torch.arange(4), 2, 0, 0), MapSource(examples)  # type: ignore[arg-type]
+    start = Flat()
+    alone = copy.deepcopy(start)
+    inputs, labels = order.batch(source, 1)
+    expected = nn.functional.cross_entropy(alone(inputs), labels)
+    expected.backward()
+    torch.optim.SGD(alone.parameters(), lr=0.5).step()
+
+    def act(group: Group) -> tuple[float, dict[str, Tensor]]:
+        network = network_of(copy.deepcopy(start).train())
+        own = share_of(policy, group, order, source, 1)
+        joint = joint_step(network, group, *own[:3], sync_batch_norm=sync)
+        return joint.loss, network.module.state_dict()
+
+    for rank, (loss, state) in enumerate(together(2, act)):
+        assert loss == pytest.approx(expected.item())
+        for name, tensor in alone.state_dict().items():
+            if sync or rank == 0 or not name.startswith(("norm.running", "norm.num")):
+                torch.testing.assert_close(state[name], tensor)
+
+
+class SlowWire:
+    """A process group whose member sends so slowly, one after the other."""
+
+    def __init__(self, group: Any, rate: float) -> None:
+        self._group, self._rate = group, rate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def send(self, tensors: list[Tensor], *given: Any) -> Any:
+        time.sleep(tensors[0].nbytes / self._rate)
+        return self._group.send(tensors, *given)
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> Any:
+        if options.rootRank == self._group.rank():
+            time.sleep(tensors[0].nbytes / self._rate)
+        return self._group.broadcast(tensors, options)
+
+
+def test_a_state_may_take_longer_than_any_answer(
+    monkeypatch: pytest.MonkeyPatch, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    """A member that lacks nothing, and two newcomers: each transfer takes longer than is waited for an answer."""
+    monkeypatch.setattr(groups, "FORM_SECONDS", 1.0)
+    monkeypatch.setattr(groups, "COLLECTIVE_SECONDS", 2.0)
+    for module in (groups, states):
+        monkeypatch.setattr(module, "PIECE_BYTES", 1 << 14)
+    checkpoint = make_checkpoint(5)
+    checkpoint.model["large"] = torch.arange(3 << 13, dtype=torch.float32)  # 96 KiB, in six pieces
+
+    def capture() -> Checkpoint:
+        time.sleep(1.2)  # longer than a generation may take to form
+        return checkpoint
+
+    def act(group: Group) -> list[Checkpoint]:
+        group._group = SlowWire(group._group, 1 << 15)
+        got: list[Checkpoint] = []
+        held = network_of(Flat())
+
+        def take(state: Checkpoint) -> Network:
+            got.append(state)
+            return held
+
+        assert align(group, 0, held if group.rank < 2 else None, capture, take, lambda network: 7)
+        if group.rank == 0:
+            tell_state(group, checkpoint)
+        else:
+            got.append(hear_state(group, Word.hear(group)))
+        return got
+
+    found = together(4, act)
+    assert [len(each) for each in found] == [0, 1, 2, 2]
+    for came in (state for each in found for state in each):
+        assert came.state == checkpoint.state
+        for name, tensor in checkpoint.model.items():
+            assert torch.equal(came.model[name], tensor)
+
+
+def test_what_a_member_gives_up_is_not_held_while_it_takes_the_new(make_checkpoint: Callable[..., Checkpoint]) -> None:
+    def act(group: Group) -> bool:
+        held = [network_of(Flat())]
+        old, hashes = weakref.ref(held[0].module), [group.rank, 0]  # they differ at first
+        gone: list[bool] = []
+
+        def take(state: Checkpoint) -> Network:
+            held.clear()
+            gc.collect()
+            gone.append(old() is None)
+            return network_of(Flat())
+
+        align(group, 0, held[0], lambda: make_checkpoint(5), take, lambda network: hashes.pop(0))
+        return gone == [True] * group.rank
+
+    assert together(2, act) == [True, True]

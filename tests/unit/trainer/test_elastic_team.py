@@ -1,0 +1,137 @@
+"""The leader's side, beside a member in a thread: what is told, and what is told again where a generation breaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from espalier_api.job import ElasticBatch
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.elastic import GroupBrokenError, Team
+from espalier_trainer.elastic import team as teams
+from espalier_trainer.elastic.member import Member
+from espalier_trainer.elastic.membership import NEWCOMER
+from espalier_trainer.network import Network
+
+CPU = torch.device("cpu")
+
+
+def network() -> Network:
+    module = nn.Linear(1, 1)
+    return Network(module, torch.optim.SGD(module.parameters(), lr=0.1), None)
+
+
+def same(network: Network) -> int:
+    return 7
+
+
+class Holder:
+    """Keeps all states that it was given."""
+
+    def __init__(self) -> None:
+        self.network: Network | None = None
+        self.taken: list[Checkpoint] = []
+
+    @property
+    def step(self) -> int:
+        return NEWCOMER if self.network is None else self.taken[-1].state.step
+
+    def capture(self) -> Checkpoint:
+        return self.taken[-1]
+
+    def take(self, checkpoint: Checkpoint) -> Network:
+        self.taken.append(checkpoint)
+        self.network = network()
+        return self.network
+
+    def note(self, state: CheckpointState) -> None:
+        pass
+
+    def forget(self) -> None:
+        self.network = None
+
+
+class Pair:
+    """A leader and its one member, who have formed a generation."""
+
+    def __init__(self, place: str, checkpoint: Checkpoint) -> None:
+        self.team = Team(place, ElasticBatch.KEEP_GLOBAL, CPU, lambda *said: None, lambda *told: None, hashed=same)
+        self.holder = Holder()
+        self.checkpoint = checkpoint
+        self._network = network()
+        self._over = threading.Event()
+        self._member = Member(self.holder, 0, CPU, base=False, index=0, stop=self._over.is_set, hashed=same)
+        self._thread = threading.Thread(target=lambda: list(self._member.turns(place)), daemon=True)
+        self._thread.start()
+        self.meet()
+
+    def capture(self) -> Checkpoint:
+        return self.checkpoint
+
+    def meet(self) -> None:
+        """Form generations until both are in one."""
+        deadline = time.monotonic() + 30
+        while self.team.world < 2:
+            assert time.monotonic() < deadline
+            self.team.meet(2, self._network, 0, self.capture, self.holder.take)
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self.team.close(done=True)
+        self._over.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def pair(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> Iterator[Pair]:
+    made = Pair(str(tmp_path / "rendezvous"), make_checkpoint(3))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, ValueError])
+def test_news_that_cannot_be_told_leave_nobody_waiting(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(*given: Any) -> None:
+        raise error("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(teams, "tell_state", fail)
+        pair.team.grown()
+        with pytest.raises(error):
+            pair.team.share_news(pair.capture)
+    assert pair.team.broken
+    pair.meet()
+
+
+def test_news_that_a_broken_generation_did_not_hear_are_told_in_the_next(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all members compare is equal all the while: the news is of something else."""
+    assert len(pair.holder.taken) == 1
+    with monkeypatch.context() as patched:
+
+        def broken(*given: Any) -> None:
+            raise GroupBrokenError("the member did not hear it")
+
+        patched.setattr(teams, "tell_state", broken)
+        pair.team.grown()
+        with pytest.raises(GroupBrokenError):
+            pair.team.share_news(pair.capture)
+    pair.meet()
+    assert len(pair.holder.taken) == 1
+    pair.team.share_news(pair.capture)
+    pair.team.close(done=True)
+    deadline = time.monotonic() + 30
+    while len(pair.holder.taken) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -102,7 +102,7 @@ class Step:
         self._synced = ExitStack()
         self._forgiving = None if group is None or not sync_batch_norm else _Forgiving(group)
         if self._forgiving is not None:
-            self._synced.enter_context(synchronized(state.model, self._forgiving))
+            self._synced.enter_context(synchronized(state.model, self._forgiving, counts=part.rows > 0))
 
     def backward(self, loss: Tensor) -> Joint:
         """Give all parameters the gradient of all workers' mean loss. Raises `GroupBrokenError`."""

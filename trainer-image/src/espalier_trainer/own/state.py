@@ -109,11 +109,8 @@ class OwnState:
 
     def steering(self) -> Steering:
         """Return a copy of what `steer` takes back."""
-        groups = (
-            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
-        )
-        others = (other.state_dict() for other in self._others)
-        return Steering(tuple(map(copy.deepcopy, groups)), tuple(map(copy.deepcopy, others)))
+        groups = tuple(copy.deepcopy(group_options(group)) for group in self.optimizer.param_groups)
+        return Steering(groups, tuple(copy.deepcopy(other.state_dict()) for other in self._others))
 
     def steer(self, steering: Steering) -> None:
         """Take steps as `steering` says from now on."""

@@ -1,0 +1,50 @@
+"""Names that settings and job files use, and the objects behind them: built-in ones, and those of installed packages.
+
+A registry is one table. A built-in entry is one line in it; a user's own is an entry point of the registry's group
+(https://packaging.python.org/en/latest/specifications/entry-points/) in any installed package. Both are written
+`package.module:attribute`, and nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class RegistryError(ValueError):
+    """A name is unknown, or what it stands for cannot be loaded; the message gives name, cause and remedy."""
+
+
+class Registry(Generic[T]):
+    """Objects by name. `kind` is what error messages call one of them, `group` the entry points' group."""
+
+    def __init__(self, kind: str, group: str, builtin: Mapping[str, str]) -> None:
+        self.kind, self.group = kind, group
+        self._builtin = {name: EntryPoint(name, value, group) for name, value in builtin.items()}
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names, the built-in ones first, in the order of the table."""
+        return (*self._builtin, *sorted(self._installed().keys() - self._builtin.keys()))
+
+    def load(self, name: str) -> T:
+        """Import and return what `name` stands for; a built-in name cannot be replaced.
+
+        Raises `RegistryError` where the name is unknown or what it stands for cannot be imported.
+        """
+        entry = self._builtin.get(name) or self._installed().get(name)
+        if entry is None:
+            raise RegistryError(
+                f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}. "
+                f"A package adds its own as an entry point of the group {self.group!r}"
+            )
+        try:
+            return cast(T, entry.load())
+        except (ImportError, AttributeError) as error:
+            source = "" if entry.dist is None else f" of the package {entry.dist.name}"
+            raise RegistryError(f"{self.kind} {name!r}{source}: {entry.value} cannot be loaded: {error}") from error
+
+    def _installed(self) -> dict[str, EntryPoint]:
+        return {entry.name: entry for entry in entry_points(group=self.group)}

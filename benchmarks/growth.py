@@ -36,8 +36,8 @@ from torchvision import models
 from torchvision.ops import StochasticDepth
 
 from espalier_trainer.net2net import Insertion, deepen
-from espalier_trainer.net2net.deepen import deepen_in_place, places_of
-from espalier_trainer.net2net.points import Place
+from espalier_trainer.net2net.deepening.deepen import deepen_in_place, places_of
+from espalier_trainer.net2net.deepening.points import Place
 
 T = TypeVar("T")
 

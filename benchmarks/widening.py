@@ -35,8 +35,8 @@ from growth import MODELS, built, environment, errors, outputs, progress, timed
 from torch import Tensor, nn
 
 from espalier_trainer.net2net import WideningGroup, grow_kernel, widen, widening_groups
-from espalier_trainer.net2net.groups import apply_in_place
-from espalier_trainer.net2net.replication import Replication
+from espalier_trainer.net2net.widening.groups import apply_in_place
+from espalier_trainer.net2net.widening.replication import Replication
 
 WIDTHS = ((32, 48), (256, 512), (512, 1024))
 REPEATS = 15

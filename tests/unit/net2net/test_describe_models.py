@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from espalier_trainer.architecture import describe
-from espalier_trainer.net2net.identity import identity_kernel_, padding_sides
-from espalier_trainer.net2net.operators import snake_case
+from espalier_trainer.net2net.deepening.identity import identity_kernel_, padding_sides
+from espalier_trainer.net2net.trace.operators import snake_case
 
 
 class Mixed(nn.Module):

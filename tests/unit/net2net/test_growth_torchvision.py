@@ -19,7 +19,7 @@ from torchvision import models
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import deepen, growth_points
-from espalier_trainer.net2net.deepen import insert, places_of
+from espalier_trainer.net2net.deepening.deepen import insert, places_of
 
 POINTS = {
     "resnet18": 17, "resnet50": 49, "vgg11_bn": 10, "mobilenet_v2": 35, "densenet121": 59, "googlenet": 57,

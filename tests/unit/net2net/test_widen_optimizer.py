@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, Optimizer, RMSprop
 
 from espalier_trainer.net2net import GrowthError, plan_widening, widen, widen_optimizer, widened
-from espalier_trainer.net2net.groups import find_groups
-from espalier_trainer.net2net.tracing import trace
+from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.widening.groups import find_groups
 
 _INPUTS = torch.randn(8, 4, generator=torch.Generator().manual_seed(5))
 

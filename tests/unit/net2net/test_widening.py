@@ -25,9 +25,9 @@ from espalier_trainer.net2net import (
     widened,
     widening_groups,
 )
-from espalier_trainer.net2net.groups import find_groups
-from espalier_trainer.net2net.tracing import trace
-from espalier_trainer.net2net.widening_trial import executes_alike
+from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.widening.groups import find_groups
+from espalier_trainer.net2net.widening.trial import executes_alike
 
 IMAGE = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(4))
 

@@ -15,10 +15,10 @@ from growth_cases import TORCHVISION, materialise, relative_error, tensors, torc
 from torch import Tensor, nn
 
 from espalier_trainer.net2net import GrowthError, WideningGroup, widen
-from espalier_trainer.net2net.groups import Groups, apply_in_place
-from espalier_trainer.net2net.replication import Replication
-from espalier_trainer.net2net.tracing import trace
-from espalier_trainer.net2net.widening_trial import executes_alike, tried_groups
+from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.widening.groups import Groups, apply_in_place
+from espalier_trainer.net2net.widening.replication import Replication
+from espalier_trainer.net2net.widening.trial import executes_alike, tried_groups
 
 GROUPS = {
     "resnet18": 12, "resnet50": 37, "vgg11_bn": 10, "mobilenet_v2": 24, "densenet121": 120, "googlenet": 57,

@@ -9,12 +9,13 @@ from torch import nn
 from espalier_api.architecture import Architecture
 from espalier_api.channels import Channels
 from espalier_api.job import Insertion
-from espalier_trainer.net2net.channel_groups import channels_of
+from espalier_trainer.net2net.deepening.trial import tried_places
 from espalier_trainer.net2net.description import architecture_of
-from espalier_trainer.net2net.groups import find_groups
-from espalier_trainer.net2net.tracing import ExampleInput, trace
-from espalier_trainer.net2net.trial import tried_places
-from espalier_trainer.net2net.widening_trial import tried_groups
+from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.widening.description import channels_of
+from espalier_trainer.net2net.widening.groups import find_groups
+from espalier_trainer.net2net.widening.trial import tried_groups
 
 __all__ = ["ExampleInput", "describe"]
 

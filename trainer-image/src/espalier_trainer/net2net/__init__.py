@@ -4,16 +4,14 @@
     grown = deepen(model, points[0].id, example_input)      # same outputs, in eval and in train mode
     optimizer = grow_optimizer(optimizer, model, grown)     # moments of what was kept are kept
 
-Found by running the model once (`tracing`, `recorder` → `graph`), judged in `points`, tried in `trial`, built in
-`insertion` with the values of `identity`, put in its place by `blocks` and `deepen`.
+Both run the model once to see what it executes (`trace`); points are found and grown in `deepening`.
 
     groups = widening_groups(model, example_input)
     widening = plan_widening(model, groups[0], 2 * groups[0].width, example_input, seed=7)
     wider = widened(model, widening)                        # same outputs; `widen` does both
     optimizer = widen_optimizer(optimizer, model, wider, widening)
 
-Channels are followed by `flow` through the same trace (`channels`, `edits` → `groups`), tried in `widening_trial`,
-widened with the values of `replication`.
+Groups of channels are found and widened in `widening`.
 
     larger = grow_kernel(model, "conv1", 5, example_input)  # 3 taps to 5, same outputs; then `grow_optimizer`
 
@@ -23,15 +21,22 @@ What was done can be done again in its order: `history`.
 from espalier_api.architecture import GrowthError, GrowthPoint
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import DeepenBlock
-from espalier_trainer.net2net.deepen import deepen, growth_points
-from espalier_trainer.net2net.groups import WideningGroup
+from espalier_trainer.net2net.deepening.deepen import deepen, growth_points
 from espalier_trainer.net2net.history import Deepened, Growth, KernelGrown, Widened, replay
 from espalier_trainer.net2net.kernel import grow_kernel
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.optimizer import grow_optimizer
 from espalier_trainer.net2net.rebuild import rebuild
-from espalier_trainer.net2net.tracing import ExampleInput
-from espalier_trainer.net2net.widen import Widening, plan_widening, refused_widenings, widen, widened, widening_groups
-from espalier_trainer.net2net.widening_optimizer import widen_optimizer
+from espalier_trainer.net2net.widening.groups import WideningGroup
+from espalier_trainer.net2net.widening.optimizer import widen_optimizer
+from espalier_trainer.net2net.widening.widen import (
+    Widening,
+    plan_widening,
+    refused_widenings,
+    widen,
+    widened,
+    widening_groups,
+)
 
 __all__ = [
     "DeepenBlock",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from espalier_api.architecture import Architecture
 from espalier_api.channels import Channels
 from espalier_api.job import Insertion
-from espalier_trainer.net2net.channel_groups import insertion_channels
-from espalier_trainer.net2net.graph import Graph
-from espalier_trainer.net2net.insertion import layers_of
-from espalier_trainer.net2net.points import Places
+from espalier_trainer.net2net.deepening.points import Places
+from espalier_trainer.net2net.trace.graph import Graph
+from espalier_trainer.net2net.widening.description import insertion_channels
 
 
 def architecture_of(
@@ -19,7 +18,7 @@ def architecture_of(
     `channels` is that of the trace, where the description is to tell it.
     """
     return Architecture(
-        layers=tuple(layers_of(graph)),
+        layers=graph.layers(),
         outputs=graph.outputs,
         growth_points=tuple(
             place.point(insertion, None if channels is None else insertion_channels(place.block.variant(insertion)))

@@ -17,11 +17,10 @@ from torch import nn
 
 from espalier_api.base import Record
 from espalier_api.job import Insertion
-from espalier_trainer.net2net.deepen import deepen
+from espalier_trainer.net2net.deepening.deepen import deepen
 from espalier_trainer.net2net.kernel import grow_kernel
-from espalier_trainer.net2net.tracing import ExampleInput
-from espalier_trainer.net2net.trial import copied
-from espalier_trainer.net2net.widen import widen
+from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.widening.widen import widen
 
 
 class Deepened(Record):

@@ -17,10 +17,10 @@ from torch.nn import functional
 from torch.nn.utils.parametrize import is_parametrized
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.conditions import tied_weights
-from espalier_trainer.net2net.graph import Graph, Operation
-from espalier_trainer.net2net.tracing import ExampleInput, trace
-from espalier_trainer.net2net.trial import copied
+from espalier_trainer.net2net.deepening.conditions import tied_weights
+from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.trace.graph import Graph, Operation
+from espalier_trainer.net2net.trace.tracing import trace
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -8,12 +8,12 @@ from torch import nn
 
 from espalier_api.architecture import Architecture, GrowthError, GrowthPoint
 from espalier_api.job import Insertion
-from espalier_trainer.net2net.deepen import insert, places_of
+from espalier_trainer.net2net.deepening.deepen import insert, places_of
+from espalier_trainer.net2net.deepening.points import find_places
 from espalier_trainer.net2net.description import architecture_of
 from espalier_trainer.net2net.history import Deepened
-from espalier_trainer.net2net.points import find_places
-from espalier_trainer.net2net.tracing import ExampleInput, trace
-from espalier_trainer.net2net.trial import copied
+from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.trace.tracing import trace
 
 
 def rebuild(model: nn.Module, architecture: Architecture, example_input: ExampleInput) -> nn.Module:

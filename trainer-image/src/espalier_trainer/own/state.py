@@ -22,7 +22,7 @@ from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, Checkpoi
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.net2net import rebuild
-from espalier_trainer.net2net.trial import copied
+from espalier_trainer.net2net.modules import copied
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.optimizers import group_options, load_optimizer_state
 from espalier_trainer.own.errors import OwnLoopError

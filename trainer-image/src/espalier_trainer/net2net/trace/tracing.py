@@ -13,8 +13,7 @@ own mode is; where that fails (batch norm on one value) in eval mode.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,11 +23,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.graph import Graph
-from espalier_trainer.net2net.recorder import Recorder
-
-ExampleInput = Tensor | tuple[Any, ...] | Mapping[str, Any]
-"""One batch as the model's forward takes it: a tensor, positional arguments, or keyword arguments."""
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, held, mode, undisturbed
+from espalier_trainer.net2net.trace.graph import Graph
+from espalier_trainer.net2net.trace.recorder import Recorder
 
 
 def trace(model: nn.Module, example_input: ExampleInput) -> Graph:
@@ -49,48 +46,6 @@ def trace(model: nn.Module, example_input: ExampleInput) -> Graph:
         f"{type(model).__name__} fails on the example input ({type(failure).__name__}: {failure}); "
         "give one batch of the shape and device that its forward takes"
     ) from failure
-
-
-def as_arguments(example_input: ExampleInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that an example input stands for."""
-    if isinstance(example_input, Mapping):
-        return (), dict(example_input)
-    if isinstance(example_input, tuple):
-        return example_input, {}
-    return (example_input,), {}
-
-
-def held(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield path and tensor of each of the model's `_parameters` or `_buffers`, once for each module that holds it.
-
-    So a tied tensor comes several times, but a module with several names only by its first: `functional_call` leaves
-    behind what it was given where it is told twice to replace the same attribute.
-    """
-    for path, module in model.named_modules():
-        for name, tensor in getattr(module, kind).items():
-            if tensor is not None:
-                yield f"{path}.{name}" if path else name, tensor
-
-
-@contextmanager
-def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put every module in one mode for a while; each gets its own mode back."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in before:
-            module.training = training
-        yield
-    finally:
-        for module, was_training in before:
-            module.training = was_training
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Compute without gradients and without a trace in the random generators of CPU and of the model's devices."""
-    devices = {tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng(devices=list(devices), enabled=True):
-        yield
 
 
 def _record(

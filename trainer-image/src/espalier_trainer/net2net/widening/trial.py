@@ -22,12 +22,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.flow import RESHAPES
-from espalier_trainer.net2net.graph import Graph
-from espalier_trainer.net2net.groups import Groups, WideningGroup, apply_in_place, find_groups
-from espalier_trainer.net2net.replication import Replication
-from espalier_trainer.net2net.tracing import ExampleInput, as_arguments, held, mode, trace, undisturbed
-from espalier_trainer.net2net.trial import copied
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, mode, undisturbed
+from espalier_trainer.net2net.trace.graph import Graph
+from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.widening.flow import RESHAPES
+from espalier_trainer.net2net.widening.groups import Groups, WideningGroup, apply_in_place, find_groups
+from espalier_trainer.net2net.widening.replication import Replication
 
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-5}
 """Greatest difference relative to the output's greatest value. A wrong number shows as one in the width or more; in

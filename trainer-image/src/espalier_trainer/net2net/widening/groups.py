@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.channels import Layout, Segment
-from espalier_trainer.net2net.conditions import LAYER_CLASSES
-from espalier_trainer.net2net.edits import Edit, Resize
-from espalier_trainer.net2net.flow import Flow
-from espalier_trainer.net2net.graph import Graph, Operation
-from espalier_trainer.net2net.replication import Replication, along, gathered, replicate
+from espalier_trainer.net2net.trace.graph import Graph, Operation
+from espalier_trainer.net2net.trace.operators import LAYER_CLASSES
+from espalier_trainer.net2net.widening.edits import Edit, Resize
+from espalier_trainer.net2net.widening.flow import Flow
+from espalier_trainer.net2net.widening.replication import Replication, along, gathered, replicate
+from espalier_trainer.net2net.widening.spaces import Layout, Segment
 
 
 @dataclass(frozen=True)

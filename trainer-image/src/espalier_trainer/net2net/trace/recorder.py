@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from espalier_trainer.net2net.blocks import STACK, GrownStack
-from espalier_trainer.net2net.graph import Graph, Operation, Stack
-from espalier_trainer.net2net.operators import (
+from espalier_trainer.net2net.trace.graph import Graph, Operation, Stack
+from espalier_trainer.net2net.trace.operators import (
     function_attributes,
     function_operator,
     is_leaf,

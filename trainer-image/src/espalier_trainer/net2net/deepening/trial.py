@@ -7,7 +7,6 @@ that shares the model's tensors, with meta blocks, for all places together; only
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import cast
 
@@ -16,11 +15,12 @@ from torch import Tensor, nn
 from espalier_api.architecture import GrowthError
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import attach, base_class
-from espalier_trainer.net2net.conditions import RefusedError
-from espalier_trainer.net2net.graph import Graph
-from espalier_trainer.net2net.insertion import build
-from espalier_trainer.net2net.points import Place, Places, find_places
-from espalier_trainer.net2net.tracing import ExampleInput, held, trace
+from espalier_trainer.net2net.deepening.conditions import RefusedError
+from espalier_trainer.net2net.deepening.insertion import build
+from espalier_trainer.net2net.deepening.points import Place, Places, find_places
+from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.trace.graph import Graph
+from espalier_trainer.net2net.trace.tracing import trace
 
 
 def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Places:
@@ -32,30 +32,6 @@ def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput) ->
         found=tuple(place for place in places.found if place.id not in failed),
         refused=places.refused | failed,
     )
-
-
-def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
-    """Return a copy of `model`; with `share`, one that has the same parameters and buffers.
-
-    Tensors that a module computed and kept (the weight of `torch.nn.utils.weight_norm`) cannot be copied by
-    `copy.deepcopy`; the copy has their values until it computes its own. Raises `GrowthError` where a module
-    cannot be copied.
-    """
-    memo: dict[int, object] = {}
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-    if share:
-        memo |= {id(tensor): tensor for kind in ("_parameters", "_buffers") for _, tensor in held(model, kind)}
-    try:
-        return copy.deepcopy(model, memo)
-    # Whatever a module of the user raises that holds what cannot be copied: a lock, a file, a generator.
-    except Exception as error:
-        raise GrowthError(
-            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); growth returns a copy, so "
-            "keep out of its modules what copy.deepcopy does not take"
-        ) from error
 
 
 def check_placed(model: nn.Module, places: Sequence[Place], before: Graph, example_input: ExampleInput) -> None:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.channels import Ask, Axis, ChannelGroup, Channels, Follower, Weight, in_order
-from espalier_trainer.net2net.channels import Segment
-from espalier_trainer.net2net.conditions import LAYERS
-from espalier_trainer.net2net.edits import Edit
-from espalier_trainer.net2net.graph import Graph, Operation
-from espalier_trainer.net2net.groups import Groups, WideningGroup, find_groups
-from espalier_trainer.net2net.insertion import Block, build
-from espalier_trainer.net2net.tracing import trace
+from espalier_trainer.net2net.deepening.insertion import Block, build
+from espalier_trainer.net2net.trace.graph import Graph, Operation
+from espalier_trainer.net2net.trace.operators import LAYERS
+from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.widening.edits import Edit
+from espalier_trainer.net2net.widening.groups import Groups, WideningGroup, find_groups
+from espalier_trainer.net2net.widening.spaces import Segment
 
 _OF_INPUTS = frozenset({"in_channels", "in_features", "groups"})
 """Attributes that count what a layer reads; others count what it returns."""

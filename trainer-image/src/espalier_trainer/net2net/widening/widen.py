@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from espalier_trainer.net2net.groups import WideningGroup, apply_in_place, find_groups
-from espalier_trainer.net2net.replication import Replication
-from espalier_trainer.net2net.tracing import ExampleInput, trace
-from espalier_trainer.net2net.trial import copied
-from espalier_trainer.net2net.widening_trial import Trial, executes_alike, tried_groups
+from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.widening.groups import WideningGroup, apply_in_place, find_groups
+from espalier_trainer.net2net.widening.replication import Replication
+from espalier_trainer.net2net.widening.trial import Trial, executes_alike, tried_groups
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ from torch.func import functional_call
 from espalier_api.architecture import GrowthError, GrowthPoint
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import attach
-from espalier_trainer.net2net.conditions import RefusedError
-from espalier_trainer.net2net.graph import Graph
-from espalier_trainer.net2net.identity import channel_moments, identity_scale_
-from espalier_trainer.net2net.insertion import build
-from espalier_trainer.net2net.points import Place, Places, find_places
-from espalier_trainer.net2net.tracing import ExampleInput, as_arguments, held, trace, undisturbed
-from espalier_trainer.net2net.trial import check_placed, copied, tried_places
+from espalier_trainer.net2net.deepening.conditions import RefusedError
+from espalier_trainer.net2net.deepening.identity import channel_moments, identity_scale_
+from espalier_trainer.net2net.deepening.insertion import build
+from espalier_trainer.net2net.deepening.points import Place, Places, find_places
+from espalier_trainer.net2net.deepening.trial import check_placed, tried_places
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, undisturbed
+from espalier_trainer.net2net.trace.graph import Graph
+from espalier_trainer.net2net.trace.tracing import trace
 
 
 def growth_points(

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer, RMSprop
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.edits import Edit
-from espalier_trainer.net2net.groups import edited
 from espalier_trainer.net2net.optimizer import construct
-from espalier_trainer.net2net.widen import Widening
+from espalier_trainer.net2net.widening.edits import Edit
+from espalier_trainer.net2net.widening.groups import edited
+from espalier_trainer.net2net.widening.widen import Widening
 
 _MOMENTS = {
     "exp_avg": 1, "exp_inf": 1, "momentum_buffer": 1, "grad_avg": 1, "prev": 1,

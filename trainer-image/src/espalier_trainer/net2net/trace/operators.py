@@ -14,6 +14,26 @@ from torch.utils._pytree import tree_map_only
 from espalier_api.architecture import AttributeValue
 from espalier_trainer.net2net.blocks import base_class
 
+LAYERS = {"Linear": 0, "Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
+"""Operators that growth repeats, with their number of spatial dimensions."""
+
+LAYER_CLASSES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+BATCH_NORMS = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
+
+IDEMPOTENT = frozenset({"ReLU", "ReLU6", "Hardtanh"})
+"""Activations with f(f(x)) = f(x)."""
+
+ZERO_AT_ZERO = frozenset(
+    {"GELU", "SiLU", "Hardswish", "Tanh", "LeakyReLU", "PReLU", "RReLU", "ELU", "CELU", "SELU", "Mish", "Softsign"}
+)
+"""Other activations with f(0) = 0 and a slope there, which a zero branch needs to learn."""
+
+OFFSET_AT_ZERO = frozenset({"Sigmoid", "Hardsigmoid", "Softplus", "LogSigmoid"})
+"""Activations with f(0) ≠ 0: only their input can be hosted."""
+
+ACTIVATIONS = IDEMPOTENT | ZERO_AT_ZERO | OFFSET_AT_ZERO
+
 _MODULE_OPERATORS = {"NonDynamicallyQuantizableLinear": "Linear"}
 
 _FUNCTION_OPERATORS = {

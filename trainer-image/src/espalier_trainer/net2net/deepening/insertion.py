@@ -13,7 +13,7 @@ met from input to output are the same as above. All four are exact in eval and i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
@@ -24,30 +24,18 @@ from torch import Tensor, nn
 from espalier_api.architecture import AttributeValue, Layer
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import InsertedBlock, InsertedResidual
-from espalier_trainer.net2net.graph import Graph
-from espalier_trainer.net2net.identity import (
+from espalier_trainer.net2net.deepening.identity import (
     identity_kernel_,
     identity_matrix_,
     identity_scale_,
     padding_sides,
 )
-from espalier_trainer.net2net.tracing import trace
-
-IDEMPOTENT = frozenset({"ReLU", "ReLU6", "Hardtanh"})
-"""Activations with f(f(x)) = f(x)."""
-
-ZERO_AT_ZERO = frozenset(
-    {"GELU", "SiLU", "Hardswish", "Tanh", "LeakyReLU", "PReLU", "RReLU", "ELU", "CELU", "SELU", "Mish", "Softsign"}
-)
-"""Other activations with f(0) = 0 and a slope there, which a zero branch needs to learn."""
+from espalier_trainer.net2net.trace.graph import Graph, Operation
+from espalier_trainer.net2net.trace.operators import IDEMPOTENT
+from espalier_trainer.net2net.trace.tracing import trace
 
 SLOPE_AT_ZERO: Mapping[str, str] = {"LeakyReLU": "negative_slope", "ELU": "alpha"}
 """The setting that is an activation's slope at 0 (torch takes the one from the left); 0 makes it a ReLU."""
-
-OFFSET_AT_ZERO = frozenset({"Sigmoid", "Hardsigmoid", "Softplus", "LogSigmoid"})
-"""Activations with f(0) ≠ 0: only their input can be hosted."""
-
-ACTIVATIONS = IDEMPOTENT | ZERO_AT_ZERO | OFFSET_AT_ZERO
 
 _PRELU_SLOPE = 0.25
 """torch's initial slope of a PReLU."""
@@ -98,6 +86,36 @@ class Block:
     def variant(self, insertion: Insertion) -> Block:
         """Return the block as this insertion makes it: the exact one has no batch norm."""
         return replace(self, norm=None) if Insertion(insertion) is Insertion.EXACT else self
+
+
+def block_like(
+    module: nn.Module, layer: Operation, activation: Operation, activation_first: bool, norm: Norm | None
+) -> Block:
+    """Return what one insertion behind `layer` consists of."""
+    attributes = tuple(sorted(activation.attributes.items()))
+    if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        channels = int(str(layer.attributes["out_features"]))
+        return Block("Linear", channels, activation.operator, attributes, activation_first, norm=norm)
+    block = Block(
+        operator=layer.operator,
+        channels=module.out_channels,
+        activation=activation.operator,
+        activation_attributes=attributes,
+        activation_first=activation_first,
+        kernel_size=tuple(module.kernel_size),
+        dilation=tuple(module.dilation),
+        # A depthwise convolution stays one where it multiplies its channels; other groups divide the output anyway.
+        groups=module.out_channels if module.groups == module.in_channels > 1 else module.groups,
+        padding_mode=module.padding_mode,
+        norm=norm,
+    )
+    return block if _fits(block, (layer.shape or ())[2:]) else replace(block, padding_mode="zeros")
+
+
+def _fits(block: Block, size: tuple[int, ...]) -> bool:
+    """Tell whether the padding can be read out of a map of this size."""
+    room = {"reflect": 1, "circular": 0}.get(block.padding_mode)
+    return room is None or all(max(sides) + room <= side for sides, side in zip(block.sides, size, strict=True))
 
 
 def build(block: Block, like: Tensor | None = None) -> nn.Module:
@@ -162,21 +180,9 @@ def relative_layers(graph: Graph, given: str) -> tuple[Layer, ...]:
     """Return the layers of a traced block; the input `given` is named `""`."""
     return tuple(
         layer.model_copy(update={"inputs": tuple("" if name == given else name for name in layer.inputs)})
-        for layer in layers_of(graph)
+        for layer in graph.layers()
         if layer.name != given
     )
-
-
-def layers_of(graph: Graph) -> Iterable[Layer]:
-    """Yield the api's layers of a traced network."""
-    for operation in graph.ordered():
-        yield Layer(
-            name=operation.name,
-            operator=operation.operator,
-            attributes=dict(operation.attributes),
-            inputs=operation.inputs,
-            parameters=operation.parameters,
-        )
 
 
 def _layers(block: Block) -> OrderedDict[str, nn.Module]:

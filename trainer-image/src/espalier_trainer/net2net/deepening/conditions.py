@@ -7,15 +7,8 @@ from collections.abc import Mapping
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from espalier_trainer.net2net.graph import Graph, Operation
-from espalier_trainer.net2net.insertion import ACTIVATIONS
-
-LAYERS = {"Linear": 0, "Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
-"""Operators that growth repeats, with their number of spatial dimensions."""
-
-LAYER_CLASSES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-BATCH_NORMS = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
+from espalier_trainer.net2net.trace.graph import Graph, Operation
+from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYER_CLASSES, LAYERS
 
 TRANSPARENT = BATCH_NORMS | {
     "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LocalResponseNorm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from espalier_api.architecture import AttributeValue
+from espalier_api.architecture import AttributeValue, Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +102,16 @@ class Graph:
             order.append(operation)
             order.extend(grown.pop(operation.name, []))
         return tuple(order)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the api's layers of what was executed, in the order of `ordered`."""
+        return tuple(
+            Layer(
+                name=operation.name,
+                operator=operation.operator,
+                attributes=dict(operation.attributes),
+                inputs=operation.inputs,
+                parameters=operation.parameters,
+            )
+            for operation in self.ordered()
+        )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from espalier_trainer.net2net.channels import Segment, Spaces
+from espalier_trainer.net2net.widening.spaces import Segment, Spaces
 
 
 @dataclass(frozen=True, slots=True)

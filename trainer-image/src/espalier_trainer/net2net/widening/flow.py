@@ -1,8 +1,8 @@
 """Following channels through what a model executes: which layers' channels must change together.
 
-One pass over the recorded operations (`tracing`): each rule says how the layout of an operation's output comes from
+One pass over the recorded operations (`trace`): each rule says how the layout of an operation's output comes from
 those of its inputs, and which parameters follow. An operation without a rule freezes what it reads. The rules read
-shapes only; that a widening found here computes the same is tried before it is offered (`widening_trial`).
+shapes only; that a widening found here computes the same is tried before it is offered (`trial`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Container, Sequence
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from espalier_trainer.net2net.channels import Layout, Segment, Spaces, reshaped
-from espalier_trainer.net2net.conditions import BATCH_NORMS, LAYERS
-from espalier_trainer.net2net.edits import EditBook
-from espalier_trainer.net2net.graph import Graph, Operation
-from espalier_trainer.net2net.insertion import ACTIVATIONS
+from espalier_trainer.net2net.trace.graph import Graph, Operation
+from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYERS
+from espalier_trainer.net2net.widening.edits import EditBook
+from espalier_trainer.net2net.widening.spaces import Layout, Segment, Spaces, reshaped
 
 _ELEMENTWISE = ACTIVATIONS | {
     "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "Identity", "Contiguous",

@@ -17,9 +17,7 @@ from espalier_api.architecture import GrowthError, GrowthPoint
 from espalier_api.channels import Channels
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import STACK, DeepenBlock, GrownStack
-from espalier_trainer.net2net.conditions import (
-    BATCH_NORMS,
-    LAYERS,
+from espalier_trainer.net2net.deepening.conditions import (
     TRANSPARENT,
     RefusedError,
     channels_of,
@@ -29,9 +27,9 @@ from espalier_trainer.net2net.conditions import (
     why_no_mark,
     within,
 )
-from espalier_trainer.net2net.graph import Graph, Operation
-from espalier_trainer.net2net.insertion import ACTIVATIONS, OFFSET_AT_ZERO, SLOPE_AT_ZERO, Block, Norm, insertion_layers
-from espalier_trainer.net2net.repeat import block_like
+from espalier_trainer.net2net.deepening.insertion import SLOPE_AT_ZERO, Block, Norm, block_like, insertion_layers
+from espalier_trainer.net2net.trace.graph import Graph, Operation
+from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYERS, OFFSET_AT_ZERO
 
 _MAX_ADDITIONS = 3
 """Additions that a layer's output may pass before its activation; more would hardly be "its" activation."""

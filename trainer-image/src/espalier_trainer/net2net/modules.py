@@ -1,0 +1,82 @@
+"""What a model holds, how it is run without a trace left in it, and how it is copied."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier_api.architecture import GrowthError
+
+ExampleInput = Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""One batch as the model's forward takes it: a tensor, positional arguments, or keyword arguments."""
+
+
+def as_arguments(example_input: ExampleInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments that an example input stands for."""
+    if isinstance(example_input, Mapping):
+        return (), dict(example_input)
+    if isinstance(example_input, tuple):
+        return example_input, {}
+    return (example_input,), {}
+
+
+def held(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield path and tensor of each of the model's `_parameters` or `_buffers`, once for each module that holds it.
+
+    So a tied tensor comes several times, but a module with several names only by its first: `functional_call` leaves
+    behind what it was given where it is told twice to replace the same attribute.
+    """
+    for path, module in model.named_modules():
+        for name, tensor in getattr(module, kind).items():
+            if tensor is not None:
+                yield f"{path}.{name}" if path else name, tensor
+
+
+@contextmanager
+def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put every module in one mode for a while; each gets its own mode back."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in before:
+            module.training = training
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Compute without gradients and without a trace in the random generators of CPU and of the model's devices."""
+    devices = {tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices=list(devices), enabled=True):
+        yield
+
+
+def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
+    """Return a copy of `model`; with `share`, one that has the same parameters and buffers.
+
+    Tensors that a module computed and kept (the weight of `torch.nn.utils.weight_norm`) cannot be copied by
+    `copy.deepcopy`; the copy has their values until it computes its own. Raises `GrowthError` where a module
+    cannot be copied.
+    """
+    memo: dict[int, object] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    if share:
+        memo |= {id(tensor): tensor for kind in ("_parameters", "_buffers") for _, tensor in held(model, kind)}
+    try:
+        return copy.deepcopy(model, memo)
+    # Whatever a module of the user raises that holds what cannot be copied: a lock, a file, a generator.
+    except Exception as error:
+        raise GrowthError(
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); growth returns a copy, so "
+            "keep out of its modules what copy.deepcopy does not take"
+        ) from error

@@ -17,7 +17,7 @@ import time
 
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.plan import plan
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies.fair import FairPolicy
 
 GPUS_OF_A_NODE = 8
 GPU_TYPES = ("a100", "h100")
@@ -103,7 +103,7 @@ def main() -> None:
         times = []
         for _ in range(options.repeats):
             begin = time.perf_counter()
-            planned = plan(snapshot, POLICY, snapshot.taken_at)
+            planned = plan(snapshot, FairPolicy(), snapshot.taken_at)
             times.append((time.perf_counter() - begin) * 1000)
         rows.append(
             {

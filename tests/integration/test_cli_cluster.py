@@ -21,7 +21,7 @@ from trainers import Trainers
 from espalier_cli.main import cli
 from espalier_operator.facts import JobFacts, Snapshot
 from espalier_operator.plan import plan
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies.fair import FairPolicy
 
 PROJECT = Path(__file__).parents[2]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -181,7 +181,7 @@ def test_the_snapshot_is_what_the_operator_plans_by(world: World, tmp_path: Path
     seen = Snapshot.from_json(path.read_text())
     assert Snapshot.from_json(seen.to_json()) == seen
     assert {facts.key.partition("/")[2] for facts in seen.jobs} == {"lucky", "waits", "giant"}
-    made = plan(seen, POLICY, seen.taken_at)
+    made = plan(seen, FairPolicy(), seen.taken_at)
     told = json.loads(CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "-o", "json"]).stdout)
     assert [(entry["action"], entry["job"]) for entry in told["actions"]] == [
         (type(action).__name__, action.job) for action in made.actions

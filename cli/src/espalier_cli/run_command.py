@@ -17,6 +17,7 @@ from espalier_api.documents import DocumentError
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.validation import JobFileError, load_jobs
 from espalier_cli.errors import BadInput
+from espalier_cli.policy_option import policy_option
 from espalier_cli.run import (
     PICTURE_FILE,
     RESULT_FILE,
@@ -29,6 +30,7 @@ from espalier_cli.run import (
     with_changes,
 )
 from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment
+from espalier_operator.facts import DEFAULT_POLICY
 from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
 
@@ -61,6 +63,7 @@ from espalier_operator.local.gpus import cuda_devices
     type=click.Path(path_type=Path, file_okay=False),
     help="Where results and checkpoints go. The same folder again resumes.  [default: runs/JOB-TIME]",
 )
+@policy_option("Scheduling policy: which of several jobs gets which GPUs.", DEFAULT_POLICY)
 @click.option("--restart", is_flag=True, help="Forget what the output folder holds of an earlier run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON on stdout.")
 def run(
@@ -77,13 +80,14 @@ def run(
     agent_url: str | None,
     no_agent: bool,
     output: Path | None,
+    policy: str,
     restart: bool,
     as_json: bool,
 ) -> None:
     """Train the jobs of FILES on this machine, with GPUs that come and go.
 
-    Several jobs share the GPUs: base ones go by priority, then order, spare ones by shares that priority weighs. Ctrl-C
-    ends everything with a checkpoint, and the same command goes on from there.
+    Several jobs share the GPUs as the scheduling policy decides. Ctrl-C ends everything with a checkpoint, and the same
+    command goes on from there.
     """
     jobs = _load(files, time_budget=time_budget, adaptation=adaptation, seed=seed)
     directory = output or default_directory(jobs, datetime.now().astimezone())
@@ -101,6 +105,7 @@ def run(
             devices=devices,
             time_scale=time_scale,
             agent_url=agent_url,
+            policy=policy,
             submit_at=dict(_submission(text, jobs) for text in submit),
         )
         if no_agent:

@@ -19,6 +19,8 @@ from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
 
 SNAPSHOT_VERSION: Final = 1
+DEFAULT_POLICY: Final = "fair"
+"""The scheduling policy where none is named."""
 
 
 class SnapshotError(ValueError):
@@ -226,6 +228,8 @@ class JobFacts:
 class Rules:
     """The scheduler's own settings; part of the snapshot, so that a replay decides by the same ones."""
 
+    policy: str = DEFAULT_POLICY
+    """Name of the scheduling policy (`espalier_operator.policies.POLICIES`)."""
     lend_min_fraction: float = 0.05
     """Nothing is lent to a job with less than this part of its time budget left. Growth was measured to pay still
     at 95 % of the budget (digits, rate restarted and linear to the deadline, +.05 accuracy in 5 of 5 seeds) and

@@ -40,7 +40,7 @@ from espalier_operator.actions import (
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.plan import plan
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies.fair import FairPolicy
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_plan_prints_what_plan_says(tmp_path: Path) -> None:
     snapshot = snapshot_of_a_wait()
     path = tmp_path / "snapshot.json"
     path.write_text(snapshot.to_json())
-    made = plan(snapshot, POLICY, NOW)
+    made = plan(snapshot, FairPolicy(), NOW)
     outcome = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "-o", "json"])
     assert outcome.exit_code == 0
     told = json.loads(outcome.stdout)

@@ -24,7 +24,7 @@ from espalier_operator.actions import Finish, NoticeReclaim
 from espalier_operator.facts import Role, Snapshot, WorkerState
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.plan import plan
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies.fair import FairPolicy
 
 
 def seen(**objects: object) -> Snapshot:
@@ -144,6 +144,6 @@ def test_a_snapshot_survives_the_file_and_is_planned_the_same() -> None:
     )
     read = Snapshot.from_json(snapshot.to_json())
     assert read == snapshot
-    made = plan(snapshot, POLICY, NOW)
+    made = plan(snapshot, FairPolicy(), NOW)
     assert made.actions
-    assert plan(read, POLICY, NOW) == made
+    assert plan(read, FairPolicy(), NOW) == made

@@ -17,7 +17,7 @@ from espalier_operator.facts import (
     Worker,
 )
 from espalier_operator.plan import plan
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies.fair import FairPolicy
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 st.register_type_strategy(float, finite)
@@ -42,7 +42,7 @@ def test_a_replayed_snapshot_gives_the_same_plan(job_of):
     )
     snapshot = Snapshot(taken_at=5.0, nodes=(Node(name="n", gpu_type="a", allocatable=2),), jobs=jobs)
     again = Snapshot.from_json(snapshot.to_json())
-    assert plan(again, POLICY, 5.0) == plan(snapshot, POLICY, 5.0)
+    assert plan(again, FairPolicy(), 5.0) == plan(snapshot, FairPolicy(), 5.0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from espalier_operator.actions import Admit
 from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import Node, Terms
 from espalier_operator.loop import BackendError, Loop
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.testing.cluster import Cluster
 
 
@@ -53,7 +53,7 @@ def backend():
 
 
 def loop_over(backend, **settings):
-    return Loop(backend, POLICY, ScaledClock(), debounce_seconds=0.01, **settings)
+    return Loop(backend, FairPolicy(), ScaledClock(), debounce_seconds=0.01, **settings)
 
 
 def test_a_tick_applies_the_plan_and_the_next_finds_nothing(backend):
@@ -126,7 +126,7 @@ def test_time_alone_wakes_the_loop(backend):
                 return await super().observe()
 
         ticking = Ticking(cluster=backend.cluster)
-        loop = Loop(ticking, POLICY, clock, debounce_seconds=0.01)
+        loop = Loop(ticking, FairPolicy(), clock, debounce_seconds=0.01)
         task = asyncio.create_task(loop.run())
         await asyncio.sleep(0.5)
         task.cancel()

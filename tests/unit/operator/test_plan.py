@@ -31,7 +31,7 @@ from espalier_operator.facts import (
     WorkerState,
 )
 from espalier_operator.plan import plan
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies.fair import FairPolicy
 
 NOW = 1000.0
 PENDING, RUNNING, TERMINATING = WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING
@@ -98,7 +98,7 @@ def decide(nodes, jobs, workers=(), promises=(), now=NOW):
         workers=tuple(workers),
         promises=tuple(promises),
     )
-    return plan(snapshot, POLICY, now)
+    return plan(snapshot, FairPolicy(), now)
 
 
 def refused(planned):

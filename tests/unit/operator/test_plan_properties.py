@@ -17,7 +17,7 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.facts import Ended, Node, Role, Snapshot
 from espalier_operator.plan import plan
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.testing.cluster import Cluster
 from espalier_operator.testing.invariants import check
 from espalier_operator.testing.strategies import GPU_TYPES, terms
@@ -50,7 +50,7 @@ class PlannerMachine(RuleBasedStateMachine):
 
     def tick(self) -> Plan:
         snapshot = self.cluster.snapshot()
-        planned = plan(snapshot, POLICY, self.cluster.now)
+        planned = plan(snapshot, FairPolicy(), self.cluster.now)
         note(f"{self.cluster.now:g}: {[*planned.actions]}")
         check(snapshot, planned, self.cluster.now)
         for action in planned.actions:
@@ -182,7 +182,7 @@ class PlannerMachine(RuleBasedStateMachine):
         waiting = [
             job for job in snapshot.jobs if job.admitted_at is None and not job.finished and not job.terms.suspend
         ]
-        for job in sorted(waiting, key=lambda job: POLICY.admission_rank(job, self.cluster.now))[:1]:
+        for job in sorted(waiting, key=lambda job: FairPolicy().admission_rank(job, self.cluster.now))[:1]:
             for gpu_type in GPU_TYPES if job.terms.gpu_type is None else (job.terms.gpu_type,):
                 assert self.free_and_lent(snapshot, gpu_type) < job.terms.min_replicas
 

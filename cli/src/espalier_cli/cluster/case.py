@@ -16,7 +16,7 @@ from espalier_operator.kube.resources import CONFIG_MAPS, JOBS, PODS
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import parse_report, seen_by_operator
 from espalier_operator.plan import plan
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies import policy_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSet
     if view.blind:
         return Case(job=job, now=now, report=report, leader=leader, blind=view.blind)
     seen = seen_by_operator(view.lists, now, settings)
-    decided = plan(seen.snapshot, POLICY, now).actions
+    decided = plan(seen.snapshot, policy_named(seen.snapshot.rules.policy), now).actions
     return Case(
         job=job,
         now=now,

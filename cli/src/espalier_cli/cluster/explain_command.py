@@ -25,6 +25,8 @@ from espalier_cli.cluster.options import (
 from espalier_cli.cluster.output import print_data, print_heading
 from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.cluster.told import Told, is_about, told_of
+from espalier_cli.policy_option import policy_option
+from espalier_operator.facts import DEFAULT_POLICY
 from espalier_operator.kube.resources import EVENTS, JOBS
 
 
@@ -34,6 +36,7 @@ from espalier_operator.kube.resources import EVENTS, JOBS
 @output_option("text", "json", "yaml")
 @cluster_options
 @counting_options
+@policy_option("Scheduling policy, as the operator is set.", DEFAULT_POLICY)
 def explain(
     job: str,
     namespace: str | None,
@@ -43,13 +46,14 @@ def explain(
     gpu_resource: str,
     gpu_type_label: str,
     tolerated_taints: tuple[str, ...],
+    policy: str,
 ) -> None:
     """Say where JOB stands, why, and what would change it.
 
     Also what is left of its budgets, which GPUs it has and whether it has acknowledged them, what the agent advised and
     what was done, and what was last told of it.
     """
-    settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints)
+    settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints, policy=policy)
     with connect(kubeconfig, context) as cluster:
         where, name = place_of(job, namespace, cluster)
         case = None

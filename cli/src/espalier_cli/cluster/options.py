@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from espalier_operator.facts import DEFAULT_POLICY
 from espalier_operator.kube.settings import KubeSettings
 
 EXIT_CODES = """\
@@ -64,13 +65,18 @@ def counting_options(command: Command) -> Command:
 
 
 def settings_of(
-    gpu_resource: str, gpu_type_label: str, tolerated_taints: tuple[str, ...], namespaces: tuple[str, ...] = ()
+    gpu_resource: str,
+    gpu_type_label: str,
+    tolerated_taints: tuple[str, ...],
+    namespaces: tuple[str, ...] = (),
+    policy: str = DEFAULT_POLICY,
 ) -> KubeSettings:
-    """Return the operator's settings that the options of `counting_options` describe."""
+    """Return the operator's settings that the options of `counting_options` describe, and the scheduling policy."""
     return KubeSettings(
         gpu_resource=gpu_resource,
         gpu_type_label=gpu_type_label,
         tolerated_taints=tolerated_taints,
+        policy=policy,
         watch_namespaces=namespaces,
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from espalier_api.documents import write_text_atomically
+from espalier_api.registry import RegistryError
 from espalier_cli.cluster.client import connect
 from espalier_cli.cluster.decisions import COLUMNS, document_of, rows_of, wakes
 from espalier_cli.cluster.fetch import fetch
@@ -14,10 +15,11 @@ from espalier_cli.cluster.options import EXIT_CODES, cluster_options, counting_o
 from espalier_cli.cluster.output import print_data, print_table
 from espalier_cli.cluster.wording import count
 from espalier_cli.errors import BadInput
-from espalier_operator.facts import Snapshot, SnapshotError
+from espalier_cli.policy_option import policy_option
+from espalier_operator.facts import DEFAULT_POLICY, Snapshot, SnapshotError
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.plan import plan as planned
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies import policy_named
 
 _MOST_WORKERS = 10_000
 """As the specification of a job allows."""
@@ -36,6 +38,7 @@ _HINT = "espalier snapshot -o FILE makes one; one edited by hand must stay whole
 )
 @cluster_options
 @counting_options
+@policy_option("Scheduling policy, as the operator is set.", DEFAULT_POLICY)
 def snapshot(
     namespace: str | None,
     output: Path,
@@ -44,13 +47,15 @@ def snapshot(
     gpu_resource: str,
     gpu_type_label: str,
     tolerated_taints: tuple[str, ...],
+    policy: str,
 ) -> None:
     """Write what the scheduler sees now: nodes, workers, promises, jobs and rules, as JSON.
 
     The scheduler keeps nothing to itself, so the file is made of the cluster's objects, by the operator's own code.
     `espalier plan --snapshot FILE` says what it makes of it: a bug report becomes a test.
     """
-    settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints, () if namespace is None else (namespace,))
+    namespaces = () if namespace is None else (namespace,)
+    settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints, namespaces, policy)
     with connect(kubeconfig, context) as cluster:
         lists = fetch(cluster, namespace)
         now = cluster.now()
@@ -96,8 +101,9 @@ def _check(seen: Snapshot) -> None:
     metavar="SECONDS",
     help="As if so much time had passed since, and nothing else.",
 )
+@policy_option("What another scheduling policy would decide.  [default: the snapshot's]", None)
 @output_option("table", "json", "yaml")
-def plan(source: Path, seconds: float, form: str) -> None:
+def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
     """Print what the scheduler makes of a snapshot: every action and every refusal, with its reason.
 
     It is the operator's own planner, and needs no cluster.
@@ -114,7 +120,11 @@ def plan(source: Path, seconds: float, form: str) -> None:
     except SnapshotError as error:
         raise BadInput(f"{name}: {error}", _HINT) from error
     now = seen.taken_at + seconds
-    made = planned(seen, POLICY, now)
+    try:
+        chosen = policy_named(policy or seen.rules.policy)
+    except RegistryError as error:
+        raise BadInput(f"{name}: rules.policy: {error}", "--policy decides by another one") from error
+    made = planned(seen, chosen, now)
     if form != "table":
         print_data(document_of(made, now), form)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from espalier_cli.cluster.usage import JobUse, TypeUse, counts, others, use_by_job, use_by_type
 from espalier_cli.cluster.wording import count, duration, listed, of_type
 from espalier_operator.facts import JobFacts, Snapshot
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies import policy_named
 
 HOLDERS_NAMED = 5
 
@@ -80,7 +80,7 @@ def _holder(use: JobUse, snapshot: Snapshot) -> str:
 
 
 def _queue(job: JobFacts, snapshot: Snapshot) -> list[str]:
-    policy, now = POLICY, snapshot.taken_at
+    policy, now = policy_named(snapshot.rules.policy), snapshot.taken_at
     waiting = [other for other in snapshot.jobs if other.admitted_at is None and not other.finished]
     waiting = [other for other in waiting if not other.terms.suspend]
     rank = policy.admission_rank(job, now)
@@ -90,4 +90,4 @@ def _queue(job: JobFacts, snapshot: Snapshot) -> list[str]:
         return []
     named = ", ".join(names[:HOLDERS_NAMED]) + (", ..." if len(names) > HOLDERS_NAMED else "")
     verb = "waits" if len(names) == 1 else "wait"
-    return [f"{count(len(names), 'job')} {verb} before it, by priority and then age: {named}."]
+    return [f"{count(len(names), 'job')} {verb} before it, {policy.queue_order}: {named}."]

@@ -17,8 +17,7 @@ from espalier_operator.kube.store import Store
 from espalier_operator.kube.watch import Watch
 from espalier_operator.kube.writer import Writer
 from espalier_operator.loop import Loop
-from espalier_operator.policies import Policy
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies import Policy, policy_named
 
 FLUSH_SECONDS = 5.0
 """How long an operator that is asked to end may still write."""
@@ -56,11 +55,12 @@ class Operator:
         `all_known` is called once, when everything was listed for the first time.
         """
         clock = WallClock()
+        rules = rules or Rules(policy=settings.policy)
         metrics = metrics or Metrics(clock.now)
         self.store = Store(settings, clock.now)
         writer = Writer(client, self.store, settings, clock, metrics)
-        self.backend = KubeBackend(self.store, writer, settings, clock, rules or Rules(), metrics.signals)
-        self.loop = Loop(self.backend, policy or POLICY, clock, observer=metrics)
+        self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals)
+        self.loop = Loop(self.backend, policy or policy_named(rules.policy), clock, observer=metrics)
         self.backend.wake = self.loop.wake
 
         def hear() -> None:

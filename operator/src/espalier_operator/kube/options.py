@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 import click
 
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.policies import POLICIES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,6 +64,8 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         raise click.BadParameter(
             f"{value!r} has no domain; write DOMAIN/NAME, as in nvidia.com/gpu", context, parameter
         )
+    elif name == "policy" and value not in POLICIES.names():
+        raise click.BadParameter(f"{value!r} is unknown; known: {', '.join(POLICIES.names())}", context, parameter)
     elif name == "image_pull_policy" and value not in (None, "Always", "IfNotPresent", "Never"):
         raise click.BadParameter(f"{value!r} is none; give Always, IfNotPresent or Never", context, parameter)
     return value

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
+from espalier_operator.facts import DEFAULT_POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeSettings:
     """An operator's settings."""
 
+    policy: str = DEFAULT_POLICY
+    """Scheduling policy: who gets which GPUs. A package installed beside the operator may add others."""
     gpu_resource: str = DEFAULT_GPU_RESOURCE
     """The extended resource that is counted and lent."""
     gpu_type_label: str = "nvidia.com/gpu.product"

@@ -68,7 +68,7 @@ def seen_by_operator(
         job.reject(rejection_of(job.written))
         job.look(now)
         tracked.append(job)
-    return Seen(snapshot=assemble(tracked, store, now, rules or Rules()), left_out=left_out)
+    return Seen(snapshot=assemble(tracked, store, now, rules or Rules(policy=settings.policy)), left_out=left_out)
 
 
 def assemble(tracked: Iterable[Tracked], store: Store, now: float, rules: Rules) -> Snapshot:

@@ -32,8 +32,7 @@ from espalier_operator.local.state import RunState, load_state, run_lock
 from espalier_operator.local.timeline import Timeline
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
 from espalier_operator.loop import Loop
-from espalier_operator.policies import Policy
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies import Policy, policy_named
 
 logger = logging.getLogger(__name__)
 
@@ -109,16 +108,18 @@ class LocalRun:
             except OSError as error:
                 raise LocalRunError(f"{folder}: cannot be written to: {error.strerror}") from error
             self._jobs[job.key] = local
+        stop_grace = Rules().stop_grace_seconds * settings.time_scale
+        rules = Rules(policy=settings.policy, stop_grace_seconds=stop_grace)
         self._backend = LocalBackend(
             self._jobs,
             self._gpus,
             self._timeline,
             self._clock,
-            Rules(stop_grace_seconds=Rules().stop_grace_seconds * settings.time_scale),
+            rules,
             stop_wall_seconds=settings.stop_wall_seconds,
             on_planned=self._planned,
         )
-        self._loop = Loop(self._backend, policy or POLICY, self._clock)
+        self._loop = Loop(self._backend, policy or policy_named(rules.policy), self._clock)
         self._agent = self._make_agent()
         self._reasons: dict[str, Reason] = {}
         self._over = asyncio.Event()

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from espalier_api.job import AgentRef
+from espalier_operator.facts import DEFAULT_POLICY
 
 MAX_GPUS = 10_000
 """As many as a job may ask for."""
@@ -50,6 +51,8 @@ class LocalSettings:
     """Budget seconds in a second of wall time: for budgets, arrivals, notices, cooldowns and minimum runtimes.
     Not for starting (`preRunningDeadlineSeconds`) and stopping, which take as long at any scale."""
     seed: int | None = None
+    policy: str = DEFAULT_POLICY
+    """Scheduling policy (`espalier_operator.policies.POLICIES`)."""
     trainer_command: tuple[str, ...] = (sys.executable, "-m", "espalier_trainer")
     """For jobs whose template says no command of its own."""
     agent_command: tuple[str, ...] | None = (sys.executable, "-m", "espalier_agent", "serve")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from espalier_operator.facts import JobFacts
+from espalier_api.registry import Registry
+from espalier_operator.facts import DEFAULT_POLICY, JobFacts
 
 Rank = tuple[float | str, ...]
 """Smaller goes first. Ranks of one policy compare with each other; the last element makes them unique."""
@@ -16,6 +18,10 @@ class Policy(Protocol):
     @property
     def name(self) -> str:
         """What settings and metrics call it."""
+
+    @property
+    def queue_order(self) -> str:
+        """What the order of admission is, to follow "these jobs wait before it, ": `by priority and then age`."""
 
     def admission_rank(self, job: JobFacts, now: float) -> Rank:
         """Return the place of a waiting job in the queue for base GPUs."""
@@ -32,3 +38,17 @@ class Policy(Protocol):
         Must be monotone: whoever may not take what is asked back first takes nothing. Must not be true both ways:
         where a worker may move, it may not move back.
         """
+
+
+POLICIES: Final[Registry[Callable[[], Policy]]] = Registry(
+    "scheduling policy",
+    "espalier.scheduling_policies",
+    {
+        DEFAULT_POLICY: "espalier_operator.policies.fair:FairPolicy",
+    },
+)
+
+
+def policy_named(name: str) -> Policy:
+    """Return the policy that settings call `name`. Raises `RegistryError` where there is none."""
+    return POLICIES.load(name)()

@@ -24,6 +24,11 @@ class FairPolicy:
         """`fair`."""
         return "fair"
 
+    @property
+    def queue_order(self) -> str:
+        """Return the order of admission in words."""
+        return "by priority and then age"
+
     def admission_rank(self, job: JobFacts, now: float) -> Rank:
         """Return (−priority, submission time, key)."""
         return (-job.terms.priority, job.submitted_at, job.key)

@@ -23,7 +23,7 @@ from espalier_operator.actions import Plan
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.policies.standard import POLICY
+from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.testing.invariants import check
 from espalier_operator.testing.kube_api import is_over, node_of, owner_of
 from espalier_operator.testing.kube_objects import EPOCH, GPU, template
@@ -108,7 +108,7 @@ class LifeMachine(RuleBasedStateMachine):
         self.begin_operator()
 
     def begin_operator(self) -> None:
-        self.operator = NaiveOperator(self.world, POLICY, SETTINGS, RULES)
+        self.operator = NaiveOperator(self.world, FairPolicy(), SETTINGS, RULES)
         self.operator.on_plan = self.planned
         self.operator.on_create = self.creating
         self.operator.calls_left = next(self.lives)

@@ -1,4 +1,4 @@
-"""What widening costs and how exact it is, beside Net2WiderNet as published; larger kernels likewise.
+"""What widening costs and how exact it is, beside Net2WiderNet as published.
 
     python benchmarks/widening.py [--json] [--models resnet18 ...] [--size 64]
 
@@ -34,7 +34,7 @@ import torch
 from growth import MODELS, built, environment, errors, outputs, progress, timed
 from torch import Tensor, nn
 
-from espalier_trainer.net2net import WideningGroup, grow_kernel, widen, widening_groups
+from espalier_trainer.net2net import WideningGroup, widen, widening_groups
 from espalier_trainer.net2net.widening.groups import apply_in_place
 from espalier_trainer.net2net.widening.replication import Replication
 
@@ -47,15 +47,15 @@ class LayerRow:
     """One operation on convolution, batch norm, ReLU, convolution; times are medians, with the greatest."""
 
     operation: str
-    by_group_ms: float | None
-    by_group_max_ms: float | None
+    by_group_ms: float
+    by_group_max_ms: float
     by_id_ms: float
     by_id_max_ms: float
     ours_eval: float
     ours_train: float
-    published_ms: float | None
-    published_eval: float | None
-    published_train: float | None
+    published_ms: float
+    published_eval: float
+    published_train: float
 
 
 @dataclass(frozen=True)
@@ -136,15 +136,6 @@ def measure_widening(width: int, new_width: int) -> LayerRow:
     )  # fmt: skip
 
 
-def measure_kernel(width: int) -> LayerRow:
-    """Grow the first convolution's kernel from 3 to 5."""
-    model, example = layers(width)
-    wanted = outputs(model, example)
-    median, most, grown = repeated(partial(grow_kernel, model, "0", 5, example))
-    ours = errors(outputs(grown, example), wanted)
-    return LayerRow(f"kernel 3 to 5 of {width}", None, None, median, most, *ours, None, None, None)
-
-
 def by_half(group: WideningGroup) -> Replication:
     """Return a widening by half, or as little more as the group allows."""
     width = math.ceil(1.5 * group.width / group.multiple_of) * group.multiple_of
@@ -193,11 +184,9 @@ def table(rows: list[LayerRow]) -> str:
         f"{'ms':>8} {'eval':>9} {'train':>9}",
     ]
     for row in rows:
-        by_group = "–" if row.by_group_ms is None else f"{row.by_group_ms:.1f} ({row.by_group_max_ms:.1f})"
+        by_group = f"{row.by_group_ms:.1f} ({row.by_group_max_ms:.1f})"
         by_id = f"{row.by_id_ms:.1f} ({row.by_id_max_ms:.1f})"
-        other = f"{'–':>8} {'–':>9} {'–':>9}"
-        if row.published_ms is not None:
-            other = f"{row.published_ms:8.1f} {row.published_eval:9.1e} {row.published_train:9.1e}"
+        other = f"{row.published_ms:8.1f} {row.published_eval:9.1e} {row.published_train:9.1e}"
         lines.append(
             f"{row.operation:22} | {by_group:>15} {by_id:>15} | {row.ours_eval:9.1e} {row.ours_train:9.1e} | {other}"
         )
@@ -222,14 +211,13 @@ def model_table(rows: list[ModelRow]) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="What widening and larger kernels cost and how exact they are.")
+    parser = argparse.ArgumentParser(description="What widening costs and how exact it is.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS), help="only these models")
     parser.add_argument("--size", type=int, default=64, help="height and width of the images (default 64)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     small = [measure_widening(*widths) for widths in WIDTHS]
-    small += [measure_kernel(width) for width, _ in WIDTHS]
     large = [measure_model(name, arguments.size) for name in arguments.models]
     if arguments.json:
         found = {"layers": [asdict(row) for row in small], "models": [asdict(row) for row in large]}

@@ -17,7 +17,6 @@ from espalier_trainer.net2net import (
     Deepened,
     Growth,
     GrowthError,
-    KernelGrown,
     Widened,
     growth_points,
     replay,
@@ -39,17 +38,13 @@ def _model(width: int = 4) -> nn.Module:
 def histories(draw: st.DrawFn) -> tuple[nn.Module, tuple[Growth, ...]]:
     """A grown model with its history, each growth one that is possible there."""
     model, history = _model(), ()
-    for kind in draw(st.lists(st.sampled_from(["deepen", "widen", "kernel"]), max_size=5)):
+    for kind in draw(st.lists(st.sampled_from(["deepen", "widen"]), max_size=5)):
         growth: Growth
         if kind == "deepen":
             growth = Deepened(point=draw(st.sampled_from([point.id for point in growth_points(model, IMAGE)])))
-        elif kind == "widen":
+        else:
             group = draw(st.sampled_from(widening_groups(model, IMAGE)))
             growth = Widened(group=group.id, width=group.next_width, seed=draw(st.integers(0, 9)))
-        else:
-            paths = {name: module for name, module in model.named_modules() if type(module) is nn.Conv2d}
-            layer = draw(st.sampled_from(sorted(paths)))
-            growth = KernelGrown(layer=layer, size=tuple(size + 2 for size in paths[layer].kernel_size))
         model = growth.again(model, IMAGE)
         history = (*history, growth)
     return model, history
@@ -74,7 +69,7 @@ def test_any_growth_in_any_order_comes_back(grown: tuple[nn.Module, tuple[Growth
 def test_the_same_weights_become_the_same_model() -> None:
     """Every process of a job may widen by itself: parameters stay bit-equal."""
     model = _model()
-    history = (Widened(group="0", width=12, seed=3), Deepened(point="0"), KernelGrown(layer="0", size=(5, 5)))
+    history = (Widened(group="0", width=12, seed=3), Deepened(point="0"))
     one, other = (replay(copy.deepcopy(model), history, IMAGE).state_dict() for _ in range(2))
     assert all(torch.equal(value, other[key]) for key, value in one.items())
 

@@ -13,8 +13,6 @@ Both run the model once to see what it executes (`trace`); points are found and 
 
 Groups of channels are found and widened in `widening`.
 
-    larger = grow_kernel(model, "conv1", 5, example_input)  # 3 taps to 5, same outputs; then `grow_optimizer`
-
 What was done can be done again in its order: `history`.
 """
 
@@ -22,8 +20,7 @@ from espalier_api.architecture import GrowthError, GrowthPoint
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import DeepenBlock
 from espalier_trainer.net2net.deepening.deepen import deepen, growth_points
-from espalier_trainer.net2net.history import Deepened, Growth, KernelGrown, Widened, replay
-from espalier_trainer.net2net.kernel import grow_kernel
+from espalier_trainer.net2net.history import Deepened, Growth, Widened, replay
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.optimizer import grow_optimizer
 from espalier_trainer.net2net.rebuild import rebuild
@@ -46,12 +43,10 @@ __all__ = [
     "GrowthError",
     "GrowthPoint",
     "Insertion",
-    "KernelGrown",
     "Widened",
     "Widening",
     "WideningGroup",
     "deepen",
-    "grow_kernel",
     "grow_optimizer",
     "growth_points",
     "plan_widening",

@@ -1,9 +1,9 @@
 """What was done to a model, in order, so that it can be done again: on its constructor's result, or by another process.
 
-    history = (Deepened(point="0"), Widened(group="0", width=32, seed=7), KernelGrown(layer="0", size=(5, 5)))
+    history = (Deepened(point="0"), Widened(group="0", width=32, seed=7))
     grown = replay(model, history, example_input)
 
-Order matters: a block repeats the width and the kernel that its layer has by then. The same history makes the same
+Order matters: a block repeats the width that its layer has by then. The same history makes the same
 model of equal weights everywhere, for a widening's choice of copies comes from its seed alone.
 """
 
@@ -18,7 +18,6 @@ from torch import nn
 from espalier_api.base import Record
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.deepening.deepen import deepen
-from espalier_trainer.net2net.kernel import grow_kernel
 from espalier_trainer.net2net.modules import ExampleInput, copied
 from espalier_trainer.net2net.widening.widen import widen
 
@@ -48,25 +47,11 @@ class Widened(Record):
         return widen(model, self.group, self.width, example_input, seed=self.seed)
 
 
-class KernelGrown(Record):
-    """One `grow_kernel`."""
-
-    kind: Literal["KernelGrown"] = "KernelGrown"
-    layer: str
-    size: tuple[int, ...]
-
-    def again(self, model: nn.Module, example_input: ExampleInput) -> nn.Module:
-        """Return the grown copy; raises `GrowthError` as `grow_kernel` does."""
-        return grow_kernel(model, self.layer, self.size, example_input)
-
-
-Growth = Annotated[Deepened | Widened | KernelGrown, Field(discriminator="kind")]
+Growth = Annotated[Deepened | Widened, Field(discriminator="kind")]
 """One growth of any kind, as JSON told apart by `kind`."""
 
 
-def replay(
-    model: nn.Module, history: Iterable[Deepened | Widened | KernelGrown], example_input: ExampleInput
-) -> nn.Module:
+def replay(model: nn.Module, history: Iterable[Deepened | Widened], example_input: ExampleInput) -> nn.Module:
     """Return a copy of `model` grown as the history says; it computes what `model` does, which is not changed.
 
     The state dict of the model whose history it is loads into it strictly. Raises `GrowthError` where a growth cannot

@@ -8,14 +8,13 @@ momentum, and norms that take a mean over the channels, add a part that this lea
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer, RMSprop
+from torch.optim import Optimizer, RMSprop
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.optimizer import construct
+from espalier_trainer.net2net.optimizer import grow_optimizer
 from espalier_trainer.net2net.widening.edits import Edit
 from espalier_trainer.net2net.widening.groups import edited
 from espalier_trainer.net2net.widening.widen import Widening
@@ -34,45 +33,19 @@ def widen_optimizer(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Mo
     Same class, same groups in the same order with their hyperparameters, step counts kept. `optimizer` keeps working
     on `old_model`. Raises `GrowthError` for LBFGS and for a state of unknown meaning.
     """
-    if isinstance(optimizer, LBFGS):
-        raise GrowthError("LBFGS keeps one history over all parameters, which growth would invalidate; build a new one")
-    names = {id(parameter): name for name, parameter in old_model.named_parameters()}
-    successors = dict(new_model.named_parameters())
     edits: dict[str, list[Edit]] = {}
     for edit in widening.group.edits:
         for path in edit.paths:
             edits.setdefault(path, []).append(edit)
-    groups: list[dict[str, Any]] = []
-    states: dict[Tensor, dict[str, Any]] = {}
-    for group in optimizer.param_groups:
-        kept: list[Tensor] = []
-        for parameter in group["params"]:
-            name = names.get(id(parameter))
-            successor = parameter if name is None else successors[name]
-            kept.append(successor)
-            if parameter in optimizer.state:
-                states[successor] = {
-                    key: _widened(optimizer, key, value, parameter, edits.get(name or "", []), widening)
-                    for key, value in optimizer.state[parameter].items()
-                }
-        own = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        params = list(zip(group["param_names"], kept, strict=True)) if "param_names" in group else kept
-        groups.append(own | {"params": params})
-    wider = construct(type(optimizer), groups, optimizer.defaults)
-    for parameter, state in states.items():
-        wider.state[parameter] = state
-    return wider
+    return grow_optimizer(
+        optimizer,
+        old_model,
+        new_model,
+        {path: partial(_widened, optimizer, widening, mine) for path, mine in edits.items()},
+    )
 
 
-@torch.no_grad()
-def _widened(
-    optimizer: Optimizer, key: str, value: Any, parameter: Tensor, edits: list[Edit], widening: Widening
-) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    value = value.detach().clone(memory_format=torch.preserve_format)
-    if value.shape != parameter.shape or not edits or not value.dim():
-        return value
+def _widened(optimizer: Optimizer, widening: Widening, edits: list[Edit], key: str, value: Tensor) -> Tensor:
     power = _MOMENTS.get(key)
     if key == "momentum_buffer" and isinstance(optimizer, RMSprop):
         power = 0  # of gradients divided by their own size

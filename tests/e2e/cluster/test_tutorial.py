@@ -129,7 +129,7 @@ def test_the_tutorial(space: Space, nodes: Nodes, shell: Shell, monitoring: None
     for name in ("fleet", "job", "agent"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
-    *ends, last = typed("An end")
+    *ends, last = typed("Clean up")
     assert last == OURS[2]
     for line in ends:
         shell.type(line)

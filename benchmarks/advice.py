@@ -24,9 +24,9 @@ from pathlib import Path
 import httpx
 import torch
 
-from espalier_agent.advice import advise
 from espalier_agent.data import named_architecture
-from espalier_agent.policy_files import default_policy
+from espalier_agent.policies.advice import advise
+from espalier_agent.policies.files import default_policy
 from espalier_api.advice import AdviceRequest
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
 

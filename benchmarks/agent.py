@@ -39,10 +39,10 @@ from learning.printed import rendered, share
 from learning.speed import fit, speed
 from learning.splits import experiments
 
+from espalier_agent.commands.learn import gather_tables
 from espalier_agent.data import table_sets
-from espalier_agent.learn_command import gather_tables
+from espalier_agent.evaluation.rank_noise import accuracies_by_seed, rank_noise
 from espalier_agent.learners.expected import FIT
-from espalier_agent.rank_noise import accuracies_by_seed, rank_noise
 from espalier_api.outcomes import OutcomeTable
 
 PAPER_REGRET = 0.0184

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from espalier_agent.baselines import best_on_average, heuristic_sequence, none_sequence, random_mean
-from espalier_agent.evaluate import greedy_sequence
+from espalier_agent.evaluation.baselines import best_on_average, heuristic_sequence, none_sequence, random_mean
+from espalier_agent.evaluation.evaluate import greedy_sequence
+from espalier_agent.evaluation.rank_noise import accuracies_by_seed, rank_noise
 from espalier_agent.learners import distilled, expected
 from espalier_agent.learners.many_seeds import SeededRun, learn_many
-from espalier_agent.policy import Policy
-from espalier_agent.rank_noise import accuracies_by_seed, rank_noise
-from espalier_agent.tree import DecisionTree, decision_tree
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.tree import DecisionTree, decision_tree
 from learning.printed import spread, told
 from learning.splits import Judged, Split, shuffled
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from espalier_agent.evaluate import evaluate
+from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners import expected, reinforce
 from espalier_agent.learners.many_seeds import SeededRun, learn_many
-from espalier_agent.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
-from espalier_agent.tree import decision_tree
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
+from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_agent.tables.tree import decision_tree
 from espalier_api.outcomes import OutcomeTable, reward
 from learning.printed import told
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from espalier_agent.tree import DecisionTree, decision_tree
+from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_api.outcomes import OutcomeTable
 
 Tables = Sequence[OutcomeTable]

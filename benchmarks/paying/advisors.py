@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from espalier_agent.advice import advise
-from espalier_agent.policy_files import default_policy
+from espalier_agent.policies.advice import advise
+from espalier_agent.policies.files import default_policy
 from espalier_api.advice import AdviceRequest, OutcomeReport
 from espalier_api.report import AdaptationSource
 from espalier_trainer.advisor import Decision

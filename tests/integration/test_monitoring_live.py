@@ -29,7 +29,7 @@ from prometheus_process import PrometheusProcess, prometheus_binaries
 from trainer_process import TrainerProcess
 from trainers import Raw, Trainers
 
-from espalier_agent.policy_files import default_policy, save_policy
+from espalier_agent.policies.files import default_policy, save_policy
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
 from espalier_api.documents import dumps
 from espalier_api.metrics import FAMILIES, Exporter, MetricFamily

@@ -15,6 +15,6 @@ if __name__ == "__main__":
     # The first process of a container gets only the signals that it handles, and importing torch takes seconds.
     signal.signal(signal.SIGTERM, _leave)
 
-    from espalier_agent.commands import agent
+    from espalier_agent.commands.agent import agent
 
     agent(prog_name="python -m espalier_agent")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from espalier_agent.commands import agent as own
+from espalier_agent.commands.agent import agent as own
 from espalier_cli.collect.command import collect
 from espalier_cli.study.command import reproduce
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kube import SYSTEM, Nodes, Space, digits, get, kubectl, wait_for
 
-from espalier_agent.policy_files import POLICY_FILE, default_policy, save_policy
+from espalier_agent.policies.files import POLICY_FILE, default_policy, save_policy
 
 PROJECT = Path(__file__).parents[3]
 PREVIOUS = PROJECT / "tests" / "integration" / "data" / "espalier-0.1.0.tgz"

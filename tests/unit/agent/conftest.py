@@ -15,9 +15,9 @@ import torch
 from fastapi import FastAPI
 
 from espalier_agent.data import lamelas_tables
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policy import Policy
-from espalier_agent.policy_files import default_policy, make_policy
+from espalier_agent.policies.files import default_policy, make_policy
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import Policy
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
 from espalier_api.outcomes import OutcomeTable
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from espalier_agent.advice import Decision, decide
-from espalier_agent.evaluate import evaluate, greedy_sequence, sequence_result
-from espalier_agent.exploration import Exploration, explored
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.outcome_records import DecisionRecord
-from espalier_agent.outcome_store import OutcomeStore
-from espalier_agent.policy import Lineage, Policy
-from espalier_agent.policy_files import make_policy
-from espalier_agent.tree import DecisionTree
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.evaluation.evaluate import evaluate, greedy_sequence, sequence_result
+from espalier_agent.history.records import DecisionRecord
+from espalier_agent.history.store import OutcomeStore
+from espalier_agent.policies.advice import Decision, decide
+from espalier_agent.policies.exploration import Exploration, explored
+from espalier_agent.policies.files import make_policy
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import Lineage, Policy
+from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_agent.tables.tree import DecisionTree
 from espalier_api.advice import Action, AdviceRequest, OutcomeReport
 from espalier_api.outcomes import OutcomeTable
 

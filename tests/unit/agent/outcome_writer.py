@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from espalier_agent.outcome_store import OutcomeStore
+from espalier_agent.history.store import OutcomeStore
 from espalier_api.advice import OutcomeReport
 
 

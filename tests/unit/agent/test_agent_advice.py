@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_agent.advice import advise, decide
 from espalier_agent.data import named_architecture
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policy import Policy
-from espalier_agent.policy_files import make_policy
+from espalier_agent.policies.advice import advise, decide
+from espalier_agent.policies.files import make_policy
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import Policy
 from espalier_api.advice import Action, ActionKind, AdviceRequest
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
 

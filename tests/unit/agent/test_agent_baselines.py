@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from espalier_agent.baselines import best_on_average, heuristic_sequence, random_mean_of_ten
-from espalier_agent.evaluate import evaluate
+from espalier_agent.evaluation.baselines import best_on_average, heuristic_sequence, random_mean_of_ten
+from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.expected import ExpectedConfig, learn
-from espalier_agent.tree import decision_tree
+from espalier_agent.tables.tree import decision_tree
 from espalier_api.advice import AdviceRequest
 from espalier_api.outcomes import OutcomeTable
 from espalier_trainer.fallback import Heuristic

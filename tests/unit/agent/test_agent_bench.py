@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from espalier_agent.evaluate import greedy_sequence
+from espalier_agent.evaluation.evaluate import greedy_sequence
 from espalier_agent.learners.expected import FIT, learn
-from espalier_agent.tree import decision_tree
+from espalier_agent.tables.tree import decision_tree
 from espalier_api.outcomes import OutcomeTable
 
 # Benchmarks are no package of the workspace.

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.game import Games, Returns
 from espalier_agent.learners.board import Board
 from espalier_agent.learners.learning import LearningError, Start, start_learning
-from espalier_agent.rewards import Reward
+from espalier_agent.tables.game import Games, Returns
+from espalier_agent.tables.rewards import Reward
 from espalier_api.outcomes import OutcomeTable
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from espalier_agent.commands import agent
-from espalier_agent.policy import Policy
-from espalier_agent.policy_files import load_policy, save_policy
+from espalier_agent.commands.agent import agent
+from espalier_agent.policies.files import load_policy, save_policy
+from espalier_agent.policies.policy import Policy
 from espalier_api.outcomes import OutcomeTable
 
 

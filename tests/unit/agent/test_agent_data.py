@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier_agent.advice import decide
 from espalier_agent.data import NAMED_MODELS, carried_tables, lamelas_tables, named_architecture, table_sets
-from espalier_agent.evaluate import evaluate
+from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.expected import FIT, ExpectedConfig, learn
-from espalier_agent.policy import Policy
-from espalier_agent.tree import table_digest
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.tree import table_digest
 from espalier_api.advice import Action, AdviceRequest
 from espalier_api.job import Insertion
 from espalier_api.outcomes import OutcomeTable

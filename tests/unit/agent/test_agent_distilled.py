@@ -9,16 +9,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from espalier_agent.advice import decide
-from espalier_agent.commands import agent
+from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
-from espalier_agent.evaluate import evaluate
+from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.distilled import DistilledConfig, learn
 from espalier_agent.learners.expected import ExpectedConfig
 from espalier_agent.learners.learning import LearningError, Progress
 from espalier_agent.learners.many_seeds import SeededRun, learn_many
-from espalier_agent.policy import Policy
-from espalier_agent.policy_files import load_policy
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.files import load_policy
+from espalier_agent.policies.policy import Policy
 from espalier_api.advice import AdviceRequest
 from espalier_api.architecture import Architecture
 from espalier_api.outcomes import OutcomeTable

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.evaluate import evaluate
-from espalier_agent.game import Game, Returns
+from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.dqn import DEFAULT, DqnConfig, Replay, double_targets, exploring, learn
 from espalier_agent.learners.learning import LearningError, Progress
-from espalier_agent.policy import Policy
-from espalier_agent.rewards import Reward
-from espalier_agent.tree import decision_tree
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.game import Game, Returns
+from espalier_agent.tables.rewards import Reward
+from espalier_agent.tables.tree import decision_tree
 from espalier_api.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]

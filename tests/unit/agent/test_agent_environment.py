@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from espalier_agent.data import carried_tables
 from espalier_agent.environment import ENVIRONMENT_ID, IllegalActionError, OutcomeEnvironment, Sampling
-from espalier_agent.positions import NoTableError
-from espalier_agent.rewards import Reward
-from espalier_agent.vector_environment import OutcomeVectorEnvironment
-from espalier_agent.vocabulary import layer_embedding
+from espalier_agent.environment.vector import OutcomeVectorEnvironment
+from espalier_agent.policies.vocabulary import layer_embedding
+from espalier_agent.tables.positions import NoTableError
+from espalier_agent.tables.rewards import Reward
 from espalier_api.allocation import Allocation
 from espalier_api.outcomes import OutcomeTable, reward
 
@@ -222,5 +222,5 @@ def test_gymnasium_makes_many_by_name() -> None:
 
 
 def test_the_service_does_not_load_gymnasium() -> None:
-    program = "import sys, espalier_agent.server; sys.exit('gymnasium' in sys.modules)"
+    program = "import sys, espalier_agent.service.server; sys.exit('gymnasium' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from espalier_agent.evaluate import evaluate
+from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.reinforce import PAPER, learn
-from espalier_agent.policy import Policy
+from espalier_agent.policies.policy import Policy
 from espalier_api.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.evaluate import evaluate, greedy_sequence
-from espalier_agent.game import Game, Games, Returns
+from espalier_agent.evaluation.evaluate import evaluate, greedy_sequence
 from espalier_agent.learners.expected import FIT, ExpectedConfig, learn, objective
 from espalier_agent.learners.learning import LearningError, Progress
 from espalier_agent.learners.reinforce import counted_objective
 from espalier_agent.learners.reinforce import objective as sampled_objective
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.tree import decision_tree
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_agent.tables.game import Game, Games, Returns
+from espalier_agent.tables.tree import decision_tree
 from espalier_api.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]

@@ -15,17 +15,17 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
-from espalier_agent.advice import Decision, decide
-from espalier_agent.commands import agent
+from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
-from espalier_agent.exploration import Exploration, explored
 from espalier_agent.history import decisions
-from espalier_agent.outcome_records import DecisionRecord, ShadowRecord
-from espalier_agent.outcome_schema import DamagedError
-from espalier_agent.outcome_store import OutcomeStore
-from espalier_agent.policy import Policy
-from espalier_agent.service import create_app
-from espalier_agent.serving import Settings
+from espalier_agent.history.records import DecisionRecord, ShadowRecord
+from espalier_agent.history.schema import DamagedError
+from espalier_agent.history.store import OutcomeStore
+from espalier_agent.policies.advice import Decision, decide
+from espalier_agent.policies.exploration import Exploration, explored
+from espalier_agent.policies.policy import Policy
+from espalier_agent.service.app import create_app
+from espalier_agent.service.serving import Settings
 from espalier_api.advice import Action, ActionProbability, AdviceRequest, AdviceResponse, OutcomeReport
 
 PATIENCE = 30.0
@@ -168,7 +168,7 @@ def test_an_update_that_breaks_off_leaves_the_file_as_it_was(
     expected = old_file(path, policy)
     with monkeypatch.context() as broken:
         broken.setattr(
-            "espalier_agent.outcome_schema.UPDATES",
+            "espalier_agent.history.schema.UPDATES",
             ("ALTER TABLE decisions ADD COLUMN behaviour_probability REAL NOT NULL DEFAULT 1.0", "UPDATE nothing"),
         )
         store = OutcomeStore(path)

@@ -16,21 +16,21 @@ import torch
 from click.testing import CliRunner, Result
 from jobs_world import Jobs, accuracy, collect, poor, untaught
 
-from espalier_agent.advice import decide
-from espalier_agent.commands import agent
+from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables, named_architecture
-from espalier_agent.episodes import Episode, Kind, centred, comparable, gather, split, standardised
-from espalier_agent.gate import GateError, Judgement, OnHistory, Terms, estimated, judge, worse_on_history
+from espalier_agent.evaluation.gate import GateError, Judgement, OnHistory, Terms, estimated, judge, worse_on_history
 from espalier_agent.history import HistoryDecision, decisions
+from espalier_agent.history.episodes import Episode, Kind, centred, comparable, gather, split, standardised
+from espalier_agent.history.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
 from espalier_agent.learners import expected
 from espalier_agent.learners.from_history import HistoryConfig, learn
 from espalier_agent.learners.learning import LearningError
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
-from espalier_agent.policy import Policy
-from espalier_agent.policy_files import load_policy, save_policy
-from espalier_agent.tree import DecisionTree, decision_tree
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.files import load_policy, save_policy
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_api.advice import Action, AdviceRequest, PolicyVersion, Progress
 from espalier_api.allocation import Allocation
 from espalier_api.outcomes import OutcomeTable
@@ -476,7 +476,7 @@ def test_a_policy_that_came_into_service_while_it_was_judged_stays(
         save_policy(policy, tmp_path / "served")
         return judge(*arguments, **options)
 
-    monkeypatch.setattr("espalier_agent.promote_command.judge", slow)
+    monkeypatch.setattr("espalier_agent.commands.promote.judge", slow)
     result = run("promote", "--policy", tmp_path / "new", "--to", tmp_path / "served", "--outcomes", "digits")
     assert result.exit_code == 1
     assert "served: another policy came into service meanwhile; judge again" in result.stderr

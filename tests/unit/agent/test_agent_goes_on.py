@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner, Result
 from jobs_world import accuracy, play, poor, request
 
-from espalier_agent.commands import agent
+from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables
 from espalier_agent.history import decisions
-from espalier_agent.policy_files import load_policy, save_policy
-from espalier_agent.tree import DecisionTree, decision_tree
+from espalier_agent.policies.files import load_policy, save_policy
+from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_api.advice import Action, AdviceResponse, OutcomeReport
 
 JOBS = 150

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_agent.advice import decide
 from espalier_agent.data import named_architecture
-from espalier_agent.graph_encoder import time_features
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policy import Lineage, Policy
-from espalier_agent.policy_files import load_policy, make_policy, save_policy
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.files import load_policy, make_policy, save_policy
+from espalier_agent.policies.graph_encoder import time_features
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import Lineage, Policy
+from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_api.advice import Action, AdviceRequest
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
 

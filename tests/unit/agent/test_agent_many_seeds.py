@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.evaluate import evaluate
-from espalier_agent.game import Games
+from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.expected import ExpectedConfig, learn, objective
 from espalier_agent.learners.learning import LearningError, start_learning
 from espalier_agent.learners.many_seeds import SeededRun, Wanted, learn_many
-from espalier_agent.policy import Policy
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.game import Games
 from espalier_api.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from espalier_agent.encoders import LstmModelEncoder, encode_time
-from espalier_agent.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
+from espalier_agent.policies.encoders import LstmModelEncoder, encode_time
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 
 
 def seconds(*values: float) -> torch.Tensor:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from espalier_agent.advice import Decision
-from espalier_agent.commands import agent
+from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
-from espalier_agent.outcome_records import DecisionRecord, ShadowRecord
-from espalier_agent.outcome_store import OutcomeStore
+from espalier_agent.history.records import DecisionRecord, ShadowRecord
+from espalier_agent.history.store import OutcomeStore
+from espalier_agent.policies.advice import Decision
 from espalier_api.advice import Action, ActionProbability, AdviceRequest, OutcomeReport, PolicyVersion
 
 PATIENCE = 30.0

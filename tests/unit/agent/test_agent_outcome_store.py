@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from espalier_agent.advice import decide
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
-from espalier_agent.outcome_records import DecisionRecord, ShadowRecord
-from espalier_agent.outcome_schema import StoreError
-from espalier_agent.outcome_store import NotStoredError, OutcomeStore
-from espalier_agent.policy import Policy
+from espalier_agent.history.records import DecisionRecord, ShadowRecord
+from espalier_agent.history.schema import StoreError
+from espalier_agent.history.store import NotStoredError, OutcomeStore
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.policy import Policy
 from espalier_api.advice import MAX_DECISION_IDS, Action, AdviceRequest, OutcomeReport, PolicyVersion
 from espalier_api.allocation import Allocation
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.evaluate import evaluate
+from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.learning import LearningError, Progress
 from espalier_agent.learners.ppo import DEFAULT, PpoConfig, advantages, clipped_loss, entropy, improve, learn
-from espalier_agent.policy import Policy
-from espalier_agent.rewards import Reward
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.rewards import Reward
 from espalier_api.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]

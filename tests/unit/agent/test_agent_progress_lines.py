@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from espalier_agent.learn_command import learning_lines
+from espalier_agent.commands.learn import learning_lines
+from espalier_agent.commands.progress_lines import ProgressLines
 from espalier_agent.learners.learning import Progress
-from espalier_agent.progress_lines import ProgressLines
 
 
 @pytest.mark.parametrize(("every_seconds", "told"), [(3600.0, ["3 of 3"]), (0.0, ["1 of 3", "2 of 3", "3 of 3"])])

@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from espalier_agent.commands import agent
+from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables, table_sets
-from espalier_agent.evaluate import evaluate
-from espalier_agent.policy import Policy
-from espalier_agent.rank_noise import (
+from espalier_agent.evaluation.evaluate import evaluate
+from espalier_agent.evaluation.rank_noise import (
     accuracies_by_seed,
     kendall,
     pooled_deviation,
@@ -29,6 +28,7 @@ from espalier_agent.rank_noise import (
     simulated_ranks,
     spearman,
 )
+from espalier_agent.policies.policy import Policy
 from espalier_api.outcomes import OutcomeTable
 
 Floats = npt.NDArray[np.float64]

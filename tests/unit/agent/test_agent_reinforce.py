@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.evaluate import evaluate, greedy_sequence
-from espalier_agent.game import Game, Returns
+from espalier_agent.evaluation.evaluate import evaluate, greedy_sequence
 from espalier_agent.learners.learning import LearningError, Progress
 from espalier_agent.learners.reinforce import BATCHED, PAPER, Order, ReinforceConfig, learn, objective
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policy import Policy
-from espalier_agent.tree import TableError, decision_tree
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_agent.tables.game import Game, Returns
+from espalier_agent.tables.tree import TableError, decision_tree
 from espalier_api.outcomes import OutcomeTable
 
 Tables = dict[str, OutcomeTable]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_agent.rewards import Floats, Indices, Reward, potentials, step_rewards, to_go
-from espalier_agent.tree import decision_tree
+from espalier_agent.tables.rewards import Floats, Indices, Reward, potentials, step_rewards, to_go
+from espalier_agent.tables.tree import decision_tree
 from espalier_api.outcomes import OutcomeTable, reward
 
 DENSE = [each for each in Reward if each is not Reward.PAPER]

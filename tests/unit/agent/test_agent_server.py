@@ -15,12 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from espalier_agent.advice import decide
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
-from espalier_agent.policy import Policy
-from espalier_agent.policy_files import default_policy
-from espalier_agent.server import ServerError, serve
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.files import default_policy
+from espalier_agent.policies.policy import Policy
+from espalier_agent.service.server import ServerError, serve
 from espalier_api.advice import AdviceRequest, AdviceResponse
 
 Start = Callable[..., subprocess.Popen[str]]

@@ -16,14 +16,14 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from espalier_agent.advice import decide
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
-from espalier_agent.outcome_schema import StoreError
-from espalier_agent.policy import Policy
-from espalier_agent.policy_files import PolicyError, save_policy
-from espalier_agent.service import create_app
-from espalier_agent.serving import Settings
+from espalier_agent.history.schema import StoreError
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.files import PolicyError, save_policy
+from espalier_agent.policies.policy import Policy
+from espalier_agent.service.app import create_app
+from espalier_agent.service.serving import Settings
 from espalier_api.advice import MAX_DECISION_IDS, AdviceRequest, AdviceResponse, OutcomeReceipt
 from espalier_api.architecture import Architecture, Layer
 
@@ -253,7 +253,7 @@ def test_a_fault_of_our_own_answers_500_without_its_details_and_is_counted(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("inner secret")
 
-    monkeypatch.setattr("espalier_agent.service.decide", broken)
+    monkeypatch.setattr("espalier_agent.service.app.decide", broken)
     app = create_app(None, policy)
     (response,) = call(app, [("POST", "/v1/advice", {"json": question()})])
     assert response.status_code == 500

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from espalier_agent.data import lamelas_tables
-from espalier_agent.evaluate import evaluate
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policy import DEFAULT_EMBEDDING_SEED
-from espalier_agent.policy_files import default_policy
+from espalier_agent.evaluation.evaluate import evaluate
+from espalier_agent.policies.files import default_policy
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED
+from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.study.experiments import baselines, run_study
 from espalier_agent.study.many_lstms import lstms
 from espalier_agent.study.many_networks import Models, encode, stacked, unstacked
 from espalier_agent.study.many_runs import LEARNING_RATE, Run, greedy, learn_many
 from espalier_agent.study.paper import CURRICULA, TEMPERATURES
 from espalier_agent.study.workers import workers
-from espalier_agent.tree import DecisionTree, State, decision_tree
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.tables.tree import DecisionTree, State, decision_tree
 from espalier_api.outcomes import reward
 from espalier_cli.study.figures import figures, rolling
 from espalier_cli.study.report import report

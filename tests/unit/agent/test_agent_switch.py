@@ -19,15 +19,15 @@ import httpx
 import pytest
 import uvicorn
 
-from espalier_agent.advice import decide
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
-from espalier_agent.network import PolicyNetwork
-from espalier_agent.policy import Policy
-from espalier_agent.policy_files import PolicyError, make_policy, save_policy
-from espalier_agent.policy_watch import PolicyWatch, Signature
-from espalier_agent.service import create_app
-from espalier_agent.serving import Serving, Settings
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.files import PolicyError, make_policy, save_policy
+from espalier_agent.policies.network import PolicyNetwork
+from espalier_agent.policies.policy import Policy
+from espalier_agent.service.app import create_app
+from espalier_agent.service.serving import Serving, Settings
+from espalier_agent.service.watch import PolicyWatch, Signature
 from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReport
 from espalier_api.exporting import Metrics
 from espalier_api.metrics import Exporter
@@ -240,7 +240,7 @@ def test_a_fault_of_the_disk_does_not_end_the_watch_and_is_said_once(
     watch = PolicyWatch(policy, folder, look_seconds=0.01)
     try:
         with monkeypatch.context() as patched:
-            patched.setattr("espalier_agent.policy_watch._signature", stale)
+            patched.setattr("espalier_agent.service.watch._signature", stale)
             watch.start()
             until("it looked some times", lambda: len(looks) > 3)
         save_policy(other, folder)
@@ -283,7 +283,7 @@ def test_a_policy_is_tried_before_it_is_put_to_work(
 
     watch = PolicyWatch(policy, folder)
     save_policy(other, folder)
-    monkeypatch.setattr("espalier_agent.policy_watch.decide", broken)
+    monkeypatch.setattr("espalier_agent.service.watch.decide", broken)
     watch.look()
     assert watch.current is policy
 
@@ -291,7 +291,7 @@ def test_a_policy_is_tried_before_it_is_put_to_work(
 def test_a_shadow_says_what_it_would_have_done_and_changes_nothing(
     folder: Path, tmp_path: Path, policy: Policy, other: Policy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "espalier_agent.shadow")
+    caplog.set_level("INFO", "espalier_agent.service.shadow")
     save_policy(other, tmp_path / "shadow")
     path = tmp_path / "outcomes.db"
     settings = Settings(policy_path=folder, shadow_path=tmp_path / "shadow", outcomes_path=path)
@@ -331,7 +331,7 @@ def test_a_shadow_that_fails_or_falls_behind_is_counted_and_answers_go_on(
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("espalier_agent.shadow.decide", broken)
+    monkeypatch.setattr("espalier_agent.service.shadow.decide", broken)
     with served(settings) as url:
         statuses = {httpx.post(f"{url}/v1/advice", json=question.to_json()).status_code for question in QUESTIONS}
         lost = 'espalier_agent_records_lost_total{error="NotAsked"}'
@@ -355,9 +355,9 @@ def test_all_that_hangs_has_one_time_to_end(
         goes_on.wait(PATIENCE)
         raise PolicyError("of no use any more")
 
-    for name in ("policy_watch.load_policy", "shadow.decide"):
+    for name in ("service.watch.load_policy", "service.shadow.decide"):
         monkeypatch.setattr(f"espalier_agent.{name}", hangs)
-    monkeypatch.setattr("espalier_agent.serving.END_SECONDS", 1.0)
+    monkeypatch.setattr("espalier_agent.service.serving.END_SECONDS", 1.0)
     path = tmp_path / "outcomes.db"
     serving = Serving(
         Settings(policy_path=folder, shadow_path=folder, outcomes_path=path), policy, Metrics(Exporter.AGENT)

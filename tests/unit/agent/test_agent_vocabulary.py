@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from espalier_agent.data import named_architecture
-from espalier_agent.vocabulary import Vocabulary, canonical_key, layer_embedding
+from espalier_agent.policies.vocabulary import Vocabulary, canonical_key, layer_embedding
 from espalier_api.architecture import AttributeValue, Layer
 
 

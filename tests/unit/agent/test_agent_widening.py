@@ -13,25 +13,25 @@ import numpy as np
 import pytest
 import torch
 
-from espalier_agent.advice import decide
 from espalier_agent.environment import OutcomeEnvironment
-from espalier_agent.episodes import Episode, Gathered, Kind
-from espalier_agent.evaluate import evaluate
-from espalier_agent.exploration import Exploration, explored
-from espalier_agent.gate import compare
+from espalier_agent.evaluation.evaluate import evaluate
+from espalier_agent.evaluation.gate import compare
 from espalier_agent.history import HistoryDecision, decisions
+from espalier_agent.history.episodes import Episode, Gathered, Kind
+from espalier_agent.history.off_policy import Unit
+from espalier_agent.history.records import DecisionRecord
+from espalier_agent.history.store import OutcomeStore
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.learners.from_history import HistoryConfig
 from espalier_agent.learners.from_history import learn as learn_history
 from espalier_agent.learners.learning import LearningError
 from espalier_agent.learners.registry import LEARNERS
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.off_policy import Unit
-from espalier_agent.outcome_records import DecisionRecord
-from espalier_agent.outcome_store import OutcomeStore
-from espalier_agent.policy_files import default_policy, load_policy, make_policy, save_policy
-from espalier_agent.tree import TableError, decision_tree
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.exploration import Exploration, explored
+from espalier_agent.policies.files import default_policy, load_policy, make_policy, save_policy
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_agent.tables.tree import TableError, decision_tree
 from espalier_api.advice import Action, ActionKind, AdviceRequest, PolicyVersion, Progress
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture, GrowthError

@@ -372,7 +372,7 @@ def test_training_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_agents_own_program_has_no_collect() -> None:
     """It needs a trainer, which the agent's image has not."""
-    from espalier_agent.commands import agent as own
+    from espalier_agent.commands.agent import agent as own
     from espalier_cli.agent_command import agent
 
     assert "collect" in agent.commands

@@ -10,9 +10,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from espalier_agent.evaluate import evaluate
+from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.expected import ExpectedConfig, learn
-from espalier_agent.tree import decision_tree, read_playable
+from espalier_agent.tables.tree import decision_tree, read_playable
 from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
 from espalier_api.job import AdaptiveTrainingJob

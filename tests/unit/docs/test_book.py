@@ -18,9 +18,9 @@ from pydantic import BaseModel
 
 from espalier_agent.data import carried_tables
 from espalier_agent.environment import OutcomeEnvironment
-from espalier_agent.evaluate import evaluate
-from espalier_agent.policy_files import default_policy
-from espalier_agent.rewards import Reward
+from espalier_agent.evaluation.evaluate import evaluate
+from espalier_agent.policies.files import default_policy
+from espalier_agent.tables.rewards import Reward
 from espalier_api import job_reference
 from espalier_api.job import JobSpec
 from espalier_api.reasons import SENTENCES, Reason

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier_agent.game import Games
 from espalier_agent.learners.learning import LearningError
-from espalier_agent.rewards import Reward, step_rewards
+from espalier_agent.tables.game import Games
+from espalier_agent.tables.rewards import Reward, step_rewards
 
 
 @dataclass(frozen=True, slots=True)

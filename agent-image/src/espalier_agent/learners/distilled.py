@@ -30,8 +30,8 @@ from espalier_agent.learners.learning import (
     start_learning,
 )
 from espalier_agent.learners.many_seeds import SeededRun, learn_many
-from espalier_agent.network import PolicyNetwork, Prepared, masked_log_probabilities
-from espalier_agent.policy import Policy
+from espalier_agent.policies.network import PolicyNetwork, Prepared, masked_log_probabilities
+from espalier_agent.policies.policy import Policy
 from espalier_api.outcomes import OutcomeTable
 
 

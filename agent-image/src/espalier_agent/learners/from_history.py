@@ -4,7 +4,7 @@ What is maximised is, beside `expected`'s objective over the tables, `history_we
 
     value of the policy on the history - caution / √(effective sample size) + entropy weight · entropy,
 
-the value as in `espalier_agent.off_policy`, of accuracies that are standardised by kind of job. The middle term is the
+the value as in `history.off_policy`, of accuracies that are standardised by kind of job. The middle term is the
 standard error of that value, as these have variance 1: what few jobs have shown counts less (Metelli and others, Policy
 Optimization via Importance Sampling, 2018, whose bound has the same form). Accuracies are standardised as they are and
 not by the paper's 100·tan(a·π/2), which makes one job near accuracy 1 worth more than all others together.
@@ -20,8 +20,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.episodes import Gathered, comparable, episodes_digest, split, standardised
-from espalier_agent.game import Games
+from espalier_agent.history.episodes import Gathered, comparable, episodes_digest, split, standardised
+from espalier_agent.history.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
 from espalier_agent.learners.expected import ExpectedConfig, objective, optimizer_of, schedule, time_shifts
 from espalier_agent.learners.learning import (
     LearningError,
@@ -31,8 +31,8 @@ from espalier_agent.learners.learning import (
     one_thread,
     start_learning,
 )
-from espalier_agent.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
-from espalier_agent.policy import LearntHistory, Policy
+from espalier_agent.policies.policy import LearntHistory, Policy
+from espalier_agent.tables.game import Games
 from espalier_api.outcomes import OutcomeTable
 
 

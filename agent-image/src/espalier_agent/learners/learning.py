@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from espalier_agent.game import Game, Returns
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, LearntTable, Lineage, Policy
-from espalier_agent.policy_files import make_policy
-from espalier_agent.tree import decision_tree, table_digest
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.policies.files import make_policy
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, LearntTable, Lineage, Policy
+from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_agent.tables.game import Game, Returns
+from espalier_agent.tables.tree import decision_tree, table_digest
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from espalier_agent.game import Games, worth
 from espalier_agent.learners.expected import FIT, ExpectedConfig, objective, optimizer_of, schedule, time_shifts
 from espalier_agent.learners.learning import LearningError, Start, finish_learning, one_thread, start_learning
-from espalier_agent.network import PolicyNetwork
-from espalier_agent.policy import Policy
+from espalier_agent.policies.network import PolicyNetwork
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.game import Games, worth
 from espalier_api.outcomes import OutcomeTable, SequenceOutcome
 
 

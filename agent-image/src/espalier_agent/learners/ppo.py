@@ -18,7 +18,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.game import Games, Returns
 from espalier_agent.learners.board import Board
 from espalier_agent.learners.learning import (
     LearningError,
@@ -28,8 +27,9 @@ from espalier_agent.learners.learning import (
     one_thread,
     start_learning,
 )
-from espalier_agent.policy import Policy
-from espalier_agent.rewards import Reward
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.game import Games, Returns
+from espalier_agent.tables.rewards import Reward
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
 

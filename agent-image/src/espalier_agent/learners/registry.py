@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from espalier_agent.learners import distilled, dqn, expected, ppo, reinforce
 from espalier_agent.learners.learning import LearningError, ProgressCallback
-from espalier_agent.policy import Policy
+from espalier_agent.policies.policy import Policy
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
 

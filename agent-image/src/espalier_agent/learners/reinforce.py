@@ -15,7 +15,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.game import Game, Returns
 from espalier_agent.learners.learning import (
     LearningError,
     Progress,
@@ -24,8 +23,9 @@ from espalier_agent.learners.learning import (
     one_thread,
     start_learning,
 )
-from espalier_agent.network import PolicyNetwork
-from espalier_agent.policy import Policy
+from espalier_agent.policies.network import PolicyNetwork
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.game import Game, Returns
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
 

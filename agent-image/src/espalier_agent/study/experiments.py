@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from espalier_agent.baselines import none_sequence, random_mean, random_mean_of_ten
+from espalier_agent.evaluation.baselines import none_sequence, random_mean, random_mean_of_ten
 from espalier_agent.study.many_runs import Learnt, Run, greedy
 from espalier_agent.study.paper import CURRICULA, TEMPERATURES
-from espalier_agent.tree import DecisionTree
+from espalier_agent.tables.tree import DecisionTree
 
 Floats = npt.NDArray[np.float64]
 Learn = Callable[[str, Sequence[Run], int], list[Learnt]]

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from espalier_agent.encoders import encode_time
-from espalier_agent.game import Game, Returns
-from espalier_agent.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policy import DEFAULT_EMBEDDING_SEED
+from espalier_agent.policies.encoders import encode_time
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED
+from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.study.many_networks import Models, decide, encode, stacked, unstacked
-from espalier_agent.tree import DecisionTree
-from espalier_agent.vocabulary import Vocabulary
+from espalier_agent.tables.game import Game, Returns
+from espalier_agent.tables.tree import DecisionTree
 
 LEARNING_RATE: Final = 1e-4
 """Of Adam; Lamelas 6.5."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from espalier_agent.commands.progress_lines import ProgressLines
 from espalier_agent.data import lamelas_tables
-from espalier_agent.progress_lines import ProgressLines
 from espalier_agent.study.experiments import run_study
 from espalier_agent.study.workers import Told, workers
-from espalier_agent.tree import decision_tree
+from espalier_agent.tables.tree import decision_tree
 from espalier_api.documents import write_bytes_atomically, write_text_atomically
 from espalier_cli.errors import BadInput
 from espalier_cli.study.figures import figures

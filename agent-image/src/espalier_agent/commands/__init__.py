@@ -1,0 +1,1 @@
+"""`espalier agent ...`: one module for each command."""

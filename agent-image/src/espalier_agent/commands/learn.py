@@ -1,0 +1,228 @@
+"""`espalier agent learn`, and what it shares with `evaluate`: where tables and policies come from."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+import pydantic
+
+from espalier_agent.commands.errors import CommandError
+from espalier_agent.commands.evaluation_lines import print_evaluation
+from espalier_agent.commands.history import history_option, read_history
+from espalier_agent.commands.progress_lines import ProgressLines
+from espalier_agent.data import carried_tables, table_sets
+from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
+from espalier_agent.history import history_files
+from espalier_agent.history.schema import StoreError
+from espalier_agent.learners.from_history import HistoryConfig
+from espalier_agent.learners.from_history import learn as learn_from_history
+from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
+from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS, Learner
+from espalier_agent.policies.files import PolicyError, default_policy, load_policy, save_policy
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.tree import TableError, read_playable, table_digest
+from espalier_api.base import Record
+from espalier_api.documents import DocumentError
+from espalier_api.outcomes import OutcomeTable, table_files
+
+USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, StoreError, OSError)
+
+
+def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
+    """Read tables: of sets that are carried, by name, of folders (`*.json` in each) and of single files.
+
+    A carried set hides a folder of its name, which is still reached as `./NAME`. Raises `DocumentError` for what is
+    missing or damaged, `TableError` for what cannot be played; both name the file.
+    """
+    tables: list[OutcomeTable] = []
+    for source in sources:
+        path = Path(source)
+        if source in table_sets():
+            tables.extend(carried_tables(source))
+        elif path.is_dir():
+            tables.extend(read_playable(each) for each in table_files(path))
+        elif path.is_file():
+            tables.append(read_playable(path))
+        else:
+            raise DocumentError(f"{source}: no such file or folder, and not a carried set ({', '.join(table_sets())})")
+    return tuple(tables)
+
+
+def open_policy(path: Path | None) -> Policy:
+    """Return the policy in this folder, or the shipped one; raises `PolicyError`."""
+    return default_policy() if path is None else load_policy(path)
+
+
+SEEDS = click.IntRange(0, 2**32 - 1)
+"""Of a job's seed, too. torch takes 64 bits, and `distilled` multiplies."""
+
+outcomes_option = click.option(
+    "--outcomes",
+    "sources",
+    multiple=True,
+    default=("lamelas",),
+    show_default=True,
+    metavar="SET|DIR|FILE",
+    help="Outcome tables: a carried set (lamelas: the paper's six), a folder or a file. May be repeated.",
+)
+
+
+def _split(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    for name, sign, _ in pairs:
+        if not (name and sign):
+            raise click.BadParameter(f"{name!r} is not FIELD=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+@click.command()
+@outcomes_option
+@click.option("--without-tables", is_flag=True, help="With --from-history: learn from that alone.")
+@click.option(
+    "--held-out",
+    "held_out",
+    multiple=True,
+    metavar="SET|DIR|FILE",
+    help="Tables that are not learnt from, though --outcomes names them: for `promote` to judge by. May be repeated.",
+)
+@history_option
+@click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="Folder for the policy.")
+@click.option("--seed", type=SEEDS, default=0, show_default=True)
+@click.option("--name", help="The policy's name; default: the output folder's.")
+@click.option("--learner", type=click.Choice(list(LEARNERS)), default=DEFAULT_LEARNER, show_default=True)
+@click.option(
+    "--encoder",
+    type=click.Choice(["graph", "lstm"]),
+    help="How models are read; default: lstm, the paper's, for reinforce, and graph for the others.",
+)
+@click.option(
+    "--recipe",
+    help="The learner's configuration: fit or smooth (expected), paper or batched (reinforce), default (the others). "
+    "Default: the first of them.",
+)
+@click.option(
+    "--set", "fields", multiple=True, callback=_split, metavar="FIELD=VALUE", help="Change a field of it. Repeatable."
+)
+@click.option("--episodes", type=click.IntRange(min=1), help="reinforce: instead of the recipe's number.")
+@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), help="Instead of the recipe's.")
+@click.option(
+    "--temperature", type=click.FloatRange(min=1), help="reinforce: initial softmax temperature (paper: 10, 100, 1000)."
+)
+@click.option(
+    "--curriculum",
+    metavar="SCENARIO-SCENARIO-...",
+    help="reinforce: learn the tables one after the other, by scenario: early-late-middle.",
+)
+@click.option("--from", "parent_path", type=click.Path(path_type=Path), help="Go on from this policy.")
+def learn(
+    sources: tuple[str, ...],
+    without_tables: bool,
+    held_out: tuple[str, ...],
+    histories: tuple[Path, ...],
+    output: Path,
+    seed: int,
+    name: str | None,
+    learner: str,
+    encoder: str | None,
+    recipe: str | None,
+    fields: dict[str, str],
+    episodes: int | None,
+    learning_rate: float | None,
+    temperature: float | None,
+    curriculum: str | None,
+    parent_path: Path | None,
+) -> None:
+    """Learn a policy from outcome tables. The same command with the same seed gives the same policy.
+
+    expected follows the exact gradient of the expected return over all sequences of all tables; distilled teaches one
+    network what several such runs say on the average; reinforce is the paper's learner; ppo and dqn play episodes. With
+    --from-history, expected goes on from what came of real advice; a quarter of the jobs is kept for `promote` to judge
+    by (--set held_out_share=.25).
+    """
+    chosen = LEARNERS[learner]
+    options = {"episodes": episodes, "learning_rate": learning_rate, "temperature": temperature}
+    changes: dict[str, object] = {key: value for key, value in options.items() if value is not None}
+    try:
+        tables = _not_held_out(gather_tables(() if without_tables else sources), gather_tables(held_out))
+        if curriculum is not None:
+            tables = in_curriculum(tables, curriculum)
+            changes["order"] = "curriculum"
+        if histories:
+            chosen = with_history(chosen, histories)
+        config = changed(chosen.recipe(recipe), learner, {**changes, **fields})
+        policy = chosen.learn(
+            tables,
+            config=config,
+            encoder=encoder or chosen.encoder,
+            seed=seed,
+            name=name or output.resolve().name,
+            parent=None if parent_path is None else load_policy(parent_path),
+            progress=learning_lines(),
+        )
+        save_policy(policy, output)
+        evaluation = evaluate_policy(policy, tables)
+    except USER_ERRORS as error:
+        raise CommandError(str(error)) from error
+    click.echo(f"policy {policy.name}@{policy.version} written to {output}", err=True)
+    if tables:
+        print_evaluation(evaluation)
+
+
+def with_history(learner: Learner, sources: tuple[Path, ...]) -> Learner:
+    """Return a learner that learns from a history beside its tables; `LearningError` where it cannot."""
+    if learner.name != DEFAULT_LEARNER:
+        raise LearningError(f"learner {learner.name} does not learn from a history; {DEFAULT_LEARNER} does")
+    history = read_history(sources)
+    recipes = {name: HistoryConfig(**recipe.model_dump()) for name, recipe in learner.recipes.items()}
+    files = tuple(path.name for path in history_files(sources))
+    return Learner(learner.name, partial(learn_from_history, history=history, files=files), recipes, learner.encoder)
+
+
+def _not_held_out(tables: tuple[OutcomeTable, ...], held_out: tuple[OutcomeTable, ...]) -> tuple[OutcomeTable, ...]:
+    kept = {table_digest(table) for table in held_out}
+    return tuple(table for table in tables if table_digest(table) not in kept)
+
+
+def in_curriculum(tables: tuple[OutcomeTable, ...], curriculum: str) -> tuple[OutcomeTable, ...]:
+    """Order tables by scenario as `early-late-middle` says; `LearningError` where the two do not fit together."""
+    order = curriculum.split("-")
+    found = {table.scenario for table in tables}
+    if len(set(order)) != len(order) or set(order) != found:
+        raise LearningError(
+            f"curriculum {curriculum!r} must name each scenario of the tables once: {', '.join(sorted(found))}"
+        )
+    return tuple(sorted(tables, key=lambda table: order.index(table.scenario)))
+
+
+def changed(config: Record, learner: str, changes: dict[str, object]) -> Record:
+    """Return a configuration with some fields changed; `LearningError` names the field, the value and the reason."""
+    known = type(config).model_fields
+    for name in changes:
+        if name not in known:
+            raise LearningError(f"learner {learner} has no field {name!r}; its fields: {', '.join(known)}")
+    try:
+        return type(config).model_validate({**config.model_dump(), **changes}, strict=False)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise LearningError(f"{place}={first['input']}: {first['msg']}") from error
+
+
+def learning_lines() -> ProgressCallback:
+    """Return what prints how far learning is."""
+    lines = ProgressLines()
+
+    def tell(progress: Progress) -> None:
+        lines.tell(
+            progress.episodes,
+            progress.total_episodes,
+            lambda seconds: (
+                f"{progress.episodes}/{progress.total_episodes} episodes, "
+                f"{progress.episodes / max(seconds, 1e-9):.0f} a second, "
+                f"objective {progress.objective:.3f}, mean accuracy {progress.mean_accuracy:.4f}"
+            ),
+        )
+
+    return tell

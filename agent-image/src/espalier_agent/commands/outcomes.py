@@ -1,0 +1,97 @@
+"""`espalier agent outcomes`: what the service has kept."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from espalier_agent.commands.errors import CommandError
+from espalier_agent.history import HistoryDecision, decisions
+from espalier_agent.history.schema import StoreError
+from espalier_api.advice import ActionKind
+
+
+@dataclass
+class Tally:
+    """What became of one policy's decisions."""
+
+    decisions: int = 0
+    deepened: int = 0
+    widened: int = 0
+    accuracies: list[float] = field(default_factory=list)
+    shadowed: int = 0
+    agreed: int = 0
+
+    def take(self, decision: HistoryDecision) -> None:
+        """Count a decision."""
+        self.decisions += 1
+        self.deepened += decision.action.kind is ActionKind.DEEPEN
+        self.widened += decision.action.kind is ActionKind.WIDEN
+        if decision.final_accuracy is not None:
+            self.accuracies.append(decision.final_accuracy)
+        self.shadowed += len(decision.shadows)
+        self.agreed += sum(shadow.agreed for shadow in decision.shadows)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the figures; a mean or a share of nothing is null."""
+        return {
+            "decisions": self.decisions,
+            "deepened": self.deepened,
+            "widened": self.widened,
+            "outcomes": len(self.accuracies),
+            "meanAccuracy": sum(self.accuracies) / len(self.accuracies) if self.accuracies else None,
+            "shadowed": self.shadowed,
+            "agreement": self.agreed / self.shadowed if self.shadowed else None,
+        }
+
+
+def tally(history: Iterable[HistoryDecision]) -> dict[tuple[str, str], Tally]:
+    """Count decisions by name and version of the policy that made them, in the order of its first decision."""
+    by_policy: dict[tuple[str, str], Tally] = defaultdict(Tally)
+    for decision in history:
+        by_policy[decision.policy.name, decision.policy.version].take(decision)
+    return dict(by_policy)
+
+
+@click.command()
+@click.option(
+    "--db",
+    "sources",
+    multiple=True,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Database of `agent serve --outcomes-db`, or a folder of them (*.db). May be repeated: they are joined.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def outcomes(sources: tuple[Path, ...], as_json: bool) -> None:
+    """Count the decisions that the service kept, by policy, and what came of them.
+
+    The accuracy is the mean over decisions whose outcome is known. Policies that advised other jobs, or at other
+    times, cannot be compared by it.
+    """
+    try:
+        found = tally(decisions(*sources))
+    except (StoreError, OSError) as error:
+        raise CommandError(str(error)) from error
+    if as_json:
+        lines = [{"policy": name, "version": version, **each.to_json()} for (name, version), each in found.items()]
+        click.echo(json.dumps({"policies": lines}, indent=1))
+        return
+    heads = ("policy", "decisions", "deepened", "widened", "outcomes", "accuracy", "agreement")
+    click.echo(f"{heads[0]:<32} {heads[1]:>9} {heads[2]:>8} {heads[3]:>7} {heads[4]:>8} {heads[5]:>8} {heads[6]:>9}")
+    for (name, version), each in found.items():
+        figures = each.to_json()
+        click.echo(
+            f"{f'{name}@{version}':<32} {each.decisions:>9} {each.deepened:>8} {each.widened:>7} "
+            f"{len(each.accuracies):>8} "
+            f"{_figure(figures['meanAccuracy']):>8} {_figure(figures['agreement']):>9}"
+        )
+
+
+def _figure(value: object) -> str:
+    return "-" if value is None else f"{value:.4f}"

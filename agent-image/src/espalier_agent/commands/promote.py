@@ -1,0 +1,123 @@
+"""`espalier agent promote`: a new policy is put to work where it is not worse than the one in service."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+import torch
+
+from espalier_agent.commands.errors import CommandError
+from espalier_agent.commands.history import history_option, read_history
+from espalier_agent.commands.learn import USER_ERRORS, gather_tables
+from espalier_agent.evaluation.gate import GateError, Judgement, OnHistory, OnTables, Terms, judge
+from espalier_agent.history.off_policy import Unit
+from espalier_agent.policies.files import load_policy, save_policy
+
+REFUSED: Final = 3
+"""Exit code: the policy in service stays."""
+
+
+@click.command()
+@click.option("--policy", "policy_path", type=click.Path(path_type=Path), required=True, help="Folder of the new one.")
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of the policy in service (`serve --policy`); its place is taken at once, and noticed in a second.",
+)
+@click.option(
+    "--outcomes",
+    "sources",
+    multiple=True,
+    metavar="SET|DIR|FILE",
+    help="Outcome tables to judge by; those that the new policy has learnt are left out. May be repeated.",
+)
+@history_option
+@click.option(
+    "--by",
+    "unit",
+    type=click.Choice([unit.value for unit in Unit]),
+    default=Unit.DECISION.value,
+    show_default=True,
+    help="History: weigh each decision, all others as they were, or whole episodes, which takes many more jobs.",
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(min=0, max=1),
+    default=0.01,
+    show_default=True,
+    help="History: accuracy that it may be worse by, at the lower end of the 95 % interval.",
+)
+@click.option(
+    "--least-effective",
+    type=click.FloatRange(min=1),
+    default=10.0,
+    show_default=True,
+    help="History: effective number of jobs, also of what would change alone, below which it says nothing.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def promote(
+    policy_path: Path,
+    folder: Path,
+    sources: tuple[str, ...],
+    histories: tuple[Path, ...],
+    unit: str,
+    margin: float,
+    least_effective: float,
+    as_json: bool,
+) -> None:
+    """Put a new policy to work, if it is not worse than the one in service on what it has not learnt from.
+
+    Of a history that is the part held out when the policy was learnt (its lineage says which), and all of a history
+    where it was learnt from tables alone. Ends with 3, and changes nothing, where it is worse or there is too little
+    to say that it is not.
+    """
+    if not sources and not histories:
+        raise click.UsageError("there is nothing to judge by: give --outcomes, --from-history or both")
+    torch.set_num_threads(1)
+    terms = Terms(margin=margin, least_effective=least_effective, unit=Unit(unit))
+    try:
+        policy, in_service = load_policy(policy_path), load_policy(folder)
+        history = read_history(histories) if histories else None
+        judgement = judge(policy, in_service, terms, tables=gather_tables(sources), history=history)
+        if not judgement.refusals:
+            save_policy(policy, folder, instead_of=in_service.identity)
+    except (GateError, *USER_ERRORS) as error:
+        raise CommandError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(judgement.to_json(), indent=1))
+    else:
+        _print(judgement)
+    for refusal in judgement.refusals:
+        click.echo(f"refused: {refusal}", err=True)
+    if judgement.refusals:
+        click.echo(f"{folder}: {in_service.name}@{in_service.version} stays in service", err=True)
+        sys.exit(REFUSED)
+    click.echo(f"{folder}: {policy.name}@{policy.version} takes the place of {in_service.name}", err=True)
+
+
+def _print(judgement: Judgement) -> None:
+    if judgement.tables is not None:
+        _print_tables(judgement.tables)
+    if judgement.history is not None:
+        _print_history(judgement.history)
+
+
+def _print_tables(found: OnTables) -> None:
+    click.echo(f"tables   {len(found.tables)} held out ({', '.join(found.tables)})")
+    click.echo(f"         mean regret {found.regret:.4f}, in service {found.regret_in_service:.4f}")
+
+
+def _print_history(found: OnHistory) -> None:
+    click.echo(
+        f"history  {found.episodes} jobs held out, {found.changed} of their {found.decisions} decisions would change; "
+        f"effective number of jobs {found.effective:.1f}, in service {found.effective_in_service:.1f}"
+        + ("" if found.effective_changed is None else f", of what would change {found.effective_changed:.1f}")
+    )
+    if found.difference is not None:
+        click.echo(f"         accuracy {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})")

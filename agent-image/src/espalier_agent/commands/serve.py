@@ -1,0 +1,97 @@
+"""`espalier agent serve`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from espalier_agent.commands.errors import CommandError
+from espalier_agent.history.schema import StoreError
+from espalier_agent.history.store import MAX_DATABASE_BYTES
+from espalier_agent.policies.exploration import Exploration
+from espalier_agent.policies.files import PolicyError
+from espalier_agent.service.server import ServerError
+from espalier_agent.service.server import serve as run_server
+from espalier_agent.service.serving import Settings
+
+MEBIBYTE: Final = 1024 * 1024
+
+
+def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(
+            "--outcomes-file is gone; give --outcomes-db FILE: decisions and outcomes are kept in it (SQLite)"
+        )
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8500, show_default=True, help="0 takes a free port.")
+@click.option(
+    "--policy", "policy_path", type=click.Path(path_type=Path), help="Policy folder; default: the shipped one."
+)
+@click.option(
+    "--shadow",
+    "shadow_path",
+    type=click.Path(path_type=Path),
+    help="Folder of a policy that is asked what it would have said; it decides nothing.",
+)
+@click.option(
+    "--outcomes-db", type=click.Path(path_type=Path), help="Keep decisions and outcomes in this file (SQLite)."
+)
+@click.option(
+    "--outcomes-limit",
+    type=click.IntRange(min=1),
+    default=MAX_DATABASE_BYTES // MEBIBYTE,
+    show_default=True,
+    metavar="MIB",
+    help="What that file may grow to; nothing more is kept then.",
+)
+@click.option(
+    "--explore",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Draw this share of the decisions uniformly from what is allowed, so that `learn --from-history` has "
+    "something to learn from. It costs those jobs what the best action would have given them.",
+)
+@click.option(
+    "--explore-seed", type=int, default=0, show_default=True, help="Of what is drawn, with the decision's id."
+)
+@click.option("--outcomes-file", hidden=True, expose_value=False, callback=_refuse_outcomes_file)
+@click.option("--url-file", type=click.Path(path_type=Path), help="Write the URL here once requests are accepted.")
+def serve(
+    host: str,
+    port: int,
+    policy_path: Path | None,
+    shadow_path: Path | None,
+    outcomes_db: Path | None,
+    outcomes_limit: int,
+    explore: float,
+    explore_seed: int,
+    url_file: Path | None,
+) -> None:
+    """Answer trainers over HTTP until SIGTERM or Ctrl-C. Prints the URL when it is ready.
+
+    A new policy that is written into the folder of --policy (or --shadow) is put to work within two seconds, if it can
+    be read.
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = Settings(
+        policy_path=policy_path,
+        shadow_path=shadow_path,
+        outcomes_path=outcomes_db,
+        outcomes_max_bytes=outcomes_limit * MEBIBYTE,
+        exploration=Exploration(share=explore, seed=explore_seed),
+    )
+    try:
+        run_server(host, port, settings, url_file=url_file, announce=click.echo)
+    except (PolicyError, ServerError, StoreError, OSError) as error:
+        raise CommandError(
+            str(error), "--port 0 takes a free port" if isinstance(error, ServerError) else None
+        ) from error

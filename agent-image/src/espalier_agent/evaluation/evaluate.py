@@ -1,0 +1,138 @@
+"""How good a policy is on outcome tables: the place of its greedy sequence among all sequences (Lamelas 6.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from espalier_agent.evaluation.baselines import (
+    best_on_average,
+    best_sequence,
+    heuristic_sequence,
+    none_sequence,
+    random_mean,
+    random_mean_of_ten,
+)
+from espalier_agent.evaluation.rank_noise import ResultNoise, accuracies_by_seed, result_noise
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.tree import DecisionTree, decision_tree, table_digest
+from espalier_api.advice import AdviceRequest
+from espalier_api.base import Record
+from espalier_api.outcomes import OutcomeTable
+
+
+class SequenceResult(Record):
+    """One sequence of decisions and what it led to."""
+
+    actions: tuple[str, ...]
+    accuracy: float
+    rank: int
+    """1 + the number of the table's sequences that end with a higher accuracy."""
+
+
+class TableResult(Record):
+    """A policy's greedy sequence on one table, beside what else could have been done."""
+
+    table: str
+    model: str
+    scenario: str
+    sequences: int
+    """How many the rank is among."""
+    actions: tuple[str, ...]
+    accuracy: float
+    rank: int
+    regret: float
+    """Accuracy of the best sequence less this one's."""
+    none: SequenceResult
+    """Doing nothing each time."""
+    random_mean_accuracy: float
+    """Mean over all sequences: what uniformly random decisions give."""
+    random_ten_mean_accuracy: float
+    """Mean of ten random sequences, the paper's baseline; it depends on the seed."""
+    best: SequenceResult
+    heuristic: SequenceResult
+    """The trainer's fallback: the first growth point while a tenth of the budget is left."""
+    best_on_average: SequenceResult | None
+    """The sequence that is best on the average of the tables that the policy has learnt: what can be had of them
+    without a network. None where no such table is among those given, or where they have other actions."""
+    noise: ResultNoise | None = None
+    """How sure rank and regret are; None where the table does not hold the accuracies of two seeds or more."""
+
+
+class Evaluation(Record):
+    """A policy on several tables."""
+
+    policy: str
+    version: str
+    tables: tuple[TableResult, ...]
+    mean_regret: float
+
+
+def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -> Evaluation:
+    """Roll the policy out greedily on each table; raises `TableError` for one that cannot be played.
+
+    `seed` is that of the ten random sequences. Tables that the policy has learnt are found by their digest.
+    """
+    trees = [decision_tree(table) for table in tables]
+    known = {learnt.sha256 for learnt in policy.lineage.tables}
+    learnt = [tree for tree, table in zip(trees, tables, strict=True) if table_digest(table) in known]
+    average = best_on_average(learnt)
+    results = tuple(_result(policy, table, tree, average, seed) for table, tree in zip(tables, trees, strict=True))
+    return Evaluation(
+        policy=policy.name,
+        version=policy.version,
+        tables=results,
+        mean_regret=sum(result.regret for result in results) / max(len(results), 1),
+    )
+
+
+def greedy_sequence(policy: Policy, tree: DecisionTree) -> tuple[int, ...]:
+    """Return the actions (indices into the table's) that the policy chooses, each by the state the last one led to."""
+    chosen: list[int] = []
+    at = 0
+    for _ in range(tree.decisions):
+        state = tree.states[at]
+        request = AdviceRequest(
+            job=tree.name,
+            architecture=state.architecture,
+            time_left_seconds=state.time_left_s,
+            time_budget_seconds=state.time_budget_s,
+        )
+        action = tree.actions.index(decide(policy, request).action)
+        chosen.append(action)
+        at = tree.following[at][action]
+    return tuple(chosen)
+
+
+def sequence_result(tree: DecisionTree, sequence: tuple[int, ...]) -> SequenceResult:
+    """Look up what a sequence led to."""
+    accuracy = tree.accuracies[tree.sequences.index(sequence)]
+    return SequenceResult(
+        actions=tuple(str(tree.actions[index]) for index in sequence), accuracy=accuracy, rank=tree.rank(accuracy)
+    )
+
+
+def _result(
+    policy: Policy, table: OutcomeTable, tree: DecisionTree, average: tuple[int, ...] | None, seed: int
+) -> TableResult:
+    best = sequence_result(tree, best_sequence(tree))
+    sequence = greedy_sequence(policy, tree)
+    reached = sequence_result(tree, sequence)
+    by_seed = accuracies_by_seed(table)
+    return TableResult(
+        table=tree.name,
+        model=tree.model,
+        scenario=tree.scenario,
+        sequences=len(tree.sequences),
+        actions=reached.actions,
+        accuracy=reached.accuracy,
+        rank=reached.rank,
+        regret=best.accuracy - reached.accuracy,
+        none=sequence_result(tree, none_sequence(tree)),
+        random_mean_accuracy=random_mean(tree),
+        random_ten_mean_accuracy=random_mean_of_ten(tree, seed),
+        best=best,
+        heuristic=sequence_result(tree, heuristic_sequence(tree)),
+        best_on_average=sequence_result(tree, average) if average in tree.sequences else None,
+        noise=None if by_seed is None else result_noise(by_seed, tree.sequences.index(sequence)),
+    )

@@ -1,0 +1,235 @@
+"""Whether a new policy may take the place of the one in service: only if it is not worse on what it has not learnt.
+
+Tables: the mean regret of its greedy sequences must not be greater. History: of jobs that were held out, it is
+estimated what each of the two would have given, both greedy, as `history.off_policy` does; the difference has an
+interval over jobs (each one's influence on the two ratios, the delta method). Where the two differ, what each would
+do must have been tried in enough jobs: the interval knows nothing of what never was. It is enough that the lower end is
+not below 0 by more than a margin, a test of non-inferiority: that it is better could take years of jobs to show. Where
+the interval is too wide to say so, that is the answer, and the policy in service stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from espalier_agent.evaluation.evaluate import evaluate
+from espalier_agent.history.episodes import Episode, Gathered, centred, comparable, split
+from espalier_agent.history.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
+from espalier_agent.policies.policy import Policy
+from espalier_agent.tables.tree import table_digest
+from espalier_api.advice import Action, PolicyVersion
+from espalier_api.base import Record
+from espalier_api.outcomes import OutcomeTable
+
+NORMAL_95: Final = 1.96
+TOLERANCE: Final = 1e-9
+"""Of mean regrets, which are sums of rounded figures."""
+
+
+class GateError(ValueError):
+    """There is nothing to judge by. The message says what is missing."""
+
+
+class Terms(Record):
+    """What is asked of a new policy."""
+
+    margin: float
+    """By how much its accuracy may be worse, at the lower end of the interval."""
+    least_effective: float
+    """Effective number of jobs below which a history says nothing."""
+    unit: Unit = Unit.DECISION
+    """What has an importance weight."""
+
+
+class OnTables(Record):
+    """Both policies on tables that the new one has not learnt."""
+
+    tables: tuple[str, ...]
+    left_out: tuple[str, ...]
+    """Tables given that the new policy has learnt."""
+    regret: float
+    """Mean regret of the new policy."""
+    regret_in_service: float
+
+
+class OnHistory(Record):
+    """Both policies on jobs that the new one has not learnt from."""
+
+    episodes: int
+    decisions: int
+    changed: int
+    """Decisions in which the new policy takes another action than the one in service."""
+    effective: float
+    """Effective number of jobs in the new policy's estimate."""
+    effective_in_service: float
+    effective_changed: float | None
+    """The smaller of the two policies', of what would change alone; None where nothing would."""
+    difference: float | None
+    """Estimated accuracy of the new policy less that of the one in service; None where one has no weight at all."""
+    low: float | None
+    """Lower end of its 95 % interval."""
+    high: float | None
+
+
+class Judgement(Record):
+    """What was found, and why the new policy is refused; without refusals it may be put to work."""
+
+    policy: PolicyVersion
+    in_service: PolicyVersion
+    tables: OnTables | None = None
+    history: OnHistory | None = None
+    refusals: tuple[str, ...] = ()
+
+
+def judge(
+    policy: Policy, in_service: Policy, terms: Terms, *, tables: Sequence[OutcomeTable], history: Gathered | None
+) -> Judgement:
+    """Compare two policies on tables and on a history, as far as they are given.
+
+    Raises `GateError` where there is nothing that the new policy has not learnt from, and `TableError`.
+    """
+    on_tables = _on_tables(policy, in_service, tables) if tables else None
+    on_history = None
+    if history is not None:
+        learnt = policy.lineage.history
+        held_out = history.episodes
+        if learnt is not None:
+            _, held_out = split(history.episodes, learnt.held_out_share, learnt.held_out_seed)
+        on_history = compare(policy, in_service, held_out, terms.unit)
+    refusals = [
+        *([] if on_tables is None else _worse_on_tables(on_tables)),
+        *([] if on_history is None else worse_on_history(on_history, terms)),
+    ]
+    return Judgement(
+        policy=policy.identity,
+        in_service=in_service.identity,
+        tables=on_tables,
+        history=on_history,
+        refusals=tuple(refusals),
+    )
+
+
+def compare(policy: Policy, in_service: Policy, episodes: Sequence[Episode], unit: Unit) -> OnHistory:
+    """Estimate what each would have given where it is greedy, from episodes that the new one has not learnt from.
+
+    The one in service is flattered by those that it has learnt from.
+    """
+    episodes = comparable(episodes)
+    if not episodes:
+        return estimated((), (), (), unit)
+    log = Log(episodes, [0.0] * len(episodes), unit)
+    new, old = (
+        LoggedStates(log, each.network, each.vocabulary).preferred(each.network) for each in (policy, in_service)
+    )
+    return estimated(episodes, new, old, unit)
+
+
+def estimated(
+    episodes: Sequence[Episode], actions: Sequence[Action], in_service: Sequence[Action], unit: Unit
+) -> OnHistory:
+    """Estimate the difference between always taking `actions` and taking those `in_service`, one a decision each.
+
+    No episode may be the only one of its kind. Where the policies agree, both estimates have the same jobs in them,
+    however many: whether a change was ever tried is told by the jobs in which it was.
+    """
+    log = Log(episodes, centred(episodes), unit)
+    done = [decision.action for decision in log.decisions]
+    weights = [
+        log.weights(
+            torch.tensor([0.0 if would == did else -math.inf for would, did in zip(said, done, strict=True)]),
+            cut=unit is Unit.EPISODE,
+        )
+        for said in (actions, in_service)
+    ]
+    effective = [_jobs(log, each) for each in weights]
+    changed = torch.tensor([new != old for new, old in zip(actions, in_service, strict=True)], dtype=torch.bool)
+    affected = torch.zeros(len(log.rewards), dtype=torch.bool)
+    affected[log.unit[changed]] = True
+    difference = low = high = None
+    if min(effective, default=0.0) > 0:
+        influences = [_influence(log, each, len(episodes)) for each in weights]
+        values = [float(self_normalised(each, log.rewards)) for each in weights]
+        # A decision's value is what one decision changes: that of a job is the sum over its decisions.
+        scale = len(log.decisions) / len(episodes) if unit is Unit.DECISION else 1.0
+        difference = scale * (values[0] - values[1])
+        correction = len(episodes) / max(len(episodes) - 1, 1)
+        error = scale * math.sqrt(correction * float(((influences[0] - influences[1]) ** 2).sum()))
+        low, high = difference - NORMAL_95 * error, difference + NORMAL_95 * error
+    return OnHistory(
+        episodes=len(episodes),
+        decisions=len(log.decisions),
+        changed=int(changed.sum()),
+        effective=effective[0],
+        effective_in_service=effective[1],
+        effective_changed=min(_jobs(log, each * affected) for each in weights) if bool(changed.any()) else None,
+        difference=difference,
+        low=low,
+        high=high,
+    )
+
+
+def _influence(log: Log, weights: Tensor, episodes: int) -> Tensor:
+    """Return how each episode moves the self-normalised estimate, to first order."""
+    of_units = weights * (log.rewards - self_normalised(weights, log.rewards)) / weights.sum()
+    return of_units.new_zeros(episodes).index_add(0, log.episode_of_unit, of_units)
+
+
+def _jobs(log: Log, weights: Tensor) -> float:
+    """Return how many jobs of equal weight say as much: decisions of one job share its accuracy."""
+    if not bool(weights.any()):
+        return 0.0
+    of_jobs = weights.new_zeros(int(log.episode[-1]) + 1).index_add(0, log.episode_of_unit, weights)
+    return float(effective_size(of_jobs))
+
+
+def _on_tables(policy: Policy, in_service: Policy, tables: Sequence[OutcomeTable]) -> OnTables:
+    learnt = {table.sha256 for table in policy.lineage.tables}
+    fresh = [table for table in tables if table_digest(table) not in learnt]
+    if not fresh:
+        raise GateError(
+            f"policy {policy.name!r} has learnt all of the tables given ({', '.join(table.name for table in tables)}); "
+            "judge by others, or keep some out of learning with `learn --held-out`"
+        )
+    return OnTables(
+        tables=tuple(table.name for table in fresh),
+        left_out=tuple(table.name for table in tables if table not in fresh),
+        regret=evaluate(policy, fresh).mean_regret,
+        regret_in_service=evaluate(in_service, fresh).mean_regret,
+    )
+
+
+def _worse_on_tables(found: OnTables) -> list[str]:
+    worse = found.regret - found.regret_in_service
+    if worse <= TOLERANCE:
+        return []
+    return [
+        f"worse by {worse:.4f} on {len(found.tables)} held-out tables: mean regret {found.regret:.4f}, "
+        f"in service {found.regret_in_service:.4f}"
+    ]
+
+
+def worse_on_history(found: OnHistory, terms: Terms) -> list[str]:
+    """Return why the new policy is refused by a history, empty where it is not."""
+    effective = min(found.effective, found.effective_in_service)
+    if found.difference is None or found.low is None or effective < terms.least_effective:
+        return [
+            f"too little history: the {found.episodes} held-out jobs count as {effective:.1f} for what the policies "
+            f"would do, {terms.least_effective:g} are asked for"
+        ]
+    if found.effective_changed is not None and found.effective_changed < terms.least_effective:
+        return [
+            f"too little history of what would change: {found.changed} of {found.decisions} decisions would, and the "
+            f"held-out jobs in which either way was tried count as {found.effective_changed:.1f}, "
+            f"{terms.least_effective:g} are asked for; serve with a larger --explore, or let more jobs end"
+        ]
+    if found.low >= -terms.margin:
+        return []
+    interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}, margin {terms.margin:g}"
+    if found.difference < 0:
+        return [f"worse by {-found.difference:.4f} in accuracy on {found.episodes} held-out jobs: {interval}"]
+    return [f"too little history to say that it is not worse, on {found.episodes} held-out jobs: {interval}"]

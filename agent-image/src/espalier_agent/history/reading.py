@@ -1,0 +1,225 @@
+"""What the service kept, read back: for learning from real outcomes, and for looking at.
+
+Nothing here writes. Advice and outcome may have met different replicas, each with a file of its own: they are joined
+by decision id over all files that are given.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from espalier_agent.history.schema import DamagedError, StoreError, check_version, open_to_read
+from espalier_api.advice import Action, PolicyVersion, Progress
+from espalier_api.allocation import Allocation
+from espalier_api.architecture import Architecture
+
+_DECISIONS: Final = """
+    SELECT decision_id, time, job, architectures.json, time_left_seconds, time_budget_seconds, allocation, progress,
+           actions, probabilities, action, greedy, policy_name, policy_version, {behaviour_probability}
+    FROM decisions JOIN architectures ON architectures.digest = decisions.architecture ORDER BY decisions.rowid"""
+_BEHAVIOUR: Final = {1: "NULL", 2: "behaviour_probability"}
+"""By version of the file."""
+_SHADOWS: Final = "SELECT decision_id, policy_name, policy_version, action, probabilities, agreed FROM shadows"
+_UNREADABLE: Final = (ValueError, TypeError, RecursionError)
+"""What reading a damaged row raises: values that cannot be, of another type (SQLite takes any), nested too deep."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowAnswer:
+    """What another policy would have answered to the same question."""
+
+    policy: PolicyVersion
+    action: Action
+    probabilities: tuple[float, ...]
+    agreed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryDecision:
+    """One decision of the service: the state, what was possible, what was chosen by whom, and what came of it."""
+
+    decision_id: str
+    time: datetime
+    job: str
+    architecture: Architecture
+    time_left_seconds: float
+    time_budget_seconds: float
+    allocation: Allocation
+    progress: Progress
+    actions: tuple[Action, ...]
+    """What could be answered, `Nothing` last."""
+    probabilities: tuple[float, ...]
+    """What the policy gave to each of `actions`."""
+    action: Action
+    greedy: bool
+    """Whether the most probable action was taken."""
+    behaviour_probability: float
+    """The probability with which `action` was taken in this state: what importance weights divide by. 1 from a service
+    that does not explore: its choice was certain, whatever the policy's probabilities are."""
+    policy: PolicyVersion
+    final_accuracy: float | None
+    """Of the job at its end; None where no outcome was reported (yet), or the decision was not carried out."""
+    reported: str | None = None
+    """When the job's end was reported. All decisions of one job that were carried out have it in common."""
+    shadows: tuple[ShadowAnswer, ...] = ()
+
+
+def history_files(sources: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the databases that are meant: files, and all `*.db` of folders. `StoreError` where there is none."""
+    found: list[Path] = []
+    for source in sources:
+        if source.is_dir():
+            files = sorted(source.glob("*.db"))
+            if not files:
+                raise StoreError(f"{source}: has no *.db in it; name the file that `agent serve --outcomes-db` writes")
+            found.extend(files)
+        elif source.is_file():
+            found.append(source)
+        else:
+            raise StoreError(f"{source}: no such file; `agent serve --outcomes-db` makes it at its first decision")
+    # A file that is named twice, or by its folder, too, is one.
+    return tuple({file.resolve(): file for file in found}.values())
+
+
+def decisions(*sources: Path) -> Iterator[HistoryDecision]:
+    """Yield all decisions in these files and folders, of each file in the order in which they were stored.
+
+    A decision that several files hold, such as a copy and what it was made of, is yielded once.
+
+    Raises `StoreError`, which names the file, where one is missing, damaged, of another version or another program.
+    """
+    files = history_files(sources)
+    accuracies: dict[str, float] = {}
+    latest: dict[str, str] = {}
+    shadows: dict[str, list[ShadowAnswer]] = {}
+    for file in files:
+        for decision_id, time, accuracy in _rows(file, "SELECT decision_id, time, final_accuracy FROM outcomes"):
+            if not isinstance(time, str):
+                raise DamagedError(f"{file}: outcome {decision_id}: time {time!r} is no text; move the file away")
+            # The same job's end may have been reported to two replicas: the later report holds, as within one file.
+            if time >= latest.get(decision_id, ""):
+                latest[decision_id], accuracies[decision_id] = time, _within(accuracy, 0.0, 1.0, "final_accuracy", file)
+        for decision_id, *row in _rows(file, _SHADOWS):
+            try:
+                shadows.setdefault(decision_id, []).append(_shadow(row))
+            except _UNREADABLE as error:
+                raise DamagedError(
+                    f"{file}: shadow of decision {decision_id} cannot be read ({error}); move the file away"
+                ) from error
+    models: dict[str, Architecture] = {}
+    seen: set[str] = set()
+    for file in files:
+        for row in _rows(file, _DECISIONS):
+            decision_id = row[0]
+            if decision_id in seen:
+                continue
+            seen.add(decision_id)
+            try:
+                yield _decision(
+                    row,
+                    models,
+                    accuracies.get(decision_id),
+                    latest.get(decision_id),
+                    tuple(shadows.get(decision_id, ())),
+                )
+            except _UNREADABLE as error:
+                raise DamagedError(
+                    f"{file}: decision {decision_id} cannot be read ({error}); move the file away"
+                ) from error
+
+
+def _rows(file: Path, query: str) -> Iterable[Any]:
+    try:
+        with closing(open_to_read(file)) as connection:
+            version = check_version(connection, file)
+            yield from connection.execute(query.format(behaviour_probability=_BEHAVIOUR.get(version, "NULL")))
+    except sqlite3.Error as error:
+        raise DamagedError(
+            f"{file}: cannot be read ({error}); where it is damaged, move it away, and the service begins a new one"
+        ) from error
+
+
+def _within(value: Any, low: float, high: float, name: str, file: Path) -> float:
+    # Not a number is not between anything.
+    if not isinstance(value, int | float) or not low <= value <= high:
+        raise DamagedError(f"{file}: {name} {value!r} is not between {low:g} and {high:g}; move the file away")
+    return float(value)
+
+
+def _shadow(row: Any) -> ShadowAnswer:
+    name, version, action, encoded_probabilities, agreed = row
+    probabilities = tuple(json.loads(encoded_probabilities))
+    if not all(0 <= probability <= 1 for probability in probabilities):
+        raise ValueError(f"probabilities {encoded_probabilities} are not between 0 and 1")
+    return ShadowAnswer(
+        PolicyVersion(name=name, version=version), Action.model_validate_json(action), probabilities, bool(agreed)
+    )
+
+
+def _decision(
+    row: Any,
+    models: dict[str, Architecture],
+    accuracy: float | None,
+    reported: str | None,
+    shadows: tuple[ShadowAnswer, ...],
+) -> HistoryDecision:
+    (
+        decision_id,
+        time,
+        job,
+        architecture,
+        left,
+        budget,
+        allocation,
+        progress,
+        encoded_actions,
+        encoded_probabilities,
+        encoded_action,
+        greedy,
+        name,
+        version,
+        behaviour,
+    ) = row
+    if architecture not in models:
+        # Few models, many decisions about each.
+        models[architecture] = Architecture.model_validate_json(architecture)
+    actions = tuple(Action.model_validate(entry) for entry in json.loads(encoded_actions))
+    probabilities = tuple(json.loads(encoded_probabilities))
+    action = Action.model_validate_json(encoded_action)
+    if len(probabilities) != len(actions) or not all(0 <= probability <= 1 for probability in probabilities):
+        raise ValueError(f"probabilities {encoded_probabilities} are not one between 0 and 1 for each action")
+    if action not in actions:
+        raise ValueError(f"action {action} is not among those that were possible")
+    if behaviour is None:
+        behaviour = 1.0 if greedy else probabilities[actions.index(action)]
+    if not 0 < behaviour <= 1:
+        raise ValueError(f"behaviour_probability {behaviour} is not above 0 and at most 1")
+    if not (math.isfinite(left) and math.isfinite(budget) and left >= 0 and budget > 0):
+        raise ValueError(f"time_left_seconds {left} and time_budget_seconds {budget} are no times")
+    return HistoryDecision(
+        decision_id=decision_id,
+        time=datetime.fromisoformat(time),
+        job=job,
+        architecture=models[architecture],
+        time_left_seconds=float(left),
+        time_budget_seconds=float(budget),
+        allocation=Allocation.model_validate_json(allocation),
+        progress=Progress.model_validate_json(progress),
+        actions=actions,
+        probabilities=probabilities,
+        action=action,
+        greedy=bool(greedy),
+        behaviour_probability=float(behaviour),
+        policy=PolicyVersion(name=name, version=version),
+        final_accuracy=accuracy,
+        reported=reported,
+        shadows=shadows,
+    )

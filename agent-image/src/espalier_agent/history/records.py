@@ -1,0 +1,123 @@
+"""What is kept of decisions and outcomes, and the rows that it becomes: pure, no database here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from espalier_api.advice import AdviceRequest, OutcomeReport, PolicyVersion
+
+if TYPE_CHECKING:
+    # Not while it runs: it brings torch with it, which takes seconds, and a database needs none.
+    from espalier_agent.policies.advice import Decision
+
+Row = tuple[str | float | int, ...]
+Statement = tuple[str, Row]
+
+_ARCHITECTURE = "INSERT OR IGNORE INTO architectures VALUES (?, ?)"
+_DECISION = "INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_OUTCOME = (
+    "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?) ON CONFLICT (decision_id) DO UPDATE SET time = excluded.time, "
+    "job = excluded.job, final_accuracy = excluded.final_accuracy, time_budget_seconds = excluded.time_budget_seconds"
+)
+_SHADOW = "INSERT OR IGNORE INTO shadows VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """A consultation and its answer."""
+
+    decision_id: str
+    time: datetime
+    request: AdviceRequest
+    decision: Decision
+    policy: PolicyVersion
+
+    kind = "decision"
+
+    def statements(self) -> list[Statement]:
+        """Return what stores it. An architecture is kept once, however often it was asked about."""
+        request = self.request
+        architecture = _json(request.architecture.to_json())
+        digest = hashlib.sha256(architecture.encode()).hexdigest()
+        row: Row = (
+            self.decision_id,
+            _moment(self.time),
+            _text(request.job),
+            digest,
+            request.time_left_seconds,
+            request.time_budget_seconds,
+            _json(request.allocation.to_json()),
+            _json(request.progress.to_json()),
+            _json([action.to_json() for action in request.actions()]),
+            _json([entry.probability for entry in self.decision.probabilities]),
+            _json(self.decision.action.to_json()),
+            int(self.decision.action == self.decision.preferred),
+            _text(self.policy.name),
+            _text(self.policy.version),
+            self.decision.behaviour_probability,
+        )
+        return [(_ARCHITECTURE, (digest, architecture)), (_DECISION, row)]
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRecord:
+    """A job's end, for each of its decisions. A report that comes again changes nothing; a later one takes its place:
+    a job whose leader was started again reports when it ends again.
+    """
+
+    time: datetime
+    report: OutcomeReport
+
+    kind = "outcome"
+
+    def statements(self) -> list[Statement]:
+        """Return what stores it."""
+        report = self.report
+        rest = (_moment(self.time), _text(report.job), report.final_accuracy, report.time_budget_seconds)
+        return [(_OUTCOME, (_text(decision_id), *rest)) for decision_id in dict.fromkeys(report.decision_ids)]
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowRecord:
+    """What another policy would have answered."""
+
+    decision_id: str
+    time: datetime
+    decision: Decision
+    policy: PolicyVersion
+    agreed: bool
+
+    kind = "shadow"
+
+    def statements(self) -> list[Statement]:
+        """Return what stores it."""
+        row: Row = (
+            self.decision_id,
+            _text(self.policy.name),
+            _text(self.policy.version),
+            _moment(self.time),
+            _json(self.decision.action.to_json()),
+            _json([entry.probability for entry in self.decision.probabilities]),
+            int(self.agreed),
+        )
+        return [(_SHADOW, row)]
+
+
+StoredRecord = DecisionRecord | OutcomeRecord | ShadowRecord
+
+
+def _json(value: object) -> str:
+    # ASCII: names of layers may hold what is no text to a database, half a surrogate pair for one.
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
+
+
+def _text(value: str) -> str:
+    return value.encode("utf-8", "replace").decode()
+
+
+def _moment(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,98 @@
+"""What a policy says about one state: a pure function of the policy and the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from espalier_agent.policies.network import masked_log_probabilities
+from espalier_agent.policies.policy import Policy
+from espalier_api.advice import Action, ActionProbability, AdviceRequest, AdviceResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An action, and the probability that the policy gives to each that was allowed."""
+
+    action: Action
+    probabilities: tuple[ActionProbability, ...]
+    """In the order of `AdviceRequest.actions()`; they sum to 1, what the network has no output for has 0."""
+    unknown_layers: int
+    """Layers of the model outside the policy's vocabulary."""
+    behaviour_probability: float = 1.0
+    """The probability with which `action` was taken: 1 where the most probable action is always taken."""
+
+    @property
+    def preferred(self) -> Action:
+        """The most probable action; it is `action`, unless that was drawn."""
+        return self.probabilities[_greedy([entry.probability for entry in self.probabilities])].action
+
+
+def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = None) -> Decision:
+    """Choose among the actions that the request allows.
+
+    Greedy, as in the paper's evaluation (Lamelas 6.5); with `sample_seed`, drawn by the probabilities from a
+    generator of that seed. Never fails: unknown layers are embedded from their attributes, a model without growth
+    points or with none allowed is left as it is.
+    """
+    actions = request.actions()
+    probabilities = _probabilities(policy, request, actions)
+    chosen = _greedy(probabilities) if sample_seed is None else _sampled(probabilities, sample_seed)
+    return Decision(
+        action=actions[chosen],
+        probabilities=tuple(
+            ActionProbability(action=action, probability=probability)
+            for action, probability in zip(actions, probabilities, strict=True)
+        ),
+        unknown_layers=policy.vocabulary.unknown(request.architecture),
+        behaviour_probability=1.0 if sample_seed is None else probabilities[chosen],
+    )
+
+
+def advise(policy: Policy, request: AdviceRequest, decision_id: str) -> AdviceResponse:
+    """Return the greedy decision as the answer to a consultation."""
+    return answer_of(policy, decide(policy, request), decision_id)
+
+
+def answer_of(policy: Policy, decision: Decision, decision_id: str) -> AdviceResponse:
+    """Return a decision as the answer to a consultation."""
+    return AdviceResponse(
+        decision_id=decision_id,
+        action=decision.action,
+        policy=policy.identity,
+        probabilities=decision.probabilities,
+    )
+
+
+def _probabilities(policy: Policy, request: AdviceRequest, actions: tuple[Action, ...]) -> list[float]:
+    """Return the probability of each action; 0 for those that the decider has no output for."""
+    with torch.inference_mode():
+        prepared = policy.network.prepare([request.architecture], policy.vocabulary)
+        logits = policy.network.logits(
+            prepared,
+            torch.tensor([0]),
+            torch.tensor([request.time_left_seconds], dtype=torch.float64),
+            torch.tensor([request.time_budget_seconds], dtype=torch.float64),
+        )
+        places = policy.network.outputs(prepared).of(request.architecture, actions)
+        legal = torch.zeros(logits.shape, dtype=torch.bool)
+        legal[0, [place for place in places if place is not None]] = True
+        row = masked_log_probabilities(logits.double(), legal)[0].exp()
+    if not bool(torch.isfinite(row).all()):
+        # Finite weights can still overflow. What such a network says means nothing, so nothing is done.
+        row = torch.zeros_like(row)
+        row[-1] = 1.0
+    values = row.tolist()
+    return [0.0 if place is None else min(values[place], 1.0) for place in places]
+
+
+def _greedy(probabilities: list[float]) -> int:
+    # On a tie the later action wins: Nothing is last, and it is the one that can do no harm.
+    return max(range(len(probabilities)), key=lambda index: (probabilities[index], index))
+
+
+def _sampled(probabilities: list[float], seed: int) -> int:
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.tensor(probabilities, dtype=torch.float64)
+    return int(torch.multinomial(weights, 1, generator=generator).item())

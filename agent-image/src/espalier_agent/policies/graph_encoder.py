@@ -1,0 +1,149 @@
+"""A network that reads a model as a graph and points at where to grow: one policy for any number of growth points.
+
+Layers pass messages along the edges of the architecture, both ways, a few rounds. A growth point is scored from the
+state of the layer that it follows, what it would add, how often it was grown, the pooled state of the whole graph
+and the time; doing nothing from the pooled state and the time. A network that widens scores each group of channels
+likewise, from the mean state of the layers that carry them, how many they are and what doubling them would add. No
+parameter belongs to a place, a name or a number of growth points or groups, so the order and the names of layers,
+points and groups do not matter (a test).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from espalier_agent.policies.graph_features import (
+    GROUP_FEATURES,
+    LAYER_FEATURES,
+    MODEL_FEATURES,
+    POINT_FEATURES,
+    prepare_graphs,
+)
+from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_api.architecture import Architecture
+
+STATE_SIZE: Final = 32
+"""Of a layer's state."""
+ROUNDS: Final = 4
+"""Of messages: a layer knows its surroundings up to so many edges away; the pooled state tells the rest."""
+HIDDEN_SIZE: Final = 64
+"""Of the head."""
+HARMONICS: Final = 3
+TIME_FEATURES: Final = 3 + 2 * HARMONICS
+
+
+def time_features(time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
+    """Return what the head knows of the time, for times of shape (n,): shape (n, 9).
+
+    The share s of the budget that is left, s² and √s, which rise with it, so that what lies between two moments that
+    were learnt is answered between them; and sin(πis), cos(πis) for i = 1..3, which tell moments apart. No other
+    moment encodes like the beginning or the end, as in equation 6 of Lamelas.
+    """
+    share = (time_left_s.double() / time_budget_s.double()).clamp(0.0, 1.0)[:, None]
+    angles = math.pi * share * torch.arange(1, HARMONICS + 1, dtype=torch.float64)
+    return torch.cat([share, share**2, share.sqrt(), angles.sin(), angles.cos()], dim=1).float()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEncodings:
+    """Encoded models: `points` (M, W, …) of each growth point, `models` (M, …) of each whole."""
+
+    points: Tensor
+    models: Tensor
+    groups: Tensor | None = None
+    """(M, V, …) of each group of channels, where the network widens."""
+
+
+class GraphModelEncoder(nn.Module):
+    """Message passing over the layers of models; with `widening`, groups of channels are encoded too."""
+
+    def __init__(self, *, widening: bool = False) -> None:
+        super().__init__()
+        self.widening = widening
+        self.layers = nn.Linear(LAYER_FEATURES, STATE_SIZE)
+        # Features of a layer never seen can be large; normalised they stay within what the rounds were trained on.
+        self.norm = nn.LayerNorm(STATE_SIZE)
+        self.rounds = nn.ModuleList(nn.Linear(3 * STATE_SIZE, STATE_SIZE) for _ in range(ROUNDS))
+
+    def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> dict[str, Tensor]:
+        """Turn models into `graph_features`."""
+        return prepare_graphs(architectures, vocabulary.seed, widening=self.widening)
+
+    def forward(self, prepared: dict[str, Tensor]) -> GraphEncodings:
+        """Encode prepared models."""
+        read, reading = prepared["edges"]
+        states: Tensor = self.norm(self.layers(prepared["layers"]))
+        ahead = _share(reading, len(states))
+        behind = _share(read, len(states))
+        for transform in self.rounds:
+            from_inputs = torch.zeros_like(states).index_add(0, reading, states[read] * ahead)
+            from_readers = torch.zeros_like(states).index_add(0, read, states[reading] * behind)
+            states = states + torch.relu(transform(torch.cat([states, from_inputs, from_readers], dim=1)))
+        places = prepared["places"]
+        there = (places >= 0)[:, :, None]
+        gathered = states[places.clamp_min(0)]
+        mean = (gathered * there).sum(dim=1) / there.sum(dim=1)
+        most = gathered.masked_fill(~there, -torch.inf).amax(dim=1)
+        return GraphEncodings(
+            points=torch.cat([states[prepared["points"].clamp_min(0)], prepared["point_features"]], dim=2),
+            models=torch.cat([mean, most, prepared["model_features"]], dim=1),
+            groups=_groups(states, prepared) if self.widening else None,
+        )
+
+
+class PointerHead(nn.Module):
+    """Scores each growth point by itself, and doing nothing; with `widening`, each group of channels too."""
+
+    def __init__(self, *, widening: bool = False) -> None:
+        super().__init__()
+        whole = 2 * STATE_SIZE + MODEL_FEATURES + TIME_FEATURES
+        # The first layer of the points' scores, cut into the part that differs between points and the part that
+        # differs between states: the same as one layer over both, without repeating either.
+        self.of_point = nn.Linear(STATE_SIZE + POINT_FEATURES, HIDDEN_SIZE)
+        self.of_state = nn.Linear(whole, HIDDEN_SIZE, bias=False)
+        self.point_score = nn.Sequential(
+            nn.ReLU(), nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Linear(HIDDEN_SIZE, 1)
+        )
+        self.nothing_score = nn.Sequential(
+            nn.Linear(whole, HIDDEN_SIZE),
+            nn.ReLU(),
+            nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE),
+            nn.ReLU(),
+            nn.Linear(HIDDEN_SIZE, 1),
+        )
+        # Made last, so that a seed gives the rest the same weights with and without it.
+        self.of_group = nn.Linear(STATE_SIZE + GROUP_FEATURES, HIDDEN_SIZE) if widening else None
+        self.group_score = (
+            nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Linear(HIDDEN_SIZE, 1))
+            if widening
+            else None
+        )
+
+    def score(self, encodings: GraphEncodings, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
+        """Return the logits (n, W + V + 1) of states: which model (n,), and times (n,)."""
+        state = torch.cat([encodings.models[models], time_features(time_left_s, time_budget_s)], dim=1)
+        of_state = self.of_state(state)[:, None]
+        scores = [self.point_score(self.of_point(encodings.points)[models] + of_state).squeeze(2)]
+        if self.of_group is not None and self.group_score is not None and encodings.groups is not None:
+            scores.append(self.group_score(self.of_group(encodings.groups)[models] + of_state).squeeze(2))
+        return torch.cat([*scores, self.nothing_score(state)], dim=1)
+
+
+def _groups(states: Tensor, prepared: dict[str, Tensor]) -> Tensor:
+    """Return the mean state of the layers that carry each group's channels, and what is known of it: (M, V, …)."""
+    rows = prepared["carriers"]
+    there = (rows >= 0)[..., None]
+    mean = (states[rows.clamp_min(0)] * there).sum(dim=2) / there.sum(dim=2).clamp_min(1)
+    return torch.cat([mean, prepared["group_features"]], dim=2)
+
+
+def _share(ends: Tensor, layers: int) -> Tensor:
+    """Return for each edge 1 / the number of edges at its end, so that messages are averaged: (E, 1)."""
+    counts = torch.bincount(ends, minlength=layers)
+    return (1.0 / counts[ends].float())[:, None]

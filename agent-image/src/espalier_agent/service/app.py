@@ -1,0 +1,189 @@
+"""The HTTP service that trainers ask: `create_app` returns it, importing this module makes nothing.
+
+Stateless but for what it keeps of decisions and outcomes, so any number of replicas may answer. One thread answers: a
+consultation is a millisecond of small tensors, which gains nothing from threads. Others store, watch the policy's
+folder and ask a shadow; what they do is in `espalier_agent.service.serving`, and no answer waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Annotated, Final
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from espalier_agent.history.store import NotStoredError
+from espalier_agent.policies.advice import answer_of, decide
+from espalier_agent.policies.exploration import explored
+from espalier_agent.policies.policy import Lineage, Policy
+from espalier_agent.service.errors import ErrorBody, ServiceError, install_error_handlers
+from espalier_agent.service.limits import BodyLimit
+from espalier_agent.service.metrics import CountedRequests
+from espalier_agent.service.serving import Serving, Settings, policy_of
+from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReceipt, OutcomeReport, PolicyVersion
+from espalier_api.base import Record
+from espalier_api.exporting import CONTENT_TYPE, Metrics
+from espalier_api.metrics import Exporter
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS: Final = 0.9
+"""How long a report waits to be committed; trainers wait a second."""
+
+
+class Health(Record):
+    """The answer of `/healthz` and `/readyz`."""
+
+    status: str = "ok"
+
+
+class PolicyDescription(Record):
+    """The policy in service."""
+
+    policy: PolicyVersion
+    growth_points: int
+    """Growth points that a policy with the `lstm` encoder decides about; `graph` serves any number."""
+    widening: bool = False
+    """Whether it decides about groups of channels, too; without it none is ever widened."""
+    vocabulary_size: int
+    """Distinct layers that it has learnt from; others are embedded from their attributes."""
+    lineage: Lineage
+    exploration: float = 0.0
+    """Share of the decisions that are drawn uniformly from what is allowed, to learn what comes of it."""
+    shadow: PolicyVersion | None = None
+    """The policy that is asked what it would have said, if there is one."""
+
+
+def _serving(request: Request) -> Serving:
+    serving = getattr(request.app.state, "serving", None)
+    if not isinstance(serving, Serving):
+        raise ServiceError(503, "NotReady", "the policy is not loaded yet; ask again in a moment")
+    return serving
+
+
+CurrentServing = Annotated[Serving, Depends(_serving)]
+
+
+def create_app(settings: Settings | None = None, policy: Policy | None = None) -> FastAPI:
+    """Return the service. It begins with `policy`; without one, start-up loads the one the settings name.
+
+    A policy or shadow that cannot be read ends start-up with `PolicyError`, a database of another version or another
+    program with `StoreError`.
+    """
+    chosen = settings or Settings()
+    metrics = Metrics(Exporter.AGENT)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loaded = policy_of(chosen.policy_path) if policy is None else policy
+        serving = Serving(chosen, loaded, metrics)
+        serving.start()
+        app.state.serving = serving
+        yield
+        app.state.serving = None
+        await run_in_threadpool(serving.close)
+
+    app = FastAPI(
+        title="Espalier agent",
+        version=version("espalier-agent"),
+        description="Advises how a network in training should grow into GPUs that appeared.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses={422: {"model": ErrorBody, "description": "The request cannot be understood."}},
+    )
+    app.add_middleware(BodyLimit, max_bytes=chosen.max_body_bytes)
+    app.add_middleware(CountedRequests, metrics=metrics)
+    install_error_handlers(app)
+    _add_routes(app, metrics)
+    return app
+
+
+def _add_routes(app: FastAPI, metrics: Metrics) -> None:
+    @app.post("/v1/advice", response_model_exclude_none=True, operation_id="advise")
+    async def post_advice(request: AdviceRequest, raw: Request, serving: CurrentServing) -> AdviceResponse:
+        """Advise on one consultation. Any model is answered; what cannot be grown is left as it is."""
+        begun = time.perf_counter()
+        # Taken once: an answer is by one policy, though another may take its place meanwhile.
+        policy = serving.policy.current
+        decision_id = str(uuid.uuid4())
+        decision = explored(decide(policy, request), serving.exploration, decision_id)
+        answer = answer_of(policy, decision, decision_id)
+        metrics.observe("espalier_agent_advice_seconds", time.perf_counter() - begun)
+        metrics.count("espalier_agent_advice_total", answer.action.kind)
+        metrics.count("espalier_agent_unknown_layers_total", amount=decision.unknown_layers)
+        serving.decided(answer.decision_id, request, decision, answer.policy, weight=len(await raw.body()))
+        logger.info(
+            "decision %s job=%s time_left=%.1fs action=%s",
+            answer.decision_id,
+            request.job,
+            request.time_left_seconds,
+            answer.action,
+        )
+        return answer
+
+    @app.post(
+        "/v1/outcomes",
+        operation_id="reportOutcome",
+        responses={503: {"model": ErrorBody, "description": "The outcome was not stored, or not in time."}},
+    )
+    async def post_outcomes(report: OutcomeReport, serving: CurrentServing) -> OutcomeReceipt:
+        """Take in how a job ended.
+
+        200 means that the outcome is committed to the disk; the receipt counts its decisions, 0 where nothing is kept.
+        503 means that it is not, or not within a second. Report it again as often as you like: the same report changes
+        nothing, and of different ones about a decision the latest holds.
+        """
+        metrics.count("espalier_agent_outcomes_total", amount=len(set(report.decision_ids)))
+        if serving.store is None:
+            return OutcomeReceipt(accepted=0)
+        committed = asyncio.wrap_future(serving.store.report(report))
+        try:
+            accepted = await asyncio.wait_for(committed, REPORT_SECONDS)
+        except NotStoredError as error:
+            raise ServiceError(503, "OutcomeNotStored", f"the outcome is not stored: {error}") from error
+        except TimeoutError as error:
+            raise ServiceError(
+                503, "OutcomeNotStored", f"the outcome was not committed within {REPORT_SECONDS:g} s; report it again"
+            ) from error
+        return OutcomeReceipt(accepted=accepted)
+
+    @app.get("/v1/policy", response_model_exclude_none=True, operation_id="describePolicy")
+    async def get_policy(serving: CurrentServing) -> PolicyDescription:
+        """Describe the policy in service and where it comes from: its learner, settings, seed, tables and parent."""
+        policy = serving.policy.current
+        return PolicyDescription(
+            policy=policy.identity,
+            growth_points=policy.network.config.growth_points,
+            widening=bool(policy.network.config.widening),
+            vocabulary_size=len(policy.vocabulary),
+            lineage=policy.lineage,
+            exploration=serving.exploration.share,
+            shadow=None if serving.shadow is None else serving.shadow.policy.current.identity,
+        )
+
+    @app.get("/metrics", operation_id="metrics", response_class=Response)
+    async def get_metrics() -> Response:
+        """Give the service's metrics as Prometheus scrapes them."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+    @app.get("/healthz", operation_id="healthz")
+    async def get_healthz() -> Health:
+        """Say that the process answers."""
+        return Health()
+
+    @app.get(
+        "/readyz",
+        operation_id="readyz",
+        responses={503: {"model": ErrorBody, "description": "The policy is not loaded."}},
+    )
+    async def get_readyz(serving: CurrentServing) -> Health:
+        """Say that a policy is loaded and advice can be asked for."""
+        return Health()

@@ -1,0 +1,120 @@
+"""The agent as a process: binds a port, says where it is, answers until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import torch
+import uvicorn
+
+from espalier_agent.history.schema import check_file
+from espalier_agent.policies.files import load_policy
+from espalier_agent.service.app import create_app
+from espalier_agent.service.serving import Settings, policy_of
+from espalier_api.documents import write_text_atomically
+
+DRAIN_SECONDS: Final = 1
+"""How long requests in flight may still take after SIGTERM or SIGINT."""
+
+
+class ServerError(RuntimeError):
+    """The server cannot be started. The message names the address and the reason."""
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    settings: Settings | None = None,
+    *,
+    url_file: Path | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then return within two seconds.
+
+    Port 0 takes a free one. Once requests are accepted, the URL is given to `announce` and written to `url_file`
+    (atomically; removed at the end). Raises `ServerError` where the address cannot be had, `PolicyError` where the
+    policy or its shadow cannot be read, and `StoreError` where the database is of another version or another program.
+    Must be called from the main thread, as it handles signals.
+    """
+    chosen = settings or Settings()
+    # Before the port is taken, so that what cannot be used is a plain error.
+    policy = policy_of(chosen.policy_path)
+    if chosen.shadow_path is not None:
+        load_policy(chosen.shadow_path)
+    if chosen.outcomes_path is not None:
+        check_file(chosen.outcomes_path)
+    torch.set_num_threads(1)
+    listener = _bind(host, port)
+    url = _url(host, listener.getsockname()[1])
+
+    def ready() -> None:
+        if url_file is not None:
+            write_text_atomically(url_file, url + "\n")
+        if announce is not None:
+            announce(url)
+
+    config = uvicorn.Config(
+        create_app(chosen, policy),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        lifespan="on",
+        server_header=False,
+    )
+    server = _Server(config, ready)
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # uvicorn handles both signals itself, and afterwards raises them once more for the handlers it found: these.
+    # Without them a server that ended as it was told would look killed.
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.run(sockets=[listener])
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        listener.close()
+        if url_file is not None:
+            url_file.unlink(missing_ok=True)
+
+
+class _Server(uvicorn.Server):
+    """Calls `ready` once requests are accepted."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, OverflowError) as error:
+        raise ServerError(f"cannot serve on {host}:{port}: {error}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ServerError(f"cannot serve on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _url(host: str, port: int) -> str:
+    """Return an URL that works on this machine: the wildcard addresses are not places to connect to."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

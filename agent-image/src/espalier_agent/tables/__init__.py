@@ -1,0 +1,1 @@
+"""Outcome tables as decision trees, and as arrays to learn from."""

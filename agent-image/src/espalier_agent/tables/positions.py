@@ -1,0 +1,187 @@
+"""Outcome tables as arrays for an environment: all positions that their episodes can be in, and what is seen there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED
+from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, layer_embedding
+from espalier_agent.tables.rewards import Reward, step_rewards
+from espalier_agent.tables.tree import DecisionTree, carried_out, decision_tree
+from espalier_api.allocation import Allocation
+from espalier_api.architecture import Architecture
+from espalier_api.outcomes import OutcomeTable
+from espalier_api.outcomes import reward as paper_return
+
+LAYER_FEATURES: Final = EMBEDDING_SIZE + 1
+"""The embedding of operator and attributes, and log2(1 + parameters)."""
+NO_INDEX: Final = -1
+"""In place of an index where there is nothing: behind the last edge or growth point, or after an illegal action."""
+
+Array = npt.NDArray[Any]
+
+
+class NoTableError(ValueError):
+    """There is nothing to play, or no table of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Each position is a state of one table, or the end of one of its sequences; the same index in all arrays.
+
+    Actions are numbered alike for all tables: i deepens growth point i; behind as many as the model with the most of
+    them has, the next ones each double a group of channels; the last one does nothing. Those that a model has no
+    growth point or group for are illegal.
+    """
+
+    tables: tuple[str, ...]
+    first: npt.NDArray[np.int64]
+    """Of each table, the position where its episodes begin."""
+    table_of: npt.NDArray[np.int64]
+    following: npt.NDArray[np.int64]
+    """(positions, actions); `NO_INDEX` where the action is illegal, as are all where the episode is over."""
+    legal: npt.NDArray[np.int8]
+    """(positions, actions), 1 where legal: the form of mask that spaces take for sampling."""
+    rewards: npt.NDArray[np.float64]
+    """(positions, actions); 0 where illegal."""
+    over: npt.NDArray[np.bool_]
+    accuracies: npt.NDArray[np.float64]
+    """Final accuracy where the episode is over, 0 elsewhere."""
+    by_position: dict[str, Array]
+    """Parts of the observation that differ between positions of one architecture."""
+    by_architecture: dict[str, Array]
+    """Parts of the observation that describe the architecture, one row for each distinct one."""
+    architecture_of: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tables: Sequence[OutcomeTable], reward: Reward, allocation: Allocation) -> Positions:
+        """Unfold tables; raises `TableError` for one that cannot be played and `NoTableError` where there is none."""
+        if not tables:
+            raise NoTableError("there is no outcome table to play; give at least one")
+        trees = [decision_tree(table) for table in tables]
+        points = max(len(tree.states[0].architecture.growth_points) for tree in trees)
+        groups = max(len(tree.states[0].architecture.channel_groups) for tree in trees)
+        actions = points + groups + 1
+        count = sum(len(tree.states) + len(tree.sequences) for tree in trees)
+        following = np.full((count, actions), NO_INDEX, dtype=np.int64)
+        rewards = np.zeros((count, actions))
+        accuracies = np.zeros(count)
+        seen: list[Architecture] = []
+        moments: list[tuple[float, float, int]] = []
+        first: list[int] = []
+        for tree in trees:
+            start, states = len(seen), len(tree.states)
+            first.append(start)
+            own = np.array(tree.following)
+            last = states - len(tree.sequences) // len(tree.actions)
+            # In the tree, sequences are counted apart from states; here they come behind them.
+            own[last:] += states
+            columns = _columns(tree, points, actions)
+            returns = np.array([paper_return(accuracy) for accuracy in tree.accuracies])
+            following[start : start + states, columns] = start + own
+            rewards[start : start + states, columns] = step_rewards(np.array(tree.following), returns, reward)
+            accuracies[start + states : start + states + len(tree.sequences)] = tree.accuracies
+            seen.extend(state.architecture for state in tree.states)
+            seen.extend(_ends(tree))
+            moments.extend(_moments(tree))
+        rows = {architecture.fingerprint: architecture for architecture in seen}
+        place = {fingerprint: row for row, fingerprint in enumerate(rows)}
+        sizes = np.diff([*first, count])
+        return cls(
+            tables=tuple(tree.name for tree in trees),
+            first=np.array(first, dtype=np.int64),
+            table_of=np.repeat(np.arange(len(trees)), sizes),
+            following=following,
+            legal=(following != NO_INDEX).astype(np.int8),
+            rewards=rewards,
+            over=(following == NO_INDEX).all(axis=1),
+            accuracies=accuracies,
+            by_position={
+                "time_left_share": np.array([[share] for share, _, _ in moments], dtype=np.float32),
+                "time_budget_s": np.array([[budget] for _, budget, _ in moments], dtype=np.float32),
+                "decisions_left": np.array([[left] for _, _, left in moments], dtype=np.int64),
+                "allocation": np.tile(np.array([allocation.replicas, allocation.gpus]), (count, 1)),
+            },
+            by_architecture=_described(tuple(rows.values()), points, groups),
+            architecture_of=np.array([place[architecture.fingerprint] for architecture in seen]),
+        )
+
+    def observe(self, at: Any) -> dict[str, Array]:
+        """Return what is seen at one position, or at many (an array of them): fresh arrays, the caller's to change."""
+        rows = self.architecture_of[at]
+        seen = {name: np.take(values, rows, axis=0) for name, values in self.by_architecture.items()}
+        return seen | {name: np.take(values, at, axis=0) for name, values in self.by_position.items()}
+
+    def beginning(self, table: str) -> int:
+        """Return the index of the table of this name; `NoTableError` names those there are."""
+        if table not in self.tables:
+            raise NoTableError(f"there is no table {table!r} here; there are: {', '.join(self.tables)}")
+        return self.tables.index(table)
+
+
+def _columns(tree: DecisionTree, points: int, actions: int) -> list[int]:
+    """Return the number that each of a table's actions has among those of all tables."""
+    own = tree.states[0].architecture
+    groups = range(points, points + len(own.channel_groups))
+    return [*range(len(own.growth_points)), *groups, actions - 1]
+
+
+def _ends(tree: DecisionTree) -> list[Architecture]:
+    """Return the architecture at the end of each sequence."""
+    last = len(tree.states) - len(tree.sequences) // len(tree.actions)
+    return [
+        carried_out(tree.name, state.architecture, action) for state in tree.states[last:] for action in tree.actions
+    ]
+
+
+def _moments(tree: DecisionTree) -> list[tuple[float, float, int]]:
+    """Return share of time left, budget and decisions left, for each state and then for each sequence's end.
+
+    An episode is over when the budget is spent: training goes on after the last decision until then.
+    """
+    moments = []
+    left, level = tree.decisions, 1
+    for state in tree.states:
+        moments.append((state.time_left_s / state.time_budget_s, state.time_budget_s, left))
+        level -= 1
+        if level == 0:
+            left -= 1
+            level = len(tree.actions) ** (tree.decisions - left)
+    return moments + [(0.0, tree.states[0].time_budget_s, 0)] * len(tree.sequences)
+
+
+def _described(architectures: Sequence[Architecture], points: int, groups: int) -> dict[str, Array]:
+    """Return the arrays that describe architectures, padded to the largest of them; of groups, where there are any."""
+    count = len(architectures)
+    layers = max(len(architecture.layers) for architecture in architectures)
+    edges = max(1, *(sum(len(layer.inputs) for layer in architecture.layers) for architecture in architectures))
+    described: dict[str, Array] = {
+        "layers": np.zeros((count, layers, LAYER_FEATURES), dtype=np.float32),
+        "layer_mask": np.zeros((count, layers), dtype=np.int8),
+        "edges": np.full((count, edges, 2), NO_INDEX, dtype=np.int64),
+        "growth_points": np.full((count, max(points, 1)), NO_INDEX, dtype=np.int64),
+        "grown": np.zeros((count, max(points, 1)), dtype=np.int64),
+    }
+    if groups:
+        described["carriers"] = np.zeros((count, groups, layers), dtype=np.int8)
+        described["channels"] = np.zeros((count, groups), dtype=np.int64)
+    for row, architecture in enumerate(architectures):
+        place = {layer.name: index for index, layer in enumerate(architecture.layers)}
+        for index, layer in enumerate(architecture.layers):
+            described["layers"][row, index, :-1] = layer_embedding(layer, DEFAULT_EMBEDDING_SEED)
+            described["layers"][row, index, -1] = np.log2(1 + layer.parameters)
+        described["layer_mask"][row, : len(place)] = 1
+        read = [(place[name], place[layer.name]) for layer in architecture.layers for name in layer.inputs]
+        described["edges"][row, : len(read)] = np.array(read, dtype=np.int64).reshape(-1, 2)
+        for index, point in enumerate(architecture.growth_points):
+            described["growth_points"][row, index] = place[point.after]
+            described["grown"][row, index] = point.grown
+        for index, group in enumerate(architecture.channel_groups):
+            described["carriers"][row, index, [place[name] for name in group.carriers]] = 1
+            described["channels"][row, index] = group.width
+    return described

@@ -16,7 +16,7 @@ from espalier_operator.kube.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects import owned_objects, worker_pod
 from espalier_operator.kube.resources import resource_of
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.testing.kube_objects import GPU, raw_job, template
+from operator_world.kube_objects import GPU, raw_job, template
 
 STATUS = JobStatus(allocation=Allocation(generation=3, replicas=2, gpus=2))
 READY = KubeSettings(agent_url="http://agent:8080", image_pull_policy="IfNotPresent")

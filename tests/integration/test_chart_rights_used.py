@@ -17,7 +17,7 @@ from releases import PATIENCE, Operators, Release, until_it_lives
 from trainers import Trainers
 
 from espalier_operator.kube import objects
-from espalier_operator.testing.kube_objects import kube_job
+from operator_world.kube_objects import kube_job
 
 
 def may_grant(server: ApiServer, without: Right, granted: Iterable[Right]) -> bool:

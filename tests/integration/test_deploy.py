@@ -14,7 +14,7 @@ from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
 from espalier_operator.kube import objects, resources
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.testing.kube_objects import kube_job
+from operator_world.kube_objects import kube_job
 
 PROJECT = Path(__file__).parents[2]
 SYSTEM = "espalier-system"

@@ -6,7 +6,7 @@ import pytest
 from charts import SYSTEM, Helm, bound_rights, of, one, rights
 
 from espalier_operator.kube import objects
-from espalier_operator.testing.kube_objects import kube_job
+from operator_world.kube_objects import kube_job
 
 READ_EVERYWHERE = {
     ("", "nodes", "list"),

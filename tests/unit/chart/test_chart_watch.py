@@ -18,7 +18,7 @@ from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
 from espalier_operator.kube import objects as objects_of_jobs
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.testing.kube_objects import kube_job
+from operator_world.kube_objects import kube_job
 
 RULES = sorted(path.stem for path in (CHART / "rules").glob("*.yaml"))
 

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from espalier_operator.kube import objects
 from espalier_operator.kube.main import main
 from espalier_operator.kube.options import settings_of
-from espalier_operator.testing.kube_objects import kube_job
+from operator_world.kube_objects import kube_job
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

@@ -18,8 +18,8 @@ from espalier_operator.actions import GrantExtra, NoticeReclaim, ReleaseExtra, R
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, WorkerState
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy, share
-from espalier_operator.testing.cluster import Cluster
-from espalier_operator.testing.invariants import check
+from operator_world.cluster import Cluster
+from operator_world.invariants import check
 
 POLICY = FairPolicy()
 TICK = 5.0

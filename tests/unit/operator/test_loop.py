@@ -12,7 +12,7 @@ from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import Node, Terms
 from espalier_operator.loop import BackendError, Loop
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.testing.cluster import Cluster
+from operator_world.cluster import Cluster
 
 
 @dataclass

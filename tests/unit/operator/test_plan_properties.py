@@ -18,9 +18,9 @@ from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.facts import Ended, Node, Role, Snapshot
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.testing.cluster import Cluster
-from espalier_operator.testing.invariants import check
-from espalier_operator.testing.strategies import GPU_TYPES, terms
+from operator_world.cluster import Cluster
+from operator_world.invariants import check
+from operator_world.strategies import GPU_TYPES, terms
 
 GRANTS = (Admit, GrantExtra, NoticeReclaim)
 

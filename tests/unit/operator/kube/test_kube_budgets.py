@@ -20,7 +20,7 @@ from espalier_operator.kube.progress import leader_of, look, turning_points
 from espalier_operator.kube.record import Record, record_of, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.view import facts_of
-from espalier_operator.testing.kube_objects import (
+from operator_world.kube_objects import (
     EPOCH,
     GPU,
     kube_job,

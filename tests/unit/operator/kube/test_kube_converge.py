@@ -24,7 +24,7 @@ from espalier_operator.kube.record import Record, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.transitions import after
 from espalier_operator.kube.view import facts_of
-from espalier_operator.testing.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at
+from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at
 
 SETTINGS = KubeSettings(promise_seconds=20)
 JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 5})

@@ -15,7 +15,7 @@ from espalier_operator.kube.pods import parse_pod
 from espalier_operator.kube.progress import look, turning_points
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.testing.kube_objects import EPOCH, kube_job, raw_worker, report, terminated, time_at
+from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report, terminated, time_at
 
 SETTINGS = KubeSettings(restart_seconds=1, max_restart_seconds=60, start_up_allowance_seconds=120)
 JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 4})

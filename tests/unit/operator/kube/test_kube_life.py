@@ -2,7 +2,7 @@
 
 Nodes come, go, fall silent and lose GPUs; other people's pods come; leaders train, obey, keep silent, crash and hang;
 people submit, suspend and delete; calls fail; what the operator sees is old; and it is killed between any two calls.
-After each step the numbered promises (`espalier_operator.testing.kube_promises`) are checked, and at the end, left in
+After each step the numbered promises (`operator_world.kube_promises`) are checked, and at the end, left in
 peace, every job comes to its end or says truly why it waits.
 """
 
@@ -24,13 +24,13 @@ from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.testing.invariants import check
-from espalier_operator.testing.kube_api import is_over, node_of, owner_of
-from espalier_operator.testing.kube_objects import EPOCH, GPU, template
-from espalier_operator.testing.kube_operator import KINDS, KilledError, NaiveOperator
-from espalier_operator.testing.kube_promises import PromiseError, Promises
-from espalier_operator.testing.kubernetes import Kubernetes
-from espalier_operator.testing.leaders import Temper
+from operator_world.invariants import check
+from operator_world.kube_api import is_over, node_of, owner_of
+from operator_world.kube_objects import EPOCH, GPU, template
+from operator_world.kube_operator import KINDS, KilledError, NaiveOperator
+from operator_world.kube_promises import PromiseError, Promises
+from operator_world.kubernetes import Kubernetes
+from operator_world.leaders import Temper
 
 SETTINGS = KubeSettings(
     start_up_allowance_seconds=20,

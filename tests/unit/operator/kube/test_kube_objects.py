@@ -18,7 +18,7 @@ from espalier_operator.kube import objects
 from espalier_operator.kube.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects import worker_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.testing.kube_objects import GPU, kube_job, raw_job, template
+from operator_world.kube_objects import GPU, kube_job, raw_job, template
 
 SETTINGS = KubeSettings()
 STATUS = JobStatus(

@@ -19,7 +19,7 @@ from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_job, parse_st
 from espalier_operator.kube.nodes import parse_node
 from espalier_operator.kube.pods import gpu_request, parse_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.testing.kube_objects import (
+from operator_world.kube_objects import (
     EPOCH,
     GPU,
     kube_job,

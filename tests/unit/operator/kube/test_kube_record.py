@@ -27,8 +27,8 @@ from espalier_operator.facts import JobFacts, Reclaim, Stopping, Terms
 from espalier_operator.kube.record import Record, record_of, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.transitions import after
-from espalier_operator.testing.kube_objects import EPOCH
-from espalier_operator.testing.kube_strategies import actions, records
+from operator_world.kube_objects import EPOCH
+from operator_world.kube_strategies import actions, records
 
 SETTINGS = KubeSettings(promise_seconds=20)
 TERMS = Terms(min_replicas=2, max_replicas=5, gpus_per_worker=2, time_budget_seconds=100)

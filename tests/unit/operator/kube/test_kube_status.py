@@ -26,7 +26,7 @@ from espalier_operator.kube.progress import look
 from espalier_operator.kube.record import Record, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.view import facts_of
-from espalier_operator.testing.kube_objects import EPOCH, kube_job, raw_worker, report
+from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report
 
 T0 = datetime(2027, 1, 15, 8, tzinfo=UTC)
 FACTS = JobFacts(

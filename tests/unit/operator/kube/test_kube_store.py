@@ -14,7 +14,7 @@ from espalier_operator.kube.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.shelf import Shelf
 from espalier_operator.kube.store import Store
-from espalier_operator.testing.kube_objects import kube_job, raw_job, raw_node, raw_report, raw_worker, report
+from operator_world.kube_objects import kube_job, raw_job, raw_node, raw_report, raw_worker, report
 
 Raw = dict[str, Any]
 

@@ -18,7 +18,7 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.store import Store
 from espalier_operator.kube.tracked import Tracked
 from espalier_operator.kube.view import Trouble
-from espalier_operator.testing.kube_objects import (
+from operator_world.kube_objects import (
     EPOCH,
     raw_job,
     raw_node,

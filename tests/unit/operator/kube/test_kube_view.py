@@ -16,7 +16,7 @@ from espalier_operator.kube.pods import parse_pod
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.view import Trouble, alien, facts_of, promise_of, trouble_of, workers_of
-from espalier_operator.testing.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, terminated, time_at
+from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, terminated, time_at
 
 SETTINGS = KubeSettings(start_up_allowance_seconds=120)
 JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 4})

@@ -1,7 +1,7 @@
 """A Kubernetes so simple that it is evidently right: the naive API server, and who else acts on its objects.
 
 A kube-scheduler, kubelets and controllers each act when they are called. Leaders are
-`espalier_operator.testing.leaders.Process`es.
+`operator_world.leaders.Process`es.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from espalier_operator.kube.record import time_of
-from espalier_operator.testing.kube_api import GRACE_SECONDS, ApiObjects, gpus_of, is_over, node_of, owner_of
-from espalier_operator.testing.kube_objects import GPU, Raw, raw_node
-from espalier_operator.testing.leaders import Process, Temper
+from operator_world.kube_api import GRACE_SECONDS, ApiObjects, gpus_of, is_over, node_of, owner_of
+from operator_world.kube_objects import GPU, Raw, raw_node
+from operator_world.leaders import Process, Temper
 
 TYPE_LABEL = "nvidia.com/gpu.product"
 EVICTION_SECONDS = 300.0

@@ -29,9 +29,9 @@ from espalier_operator.actions import Plan, ReleaseExtra, Requeue
 from espalier_operator.kube.jobs import parse_status
 from espalier_operator.kube.names import worker_of
 from espalier_operator.kube.progress import QUIET_SECONDS
-from espalier_operator.testing.kube_api import gpus_of, is_over, node_of, owner_of
-from espalier_operator.testing.kube_objects import GPU, Raw
-from espalier_operator.testing.kubernetes import TYPE_LABEL, Kubernetes
+from operator_world.kube_api import gpus_of, is_over, node_of, owner_of
+from operator_world.kube_objects import GPU, Raw
+from operator_world.kubernetes import TYPE_LABEL, Kubernetes
 
 _DECIDED = ("admitted_at", "gpu_type", "extra", "extra_generation", "reclaim", "granted_at", "changed_at", "stopping")
 _MARGIN = 1e-3

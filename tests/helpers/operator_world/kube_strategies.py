@@ -22,7 +22,7 @@ from espalier_operator.actions import (
 from espalier_operator.conditions import Outcome
 from espalier_operator.facts import Ended, Reclaim, Stopping
 from espalier_operator.kube.record import Record, time_of
-from espalier_operator.testing.kube_objects import EPOCH
+from operator_world.kube_objects import EPOCH
 
 TIMES = st.sampled_from([0.0, EPOCH, EPOCH + 0.000001, EPOCH + 0.333333, EPOCH + 7, EPOCH + 1e6])
 """Epoch seconds to the microsecond, as a status keeps them; few, as records have many."""

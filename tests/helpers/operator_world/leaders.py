@@ -14,7 +14,7 @@ from espalier_operator.kube import names
 from espalier_operator.kube.record import time_of
 
 if TYPE_CHECKING:
-    from espalier_operator.testing.kubernetes import Kubernetes
+    from operator_world.kubernetes import Kubernetes
 
 _PAST = (TrainerPhase.COMPLETED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
 REPORT_SECONDS = 2.0

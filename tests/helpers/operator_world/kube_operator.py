@@ -30,9 +30,9 @@ from espalier_operator.kube.transitions import after
 from espalier_operator.kube.view import alien, facts_of, promise_of, workers_of
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
-from espalier_operator.testing.kube_api import ConflictError, NotFoundError, owner_of
-from espalier_operator.testing.kube_objects import Raw
-from espalier_operator.testing.kubernetes import Kubernetes
+from operator_world.kube_api import ConflictError, NotFoundError, owner_of
+from operator_world.kube_objects import Raw
+from operator_world.kubernetes import Kubernetes
 
 KINDS: Final = ("nodes", "pods", "jobs", "config_maps")
 

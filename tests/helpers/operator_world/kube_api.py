@@ -12,7 +12,7 @@ from typing import Any
 
 from espalier_api.job import API_VERSION, KIND
 from espalier_operator.kube.record import time_of
-from espalier_operator.testing.kube_objects import EPOCH, GPU, Raw
+from operator_world.kube_objects import EPOCH, GPU, Raw
 
 GRACE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL."""

@@ -17,9 +17,9 @@ from fake_kubelet import PATIENCE, FakeKubelet
 from trainers import Trainers
 
 from espalier_operator.facts import Snapshot
-from espalier_operator.kube.access import api_access
 from espalier_operator.kube.client import Answer, Client
-from espalier_operator.kube.operator import Operator
+from espalier_operator.kube.process.access import api_access
+from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 
 """At most, for the connections of an operator that has ended to be closed."""

@@ -12,9 +12,9 @@ from espalier_api.allocation import Allocation
 from espalier_api.job import MAX_NAME_LENGTH
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
-from espalier_operator.kube.jobs import KubeJob, parse_job
-from espalier_operator.kube.objects import owned_objects, worker_pod
-from espalier_operator.kube.resources import resource_of
+from espalier_operator.kube.objects.jobs import KubeJob, parse_job
+from espalier_operator.kube.objects.manifests import owned_objects, worker_pod
+from espalier_operator.kube.objects.resources import resource_of
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import GPU, raw_job, template
 

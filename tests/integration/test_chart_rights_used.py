@@ -16,7 +16,7 @@ from operators import Jobs, World
 from releases import PATIENCE, Operators, Release, until_it_lives
 from trainers import Trainers
 
-from espalier_operator.kube import objects
+from espalier_operator.kube.objects import manifests as objects
 from operator_world.kube_objects import kube_job
 
 

@@ -33,7 +33,7 @@ from espalier_cli.cluster.client import Cluster, connect
 from espalier_cli.cluster.errors import ExpiredError, UnreachableError
 from espalier_cli.cluster.follow import Back, Change, Ended, Follower, Gone, Lost, Seen
 from espalier_operator.actions import Fail, Finish
-from espalier_operator.kube.resources import JOBS
+from espalier_operator.kube.objects.resources import JOBS
 
 COMMAND = [sys.executable, "-u", "-c", "from espalier_cli.main import main; main()", "watch"]
 _SECONDS = 40.0

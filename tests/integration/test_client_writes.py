@@ -14,9 +14,9 @@ from mutations import MINIMAL
 
 from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus, SchedulingStatus, StandingReclaim, TimeBudgetStatus
-from espalier_operator.kube import resources
-from espalier_operator.kube.access import api_access
 from espalier_operator.kube.client import Client
+from espalier_operator.kube.objects import resources
+from espalier_operator.kube.process.access import api_access
 
 POD = {
     "apiVersion": "v1",

@@ -54,8 +54,8 @@ from espalier_monitoring.outputs import RULES, dashboards
 from espalier_monitoring.promql import names
 from espalier_monitoring.scraping import RELABELLING
 from espalier_operator.actions import Action
-from espalier_operator.kube import resources
-from espalier_operator.kube.resources import Resource
+from espalier_operator.kube.objects import resources
+from espalier_operator.kube.objects.resources import Resource
 
 PROJECT = Path(__file__).parents[2]
 SERIES = {series: family for family in FAMILIES for series in family.series}

@@ -31,8 +31,8 @@ from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, REPORT_KE
 from espalier_api.status import JobStatus
 from espalier_api.validation import load_job
 from espalier_operator.facts import Role
-from espalier_operator.kube import objects
-from espalier_operator.kube.jobs import KubeJob, parse_job
+from espalier_operator.kube.objects import manifests as objects
+from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
 from espalier_trainer import kube
 from espalier_trainer.allocations import AllocationFile

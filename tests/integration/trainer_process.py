@@ -14,7 +14,8 @@ from apiserver import ApiServer
 
 from espalier_api import environment
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION
-from espalier_operator.kube import names, objects
+from espalier_operator.kube.objects import manifests as objects
+from espalier_operator.kube.objects import names
 
 _FILES = {objects.JOB_FILE: JOB_ANNOTATION, objects.ALLOCATION_FILE: ALLOCATION_ANNOTATION}
 

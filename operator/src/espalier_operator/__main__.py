@@ -21,6 +21,6 @@ if __name__ == "__main__":
     # which one such job comes along must be read all the same.
     sys.setrecursionlimit(DEEPEST)
 
-    from espalier_operator.kube.main import main
+    from espalier_operator.kube.process.main import main
 
     main(prog_name="espalier-operator")

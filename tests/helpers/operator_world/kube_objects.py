@@ -10,8 +10,8 @@ from espalier_api.documents import dumps
 from espalier_api.job import API_VERSION, KIND
 from espalier_api.report import Report, TrainerPhase
 from espalier_operator.facts import Role
-from espalier_operator.kube import names
-from espalier_operator.kube.jobs import KubeJob, parse_job
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
 
 Raw = dict[str, Any]

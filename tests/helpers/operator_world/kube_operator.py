@@ -16,13 +16,13 @@ from espalier_api.status import JobStatus
 from espalier_operator.actions import Plan
 from espalier_operator.conditions import Observed, status_of, status_of_invalid
 from espalier_operator.facts import Node, Rules, Snapshot, Worker
-from espalier_operator.kube import names
 from espalier_operator.kube.converge import Annotate, CreatePod, DeleteJob, DeletePod, Step, due_at, steps
 from espalier_operator.kube.crew import Crew, crew_of, last_word
-from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_job, parse_status
-from espalier_operator.kube.nodes import parse_node
-from espalier_operator.kube.objects import owned_objects
-from espalier_operator.kube.pods import Pod, parse_pod
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, parse_status
+from espalier_operator.kube.objects.manifests import owned_objects
+from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.progress import look, turning_points
 from espalier_operator.kube.record import Record, record_of, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings

@@ -26,8 +26,8 @@ from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_operator.actions import Plan, ReleaseExtra, Requeue
-from espalier_operator.kube.jobs import parse_status
-from espalier_operator.kube.names import worker_of
+from espalier_operator.kube.objects.jobs import parse_status
+from espalier_operator.kube.objects.names import worker_of
 from espalier_operator.kube.progress import QUIET_SECONDS
 from operator_world.kube_api import gpus_of, is_over, node_of, owner_of
 from operator_world.kube_objects import GPU, Raw

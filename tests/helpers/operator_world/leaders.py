@@ -10,7 +10,7 @@ from espalier_api.documents import dumps
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.signal import ALLOCATION_ANNOTATION, REPORT_KEY
-from espalier_operator.kube import names
+from espalier_operator.kube.objects import names
 from espalier_operator.kube.record import time_of
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from charts import ROOT, SYSTEM, Helm, Raw, of, one, parse, pod_templates
 
 from espalier_agent.commands.serve import serve
-from espalier_operator.kube.main import main
-from espalier_operator.kube.options import settings_of
+from espalier_operator.kube.process.main import main
+from espalier_operator.kube.process.options import settings_of
 from espalier_operator.kube.settings import KubeSettings
 
 

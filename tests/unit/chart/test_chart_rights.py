@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from charts import SYSTEM, Helm, bound_rights, of, one, rights
 
-from espalier_operator.kube import objects
+from espalier_operator.kube.objects import manifests as objects
 from operator_world.kube_objects import kube_job
 
 READ_EVERYWHERE = {

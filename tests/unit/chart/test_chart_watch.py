@@ -16,7 +16,7 @@ from charts import CHART, SYSTEM, Helm, of, one, parse, pod_templates
 from espalier_api.metrics import JOB
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
-from espalier_operator.kube import objects as objects_of_jobs
+from espalier_operator.kube.objects import manifests as objects_of_jobs
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import kube_job
 

@@ -16,13 +16,13 @@ from espalier_api.signal import REPORT_KEY
 from espalier_operator.actions import Action, Admit, GrantExtra
 from espalier_operator.conditions import Observed, status_of
 from espalier_operator.facts import Role
-from espalier_operator.kube import names
 from espalier_operator.kube.crew import crew_of
-from espalier_operator.kube.jobs import KubeJob, parse_job, parse_status
-from espalier_operator.kube.pods import parse_pod
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.jobs import KubeJob, parse_job, parse_status
+from espalier_operator.kube.objects.pods import parse_pod
+from espalier_operator.kube.objects.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Raw, Resource
 from espalier_operator.kube.progress import look
 from espalier_operator.kube.record import record_of, scheduling_of
-from espalier_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Raw, Resource
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import Listed
 from espalier_operator.kube.transitions import after

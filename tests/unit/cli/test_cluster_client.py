@@ -17,7 +17,7 @@ import pytest
 from espalier_cli.cluster import client
 from espalier_cli.cluster.client import Cluster, connect
 from espalier_cli.cluster.errors import ExpiredError, UnreachableError
-from espalier_operator.kube.resources import JOBS, PODS
+from espalier_operator.kube.objects.resources import JOBS, PODS
 
 Answer = tuple[int, bytes]
 

@@ -15,7 +15,7 @@ from espalier_cli.cluster.client import connect
 from espalier_cli.cluster.errors import ExpiredError, ForbiddenError, NotFoundError, UnreachableError, error_of
 from espalier_cli.errors import BadInput
 from espalier_cli.main import cli
-from espalier_operator.kube.resources import JOBS, NODES, PODS
+from espalier_operator.kube.objects.resources import JOBS, NODES, PODS
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.yaml"
 

@@ -15,7 +15,7 @@ from espalier_cli.cluster.standing import job_of
 from espalier_cli.cluster.told import Told, told_of
 from espalier_cli.cluster.watch_display import JsonWatch, LiveWatch, PlainWatch
 from espalier_operator.actions import Finish, GrantExtra
-from espalier_operator.kube.notes import notes
+from espalier_operator.kube.objects.events import events
 
 
 def trained(*adaptations: object, at: float = NOW, used: float = 50.0, lent: int = 1) -> Object:
@@ -50,7 +50,7 @@ def test_a_change_of_status_is_said_in_the_words_of_its_events() -> None:
     before, after = job_of(trained()), job_of(trained(adaptation()))
     said = Narrator().of_status(before.status, after)
     assert [(line.reason, line.message) for line in said] == [
-        (note.reason, note.message) for note in notes(before.status, after.status)
+        (note.reason, note.message) for note in events(before.status, after.status)
     ]
     assert said[0].reason == "AdaptationGrown"
     assert Narrator().of_status(after.status, after) == []

@@ -18,7 +18,7 @@ from espalier_monitoring.boards import expressions
 from espalier_monitoring.outputs import DASHBOARDS, RULES, dashboards, outputs
 from espalier_monitoring.promql import names
 from espalier_monitoring.scraping import RELABELLING, scrape_config_text
-from espalier_operator.kube.objects import METRICS, METRICS_PORT
+from espalier_operator.kube.objects.manifests import METRICS, METRICS_PORT
 
 ROOT = Path(__file__).parents[3]
 SERIES = {series: family for family in FAMILIES for series in family.series}

@@ -10,9 +10,9 @@ from espalier_cli.cluster.standing import Job, job_of
 from espalier_cli.cluster.told import Told
 from espalier_operator.actions import Action
 from espalier_operator.facts import JobFacts, Role, Snapshot
-from espalier_operator.kube import names
-from espalier_operator.kube.pods import Pod, parse_pod
-from espalier_operator.kube.resources import CONFIG_MAPS, JOBS, PODS
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.pods import Pod, parse_pod
+from espalier_operator.kube.objects.resources import CONFIG_MAPS, JOBS, PODS
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import parse_report, seen_by_operator
 from espalier_operator.plan import plan

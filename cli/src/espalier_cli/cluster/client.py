@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from espalier_cli.cluster.errors import ClusterError, ExpiredError, UnreachableError, error_of
 from espalier_cli.errors import BadInput
-from espalier_operator.kube.resources import Resource
+from espalier_operator.kube.objects.resources import Resource
 from espalier_operator.kube.snapshot import Listed
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from espalier_cli.errors import BadInput
-from espalier_operator.kube.resources import JOBS, Resource
+from espalier_operator.kube.objects.resources import JOBS, Resource
 
 
 class ClusterError(BadInput):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ForbiddenError
-from espalier_operator.kube.names import JOB_LABEL, REPORT_LABEL, ROLE_LABEL
-from espalier_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Resource
+from espalier_operator.kube.objects.names import JOB_LABEL, REPORT_LABEL, ROLE_LABEL
+from espalier_operator.kube.objects.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Resource
 from espalier_operator.kube.snapshot import Listed
-from espalier_operator.kube.store import PODS_WATCHED
+from espalier_operator.kube.watch.store import PODS_WATCHED
 
 Lists = Mapping[Resource, Listed]
 

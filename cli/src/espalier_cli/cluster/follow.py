@@ -12,7 +12,7 @@ from typing import Final
 
 from espalier_cli.cluster.client import Cluster, Object
 from espalier_cli.cluster.errors import ClusterError, ExpiredError, UnreachableError
-from espalier_operator.kube.resources import Resource, version_of
+from espalier_operator.kube.objects.resources import Resource, version_of
 
 WATCH_SECONDS: Final = 30
 """Length of one watch: a connection that died in silence is noticed a little after it."""

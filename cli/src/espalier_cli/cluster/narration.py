@@ -12,7 +12,7 @@ from espalier_cli.cluster.standing import Job, phase, standing
 from espalier_cli.cluster.told import Told
 from espalier_cli.cluster.wording import count, duration
 from espalier_cli.display import PLAIN_PROGRESS_EVERY, JobRow
-from espalier_operator.kube.notes import notes
+from espalier_operator.kube.objects.events import events
 
 _TRUSTED_SECONDS = 15.0
 """For so long a count of budget seconds is carried on by the clock: a running job's is written more often."""
@@ -59,7 +59,7 @@ class Narrator:
             reason = phase(after) if why.reason is None else f"{phase(after)}, {why.reason}"
             return [Line(reason=reason, message=why.message)]
         lines = []
-        for note in notes(before, after.status):
+        for note in events(before, after.status):
             line = Line(reason=note.reason, message=" ".join(note.message.split()), warning=note.warning)
             self._by_status[line.reason, line.message] += 1
             lines += self._due(self._by_status, line)

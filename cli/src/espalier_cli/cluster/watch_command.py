@@ -18,7 +18,7 @@ from espalier_cli.cluster.options import cluster_options, namespace_option, outp
 from espalier_cli.cluster.standing import Job, job_of
 from espalier_cli.cluster.told import Told, is_about, told_of
 from espalier_cli.cluster.watch_display import WatchDisplay, watch_display
-from espalier_operator.kube.resources import EVENTS, JOBS
+from espalier_operator.kube.objects.resources import EVENTS, JOBS
 
 _EXIT_CODES = """\
 Exit codes: 0 the job is complete, 1 it failed, was deleted, or the cluster did not answer, 2 what was given cannot be

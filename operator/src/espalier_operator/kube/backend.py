@@ -15,12 +15,12 @@ from espalier_operator.actions import Action, GrantExtra, Plan
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.flusher import Flusher
-from espalier_operator.kube.series import LiveJob
+from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.snapshot import assemble
-from espalier_operator.kube.store import Store
 from espalier_operator.kube.tracked import Tracked
+from espalier_operator.kube.watch.store import Store
 from espalier_operator.kube.writer import Writer
 from espalier_operator.loop import BackendError
 

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 
-from espalier_operator.kube.resources import Raw, Resource, controller_of, key_of, resource_of
+from espalier_operator.kube.objects.resources import Raw, Resource, controller_of, key_of, resource_of
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)

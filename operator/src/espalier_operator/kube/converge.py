@@ -13,14 +13,14 @@ from espalier_api.documents import dumps
 from espalier_api.signal import ALLOCATION_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
-from espalier_operator.kube import names
 from espalier_operator.kube.crew import Crew
-from espalier_operator.kube.jobs import KubeJob
-from espalier_operator.kube.objects import worker_pod
-from espalier_operator.kube.pods import Pod
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.jobs import KubeJob
+from espalier_operator.kube.objects.manifests import worker_pod
+from espalier_operator.kube.objects.pods import Pod
+from espalier_operator.kube.objects.template import Manifest
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.template import Manifest
 
 KEPT_ENDED = 2
 """Pods of earlier attempts that have ended and are kept, the newest, for their logs."""

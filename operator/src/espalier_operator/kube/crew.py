@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from espalier_api.report import Report, TrainerPhase
 from espalier_operator.facts import Role
-from espalier_operator.kube.jobs import KubeJob
-from espalier_operator.kube.pods import Pod
+from espalier_operator.kube.objects.jobs import KubeJob
+from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.record import Record
 
 PAST = (TrainerPhase.COMPLETED, TrainerPhase.STOPPED, TrainerPhase.FAILED)

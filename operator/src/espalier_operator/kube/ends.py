@@ -16,7 +16,7 @@ from espalier_api.report import Report, TrainerPhase
 from espalier_operator.exits import Failure, judge_exit
 from espalier_operator.facts import Ended
 from espalier_operator.kube.crew import PAST, Crew
-from espalier_operator.kube.pods import MAX_MESSAGE, Pod
+from espalier_operator.kube.objects.pods import MAX_MESSAGE, Pod
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
 

@@ -14,7 +14,7 @@ from espalier_api.report import TrainerPhase
 from espalier_operator.budget import Leader, Meter
 from espalier_operator.kube import ends
 from espalier_operator.kube.crew import PAST, Crew, crew_of, last_word
-from espalier_operator.kube.jobs import KubeJob
+from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from espalier_api.job import KIND
 from espalier_api.signal import REPORT_KEY
-from espalier_operator.kube import names
-from espalier_operator.kube.resources import Raw, controller_of
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.resources import Raw, controller_of
 
 _NEWS: Final = ("incarnation", "phase", "reason", "acknowledgedGeneration")
 """Fields of a report that a decision may follow from at once; `adaptations` are counted besides."""

@@ -16,11 +16,11 @@ from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_operator.facts import Rules, Snapshot, Worker
-from espalier_operator.kube.resources import JOBS, Raw, Resource
+from espalier_operator.kube.objects.resources import JOBS, Raw, Resource
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.store import Store
 from espalier_operator.kube.tracked import Tracked
 from espalier_operator.kube.view import Trouble, alien
+from espalier_operator.kube.watch.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,19 +19,19 @@ from espalier_api.status import JobStatus
 from espalier_operator.actions import Action
 from espalier_operator.conditions import Observed, status_of, status_of_invalid
 from espalier_operator.facts import Ended, JobFacts, Promise, Worker
-from espalier_operator.kube import names
 from espalier_operator.kube.backoff import Backoff
 from espalier_operator.kube.converge import due_at
 from espalier_operator.kube.flusher import together
-from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_status
+from espalier_operator.kube.metrics.measurements import Owner
+from espalier_operator.kube.metrics.series import LiveJob
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
 from espalier_operator.kube.progress import Crew, crew_of, last_word, look, turning_points
 from espalier_operator.kube.record import Record, record_of, scheduling_of
-from espalier_operator.kube.series import LiveJob
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.store import JobObject, Store
-from espalier_operator.kube.tallies import Owner
 from espalier_operator.kube.transitions import after
 from espalier_operator.kube.view import Trouble, facts_of, promise_of, workers_of
+from espalier_operator.kube.watch.store import JobObject, Store
 
 logger = logging.getLogger(__name__)
 

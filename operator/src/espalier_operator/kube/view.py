@@ -10,8 +10,8 @@ from espalier_api.report import TrainerPhase
 from espalier_operator.budget import Leader
 from espalier_operator.facts import JobFacts, Promise, Role, Worker, WorkerState
 from espalier_operator.kube.crew import Crew
-from espalier_operator.kube.jobs import KubeJob
-from espalier_operator.kube.pods import Pod
+from espalier_operator.kube.objects.jobs import KubeJob
+from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.progress import leader_of
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings

@@ -18,18 +18,18 @@ from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Role
-from espalier_operator.kube import names, resources
 from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError
 from espalier_operator.kube.converge import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
-from espalier_operator.kube.exporter import Metrics
-from espalier_operator.kube.notes import LONGEST_MESSAGE, Note, notes
-from espalier_operator.kube.objects import owned_objects
-from espalier_operator.kube.resources import Raw
+from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.measurements import measurements
+from espalier_operator.kube.objects import names, resources
+from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
+from espalier_operator.kube.objects.manifests import owned_objects
+from espalier_operator.kube.objects.resources import Raw
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.store import Store
-from espalier_operator.kube.tallies import tallies
 from espalier_operator.kube.tracked import Tracked
 from espalier_operator.kube.view import Trouble
+from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Writer:
                 self._failed(job, error, "its status cannot be written")
                 return
             job.writing.succeeded()
-            await self._tell(job, notes(before, status))
+            await self._tell(job, events(before, status))
         await self._complain(job)
         if job.job is not None:
             try:
@@ -86,7 +86,7 @@ class Writer:
         answer = await self._client.put_status(resources.JOBS, namespace, name, uid, body)
         if answer is None:
             return False
-        self._metrics.add(tallies(job.written, status, job.owner))
+        self._metrics.add(measurements(job.written, status, job.owner))
         self._metrics.signals.written(uid, status.allocation.generation, self._clock.now())
         job.wrote(status, answer.get("status"), now)
         self._store.jobs.put(answer)
@@ -103,7 +103,7 @@ class Writer:
         job.stirred = True
         job.plan_ahead(job.status(now), now)
 
-    async def _tell(self, job: Tracked, told: Iterable[Note]) -> None:
+    async def _tell(self, job: Tracked, told: Iterable[Event]) -> None:
         """Post Events; they are for people, so one that cannot be posted holds nothing up."""
         for note in told:
             try:
@@ -123,7 +123,7 @@ class Writer:
         text = message[:LONGEST_MESSAGE]
         if text != job.complaint:
             job.complaint = text
-            await self._tell(job, [Note(reason=str(reason), message=text, warning=True)])
+            await self._tell(job, [Event(reason=str(reason), message=text, warning=True)])
 
     # ---- objects
 
@@ -194,7 +194,7 @@ class Writer:
             self._store.pods.put(answer)
 
 
-def event_of(job: Tracked, note: Note, now: float) -> dict[str, Any]:
+def event_of(job: Tracked, note: Event, now: float) -> dict[str, Any]:
     """Return a Kubernetes Event about `job`."""
     namespace, name, uid = _place(job)
     time = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

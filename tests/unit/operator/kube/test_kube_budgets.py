@@ -15,7 +15,7 @@ from espalier_api.status import JobStatus
 from espalier_operator.budget import Leader
 from espalier_operator.conditions import Observed, status_of
 from espalier_operator.kube.crew import Crew, crew_of
-from espalier_operator.kube.pods import parse_pod
+from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.progress import leader_of, look, turning_points
 from espalier_operator.kube.record import Record, record_of, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings

@@ -13,8 +13,8 @@ from aiohttp import web
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
-from espalier_operator.kube import resources
 from espalier_operator.kube.client import PAGE, ApiRefusalError, Client, NotOwnedError, Patience
+from espalier_operator.kube.objects import resources
 from espalier_operator.loop import BackendError
 
 QUICK = Patience(deadline=0.5, tries=4, first_wait=0.01, longest_wait=0.2)

@@ -17,9 +17,9 @@ from espalier_operator.conditions import Observed, Outcome, status_of
 from espalier_operator.facts import Ended, Reclaim, Role, Stopping
 from espalier_operator.kube.converge import Annotate, CreatePod, DeleteJob, DeletePod, Step, due_at, steps
 from espalier_operator.kube.crew import crew_of
-from espalier_operator.kube.jobs import KubeJob
-from espalier_operator.kube.objects import worker_pod
-from espalier_operator.kube.pods import Pod, parse_pod
+from espalier_operator.kube.objects.jobs import KubeJob
+from espalier_operator.kube.objects.manifests import worker_pod
+from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.record import Record, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.transitions import after

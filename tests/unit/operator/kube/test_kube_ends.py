@@ -11,7 +11,7 @@ from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.facts import Ended, Role, Stopping
 from espalier_operator.kube.crew import crew_of, last_word
-from espalier_operator.kube.pods import parse_pod
+from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.progress import look, turning_points
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from espalier_api.status import JobStatus
 from espalier_operator.actions import Plan
 from espalier_operator.facts import Rules, Snapshot
-from espalier_operator.kube.jobs import parse_status
+from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.invariants import check

@@ -14,10 +14,10 @@ from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus, SchedulingStatus, TimeBudgetStatus
 from espalier_operator.actions import Admit, GrantExtra, Plan
 from espalier_operator.facts import Snapshot
-from espalier_operator.kube.exporter import Metrics
-from espalier_operator.kube.series import LiveJob
+from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.measurements import Owner, measurements
+from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.signals import Signals
-from espalier_operator.kube.tallies import Owner, tallies
 
 NOW = 1_000.0
 OWNER = Owner(namespace="team", queue="research", base_gpus=1, gpus_per_worker=1, created_at=NOW)
@@ -41,8 +41,8 @@ def live(name: str, used: float = 0.0) -> LiveJob:
 def test_what_happened_is_counted_under_its_labels() -> None:
     metrics = Metrics(lambda: NOW)
     before, after = JobStatus(), JobStatus(restarts=2, preemptions=1)
-    metrics.add(tallies(before, after, OWNER))
-    metrics.add(tallies(before, after, OWNER))
+    metrics.add(measurements(before, after, OWNER))
+    metrics.add(measurements(before, after, OWNER))
     found = scraped(metrics)
     place = frozenset({"team", "research"})
     assert found["espalier_restarts_total", place] == 4
@@ -79,7 +79,7 @@ def test_series_of_queues_that_nobody_uses_any_more_go_after_a_while() -> None:
     others = [replace(OWNER, queue=f"queue-{number}") for number in range(50)]
     admitted = JobStatus(scheduling=SchedulingStatus(admitted_at=datetime.fromtimestamp(NOW + 3, UTC)))
     for owner in (OWNER, *others):
-        metrics.add(tallies(None, admitted, owner))
+        metrics.add(measurements(None, admitted, owner))
     first = scraped(metrics)
     for minutes in range(1, 30):
         now = NOW + 60 * minutes
@@ -90,7 +90,7 @@ def test_series_of_queues_that_nobody_uses_any_more_go_after_a_while() -> None:
     assert not [labels for _, labels in found if any(value.startswith("queue-") for value in labels)]
     assert found["espalier_jobs_created_total", frozenset({"team", "research"})] == 1
     assert found["espalier_queue_seconds_count", frozenset({"research"})] == 1
-    metrics.add(tallies(None, JobStatus(), others[0]))
+    metrics.add(measurements(None, JobStatus(), others[0]))
     assert scraped(metrics)["espalier_jobs_created_total", frozenset({"team", "queue-0"})] == 1
 
 

@@ -14,9 +14,9 @@ from espalier_api.documents import loads
 from espalier_api.job import MAX_NAME_LENGTH
 from espalier_api.status import JobStatus, TimeBudgetStatus
 from espalier_operator.facts import Role
-from espalier_operator.kube import objects
-from espalier_operator.kube.jobs import KubeJob, parse_job
-from espalier_operator.kube.objects import worker_pod
+from espalier_operator.kube.objects import manifests as objects
+from espalier_operator.kube.objects.jobs import KubeJob, parse_job
+from espalier_operator.kube.objects.manifests import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import GPU, kube_job, raw_job, template
 

@@ -9,10 +9,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from espalier_operator.kube.health import Address
-from espalier_operator.kube.lease import LeaseTimes
-from espalier_operator.kube.main import main
-from espalier_operator.kube.options import settings_of, settings_options
+from espalier_operator.kube.process.health import Address
+from espalier_operator.kube.process.lease import LeaseTimes
+from espalier_operator.kube.process.main import main
+from espalier_operator.kube.process.options import settings_of, settings_options
 from espalier_operator.kube.settings import KubeSettings
 
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
 from espalier_operator.facts import Node, Role
-from espalier_operator.kube import names, reading
-from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_job, parse_status
-from espalier_operator.kube.nodes import parse_node
-from espalier_operator.kube.pods import gpu_request, parse_pod
+from espalier_operator.kube import reading
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, parse_status
+from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.pods import gpu_request, parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import (
     EPOCH,

@@ -21,8 +21,8 @@ from espalier_api.status import (
     TrainingStatus,
 )
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
-from espalier_operator.kube.series import SCRAPED, LiveJob, gpus_of, series_of
-from espalier_operator.kube.tallies import Owner
+from espalier_operator.kube.metrics.measurements import Owner
+from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, gpus_of, series_of
 
 NOW = 1_000.0
 TIME = datetime.fromtimestamp(NOW - 10, UTC)

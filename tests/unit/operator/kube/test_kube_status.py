@@ -20,8 +20,8 @@ from espalier_api.status import ConditionType, JobStatus
 from espalier_operator.conditions import MAX_MESSAGE, MAX_METRICS, Observed, Outcome, status_of, status_of_invalid
 from espalier_operator.facts import JobFacts, Terms
 from espalier_operator.kube.crew import crew_of
-from espalier_operator.kube.notes import LONGEST_MESSAGE, Note, notes
-from espalier_operator.kube.pods import parse_pod
+from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
+from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.progress import look
 from espalier_operator.kube.record import Record, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings
@@ -81,10 +81,10 @@ def test_adaptations_are_not_forgotten_while_the_next_leader_starts():
     assert (ids(before), before.adaptation_count) == (["d1", "d2"], 2)
     starting = status_with(report("b", TrainerPhase.STARTING), before)
     assert (ids(starting), starting.adaptation_count) == (["d1", "d2"], 2)
-    assert notes(before, starting) == ()
+    assert events(before, starting) == ()
     resumed = status_with(report("b", adaptations=(grown(1), grown(2), grown(3))), starting)
     assert (ids(resumed), resumed.adaptation_count) == (["d1", "d2", "d3"], 3)
-    assert [note.reason for note in notes(starting, resumed)] == ["AdaptationGrown"]
+    assert [note.reason for note in events(starting, resumed)] == ["AdaptationGrown"]
 
 
 def test_a_leader_that_found_no_checkpoint_begins_to_count_anew_and_history_stays():
@@ -169,7 +169,7 @@ def test_whatever_a_leader_reports_makes_a_status_that_the_api_server_takes(said
     jsonschema.Draft7Validator(SCHEMA).validate(body)
     assert all(abs(number) <= INT64 for number in numbers_in(body))
     assert len(json.dumps(body)) < 200_000
-    for note in notes(None, status):
+    for note in events(None, status):
         assert 0 < len(note.message) <= LONGEST_MESSAGE
         assert note.reason
 
@@ -218,4 +218,6 @@ def test_an_invalid_job_says_so_once_and_keeps_what_is_known():
     assert again == status
     fresh = status_of_invalid(1, ("x" * 10**6,), None, T0)
     assert len(fresh.conditions[0].message) == MAX_MESSAGE
-    assert notes(before, status) == (Note(reason="InvalidSpec", message="spec.a: is wrong; spec.b: too", warning=True),)
+    assert events(before, status) == (
+        Event(reason="InvalidSpec", message="spec.a: is wrong; spec.b: too", warning=True),
+    )

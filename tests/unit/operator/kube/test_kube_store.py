@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.kube import resources
-from espalier_operator.kube.jobs import InvalidJob, KubeJob
+from espalier_operator.kube.objects import resources
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.shelf import Shelf
-from espalier_operator.kube.store import Store
+from espalier_operator.kube.watch.indexer import Indexer
+from espalier_operator.kube.watch.store import Store
 from operator_world.kube_objects import kube_job, raw_job, raw_node, raw_report, raw_worker, report
 
 Raw = dict[str, Any]
@@ -30,11 +30,11 @@ def thing(name: str, value: str, version: int) -> Raw:
 
 
 class Seen:
-    """A shelf of values, with what it said of changes."""
+    """A indexer of values, with what it said of changes."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str | None, str | None]] = []
-        self.shelf: Shelf[str] = Shelf(lambda raw, _: raw["value"], lambda *change: self.told.append(change))
+        self.indexer: Indexer[str] = Indexer(lambda raw, _: raw["value"], lambda *change: self.told.append(change))
 
 
 # ---- one kind
@@ -43,51 +43,51 @@ class Seen:
 def test_the_newest_word_counts_whatever_comes_last() -> None:
     """An old event after a new list, an old list after a new event."""
     seen = Seen()
-    seen.shelf.put(thing("a", "new", 5))
-    seen.shelf.put(thing("a", "old", 4))
-    seen.shelf.put(thing("a", "same", 5))
+    seen.indexer.put(thing("a", "new", 5))
+    seen.indexer.put(thing("a", "old", 4))
+    seen.indexer.put(thing("a", "same", 5))
     assert seen.told == [("a", None, "new")]
-    seen.shelf.replace([thing("a", "older", 3)], 3)
-    assert seen.shelf.get("a") == "new"
-    assert seen.shelf.listed_version == 3
+    seen.indexer.replace([thing("a", "older", 3)], 3)
+    assert seen.indexer.get("a") == "new"
+    assert seen.indexer.listed_version == 3
 
 
 def test_a_list_removes_what_is_older_and_keeps_what_is_younger() -> None:
     """What was made after the list was taken is not in it."""
     seen = Seen()
-    seen.shelf.put(thing("ghost", "x", 2))
-    seen.shelf.put(thing("young", "y", 9))
-    seen.shelf.replace([thing("kept", "z", 1)], 5)
-    assert sorted(seen.shelf.values()) == ["y", "z"]
+    seen.indexer.put(thing("ghost", "x", 2))
+    seen.indexer.put(thing("young", "y", 9))
+    seen.indexer.replace([thing("kept", "z", 1)], 5)
+    assert sorted(seen.indexer.values()) == ["y", "z"]
     assert ("ghost", "x", None) in seen.told
 
 
 def test_what_went_is_not_brought_back_by_an_older_list_or_event() -> None:
     """A younger one of the same name is another."""
     seen = Seen()
-    seen.shelf.put(thing("a", "x", 2))
-    seen.shelf.drop("a", 6)
-    seen.shelf.put(thing("a", "x", 4))
-    seen.shelf.replace([thing("a", "x", 4)], 5)
-    assert seen.shelf.get("a") is None
-    seen.shelf.put(thing("a", "again", 7))
-    assert seen.shelf.get("a") == "again"
-    seen.shelf.drop("a", 6)
-    assert seen.shelf.get("a") == "again", "that was the end of the one before"
+    seen.indexer.put(thing("a", "x", 2))
+    seen.indexer.drop("a", 6)
+    seen.indexer.put(thing("a", "x", 4))
+    seen.indexer.replace([thing("a", "x", 4)], 5)
+    assert seen.indexer.get("a") is None
+    seen.indexer.put(thing("a", "again", 7))
+    assert seen.indexer.get("a") == "again"
+    seen.indexer.drop("a", 6)
+    assert seen.indexer.get("a") == "again", "that was the end of the one before"
 
 
 def test_an_object_nobody_has_heard_of_is_not_known_to_be_gone() -> None:
     """Until a list as young as the question lacks it."""
     seen = Seen()
-    assert not seen.shelf.is_gone("a", 3)
-    seen.shelf.replace([], 2)
-    assert not seen.shelf.is_gone("a", 3)
-    seen.shelf.replace([], 3)
-    assert seen.shelf.is_gone("a", 3)
-    seen.shelf.put(thing("a", "x", 4))
-    assert not seen.shelf.is_gone("a", 3)
-    seen.shelf.drop("a", 5)
-    assert seen.shelf.is_gone("a", 9)
+    assert not seen.indexer.is_gone("a", 3)
+    seen.indexer.replace([], 2)
+    assert not seen.indexer.is_gone("a", 3)
+    seen.indexer.replace([], 3)
+    assert seen.indexer.is_gone("a", 3)
+    seen.indexer.put(thing("a", "x", 4))
+    assert not seen.indexer.is_gone("a", 3)
+    seen.indexer.drop("a", 5)
+    assert seen.indexer.is_gone("a", 9)
 
 
 @given(st.data())
@@ -109,13 +109,13 @@ def test_in_whatever_order_events_and_lists_come_the_end_is_the_truth(data: st.D
     seen = Seen()
     for kind, word in data.draw(st.permutations(words)):
         if kind == "put":
-            seen.shelf.put(word)
+            seen.indexer.put(word)
         elif kind == "drop":
-            seen.shelf.drop(*word)
+            seen.indexer.drop(*word)
         else:
-            seen.shelf.replace(*word)
-    seen.shelf.replace([thing(n, v, r) for n, (v, r) in truth.items()], last)
-    assert dict(seen.shelf.mapping()) == {name: value for name, (value, _) in truth.items()}
+            seen.indexer.replace(*word)
+    seen.indexer.replace([thing(n, v, r) for n, (v, r) in truth.items()], last)
+    assert dict(seen.indexer.mapping()) == {name: value for name, (value, _) in truth.items()}
     assert all(before != after for _, before, after in seen.told)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from espalier_operator.kube.tasks import end, recorded_tasks
+from espalier_operator.kube.watch.handlers import end, recorded_tasks
 
 
 def test_everything_that_was_begun_inside_ends_and_nothing_else() -> None:

@@ -11,13 +11,13 @@ import pytest
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.actions import Admit, Finish, GrantExtra, ReleaseExtra
-from espalier_operator.kube import resources
 from espalier_operator.kube.converge import CreatePod, steps
-from espalier_operator.kube.jobs import KubeJob
+from espalier_operator.kube.objects import resources
+from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.store import Store
 from espalier_operator.kube.tracked import Tracked
 from espalier_operator.kube.view import Trouble
+from espalier_operator.kube.watch.store import Store
 from operator_world.kube_objects import (
     EPOCH,
     raw_job,

@@ -12,7 +12,7 @@ from espalier_api.report import TrainerPhase
 from espalier_operator.conditions import Outcome
 from espalier_operator.facts import Ended, JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
 from espalier_operator.kube.crew import Crew, crew_of
-from espalier_operator.kube.pods import parse_pod
+from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.view import Trouble, alien, facts_of, promise_of, trouble_of, workers_of

@@ -11,10 +11,10 @@ from kubernetes.aio.client.configuration import Configuration
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import Client
-from espalier_operator.kube.exporter import Metrics
+from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.store import Store
-from espalier_operator.kube.watch import Watch
+from espalier_operator.kube.watch.informer import Informer
+from espalier_operator.kube.watch.store import Store
 from espalier_operator.kube.writer import Writer
 from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy, policy_named
@@ -68,7 +68,9 @@ class Operator:
             self.loop.wake()
 
         self.store.on_change = hear
-        self._watch = Watch(client, configuration, self.store, settings, clock, self._listed, kopf_started=kopf_started)
+        self._informer = Informer(
+            client, configuration, self.store, settings, clock, self._listed, kopf_started=kopf_started
+        )
         self._all_known = all_known
         self._stop, self._known = asyncio.Event(), asyncio.Event()
 
@@ -84,7 +86,7 @@ class Operator:
     async def run(self) -> None:
         """Act until stopped or cancelled."""
         stopped = asyncio.create_task(self._stop.wait())
-        watching = asyncio.create_task(self._watch.run(), name="watch")
+        watching = asyncio.create_task(self._informer.run(), name="watch")
         planning = asyncio.create_task(self._plan(), name="plan")
         tasks = (stopped, watching, planning)
         try:

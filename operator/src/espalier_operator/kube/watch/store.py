@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from espalier_operator.facts import Node, Worker
-from espalier_operator.kube import resources
-from espalier_operator.kube.jobs import InvalidJob, KubeJob, parse_job
-from espalier_operator.kube.nodes import parse_node
-from espalier_operator.kube.pods import Pod, parse_pod
+from espalier_operator.kube.objects import resources
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
+from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.pods import Pod, parse_pod
+from espalier_operator.kube.objects.resources import Raw, Resource, key_of, version_of
 from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.reports import ReportObject, parse_report_object
-from espalier_operator.kube.resources import Raw, Resource, key_of, version_of
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.shelf import Shelf
 from espalier_operator.kube.view import alien
+from espalier_operator.kube.watch.indexer import Indexer
 
 PODS_WATCHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector: pods that hold or want GPUs."""
@@ -46,19 +46,19 @@ class JobObject:
 
 
 class Store:
-    """One shelf a kind, and what follows from them: which jobs have news, whose pod is whose, who is an alien."""
+    """One indexer a kind, and what follows from them: which jobs have news, whose pod is whose, who is an alien."""
 
     def __init__(self, settings: KubeSettings, time: Callable[[], float] = lambda: 0.0) -> None:
         """Nothing is known yet. `time` is the clock of `heard_at`, epoch seconds."""
         self._settings, self._time = settings, time
         self.heard_at: dict[str, float] = {}
         """By kind (plural): when a list or a watch last brought something."""
-        self.nodes: Shelf[Node] = Shelf(self._parse_node, self._node_changed)
-        self.pods: Shelf[Pod] = Shelf(self._parse_pod, self._pod_changed)
-        self.jobs: Shelf[JobObject] = Shelf(self._parse_job, self._job_changed)
-        self.reports: Shelf[ReportObject] = Shelf(lambda raw, _: parse_report_object(raw), self._report_changed)
-        self.priorities: Shelf[int] = Shelf(lambda raw, _: int(raw["value"]), self._priority_changed)
-        self._shelves: Mapping[Resource, Shelf[Any]] = {
+        self.nodes: Indexer[Node] = Indexer(self._parse_node, self._node_changed)
+        self.pods: Indexer[Pod] = Indexer(self._parse_pod, self._pod_changed)
+        self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
+        self.reports: Indexer[ReportObject] = Indexer(lambda raw, _: parse_report_object(raw), self._report_changed)
+        self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
+        self._indexers: Mapping[Resource, Indexer[Any]] = {
             resources.NODES: self.nodes,
             resources.PODS: self.pods,
             resources.JOBS: self.jobs,
@@ -87,9 +87,9 @@ class Store:
     def take(self, resource: Resource, event: str | None, raw: Raw) -> None:
         """Take in a watch event."""
         self.heard_at[resource.plural] = self._time()
-        shelf = self._shelves[resource]
+        indexer = self._indexers[resource]
         if event != "DELETED":
-            shelf.put(raw)
+            indexer.put(raw)
             return
         key = key_of(raw)
         if resource is resources.PODS:
@@ -97,7 +97,7 @@ class Store:
             if pod is not None and pod.job_uid is not None and pod.uid == raw["metadata"]["uid"]:
                 self.doubt(pod, version_of(raw))
                 return
-        shelf.drop(key, version_of(raw))
+        indexer.drop(key, version_of(raw))
 
     def doubt(self, pod: Pod, version: int) -> None:
         """Take note that a pod of ours is not, or no longer, watched as of `version`, and may have ended or gone."""
@@ -107,7 +107,7 @@ class Store:
     def replace(self, resource: Resource, items: Iterable[Raw], version: int) -> None:
         """Take in a list of all objects of a kind."""
         self.heard_at[resource.plural] = self._time()
-        self._shelves[resource].replace(items, version)
+        self._indexers[resource].replace(items, version)
 
     def settle(self, pod: Pod, version: int, found: Raw | None) -> None:
         """Take in what a pod is that was doubtful as of `version`: `found`, or gone."""
@@ -122,7 +122,7 @@ class Store:
 
     def unknown(self) -> list[str]:
         """Return the kinds that were never listed."""
-        return [resource.plural for resource, shelf in self._shelves.items() if shelf.listed_version is None]
+        return [resource.plural for resource, indexer in self._indexers.items() if indexer.listed_version is None]
 
     def has_news(self, uid: str) -> bool:
         """Return whether `take_changed` would name the job of this UID."""

@@ -28,7 +28,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class Measurement:
     """An increment of a counter by `amount`, or an observation of it by a histogram."""
 
     metric: str
@@ -38,21 +38,21 @@ class Tally:
     amount: float = 1.0
 
 
-def tallies(before: JobStatus | None, after: JobStatus, owner: Owner) -> Iterator[Tally]:
+def measurements(before: JobStatus | None, after: JobStatus, owner: Owner) -> Iterator[Measurement]:
     """Yield what is to be counted once `after` is the status of a job that had `before` (None: none yet)."""
     was = before or JobStatus()
     place = (owner.namespace, owner.queue)
     if before is None:
-        yield Tally("espalier_jobs_created_total", place)
+        yield Measurement("espalier_jobs_created_total", place)
     if after.completion_time is not None and was.completion_time is None:
         yield _end(after, place)
     for role, seconds in gpu_seconds(after, owner.base_gpus).items():
         if (more := seconds - gpu_seconds(was, owner.base_gpus)[role]) > 0:
-            yield Tally("espalier_gpu_seconds_total", (*place, role), more)
+            yield Measurement("espalier_gpu_seconds_total", (*place, role), more)
     if (more := after.restarts - was.restarts) > 0:
-        yield Tally("espalier_restarts_total", place, more)
+        yield Measurement("espalier_restarts_total", place, more)
     if (more := after.preemptions - was.preemptions) > 0:
-        yield Tally("espalier_preemptions_total", place, more)
+        yield Measurement("espalier_preemptions_total", place, more)
     yield from _waits(was, after, owner)
     yield from _lending(was, after, owner)
     yield from _adaptations(was, after, place)
@@ -64,26 +64,28 @@ def gpu_seconds(status: JobStatus, base_gpus: int) -> dict[str, float]:
     return {"base": base, "extra": status.time_budget.gpu_seconds_used - base}
 
 
-def _end(after: JobStatus, place: tuple[str, str]) -> Tally:
+def _end(after: JobStatus, place: tuple[str, str]) -> Measurement:
     ends = {ConditionType.COMPLETE: "Complete", ConditionType.FAILED: "Failed"}
     said = next(entry for entry in after.conditions if entry.type in ends and entry.status == "True")
-    return Tally("espalier_jobs_finished_total", (*place, ends[said.type], said.reason))
+    return Measurement("espalier_jobs_finished_total", (*place, ends[said.type], said.reason))
 
 
-def _waits(was: JobStatus, after: JobStatus, owner: Owner) -> Iterator[Tally]:
+def _waits(was: JobStatus, after: JobStatus, owner: Owner) -> Iterator[Measurement]:
     first = not was.scheduling.attempts and was.scheduling.admitted_at is None
     if first and after.scheduling.admitted_at is not None:
         waited = after.scheduling.admitted_at.timestamp() - owner.created_at
-        yield Tally("espalier_queue_seconds", (owner.queue,), max(0.0, waited))
+        yield Measurement("espalier_queue_seconds", (owner.queue,), max(0.0, waited))
     if after.start_time is not None and was.start_time is None and after.scheduling.admitted_at is not None:
-        yield Tally("espalier_start_seconds", (owner.queue,), _between(after.scheduling.admitted_at, after.start_time))
+        yield Measurement(
+            "espalier_start_seconds", (owner.queue,), _between(after.scheduling.admitted_at, after.start_time)
+        )
 
 
-def _lending(was: JobStatus, after: JobStatus, owner: Owner) -> Iterator[Tally]:
+def _lending(was: JobStatus, after: JobStatus, owner: Owner) -> Iterator[Measurement]:
     place = (owner.namespace, owner.queue)
     if after.scheduling.granted_at != was.scheduling.granted_at:
         lent = max(1, after.scheduling.extra - was.scheduling.extra)
-        yield Tally("espalier_gpus_lent_total", place, lent * owner.gpus_per_worker)
+        yield Measurement("espalier_gpus_lent_total", place, lent * owner.gpus_per_worker)
     reclaim = was.scheduling.reclaim
     if reclaim is None or after.scheduling.reclaim is not None or after.completion_time is not None:
         return
@@ -92,25 +94,25 @@ def _lending(was: JobStatus, after: JobStatus, owner: Owner) -> Iterator[Tally]:
     else:
         forced = after.preemptions - was.preemptions > after.restarts - was.restarts
         outcome = "forced" if forced else "acknowledged"
-    yield Tally("espalier_reclaims_total", (*place, reclaim.reason, outcome))
+    yield Measurement("espalier_reclaims_total", (*place, reclaim.reason, outcome))
     pending = {entry.last_transition_time for entry in was.conditions if entry.type is ConditionType.RECLAIM_PENDING}
     if pending and after.scheduling.changed_at is not None:
-        yield Tally("espalier_reclaim_seconds", (outcome,), _between(max(pending), after.scheduling.changed_at))
+        yield Measurement("espalier_reclaim_seconds", (outcome,), _between(max(pending), after.scheduling.changed_at))
 
 
-def _adaptations(was: JobStatus, after: JobStatus, place: tuple[str, str]) -> Iterator[Tally]:
+def _adaptations(was: JobStatus, after: JobStatus, place: tuple[str, str]) -> Iterator[Measurement]:
     known = {adaptation.decision_id: adaptation for adaptation in was.adaptations}
     for adaptation in after.adaptations:
         earlier = known.get(adaptation.decision_id)
         if earlier is None:
             labels = (*place, _kind(adaptation.action), adaptation.source, adaptation.result)
-            yield Tally("espalier_adaptations_total", labels)
-            yield Tally("espalier_adaptation_seconds", (adaptation.result,), adaptation.seconds)
+            yield Measurement("espalier_adaptations_total", labels)
+            yield Measurement("espalier_adaptation_seconds", (adaptation.result,), adaptation.seconds)
             if adaptation.reason is not None and adaptation.source is not AdaptationSource.RECLAIM:
-                yield Tally("espalier_advice_problems_total", (*place, adaptation.reason))
+                yield Measurement("espalier_advice_problems_total", (*place, adaptation.reason))
         change = _change(adaptation)
         if change is not None and (earlier is None or _change(earlier) is None):
-            yield Tally("espalier_adaptation_accuracy_change_ratio", (), change)
+            yield Measurement("espalier_adaptation_accuracy_change_ratio", (), change)
 
 
 def _kind(action: str) -> str:

@@ -14,9 +14,9 @@ from espalier_api import exporting
 from espalier_api.metrics import Exporter, MetricType, family
 from espalier_operator.actions import Plan
 from espalier_operator.facts import Snapshot
-from espalier_operator.kube.series import SCRAPED, LiveJob, Series, series_of
+from espalier_operator.kube.metrics.measurements import Measurement, Owner
+from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, series_of
 from espalier_operator.kube.signals import Signals
-from espalier_operator.kube.tallies import Owner, Tally
 
 KEPT_SECONDS: Final = 900.0
 """Counters of a namespace and queue without jobs are kept for so long."""
@@ -37,14 +37,14 @@ class Metrics:
 
     # ---- what happens
 
-    def add(self, happened: Iterable[Tally]) -> None:
+    def add(self, happened: Iterable[Measurement]) -> None:
         """Count what happened to a job."""
-        for tally in happened:
-            self._owners.made(tally, self._clock())
-            if self._counted.is_counter(tally.metric):
-                self._counted.count(tally.metric, *tally.labels, amount=tally.amount)
+        for measurement in happened:
+            self._owners.made(measurement, self._clock())
+            if self._counted.is_counter(measurement.metric):
+                self._counted.count(measurement.metric, *measurement.labels, amount=measurement.amount)
             else:
-                self._counted.observe(tally.metric, tally.amount, *tally.labels)
+                self._counted.observe(measurement.metric, measurement.amount, *measurement.labels)
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Count a request to the API server."""
@@ -72,8 +72,8 @@ class Metrics:
         """
         now = self._clock()
         jobs = list(jobs)
-        for tally in self._owners.gone((job.owner for job in jobs), now):
-            self._counted.forget(tally.metric, *tally.labels)
+        for measurement in self._owners.gone((job.owner for job in jobs), now):
+            self._counted.forget(measurement.metric, *measurement.labels)
         series = series_of(jobs, snapshot, now)
         ages: dict[tuple[str, ...], float] = {(resource,): max(0.0, now - at) for resource, at in heard.items()}
         self._scraped.series = {**series, "espalier_watch_age_seconds": ages}
@@ -92,18 +92,18 @@ class _Owners:
     """
 
     def __init__(self) -> None:
-        self._series: dict[tuple[str, str], dict[tuple[str, tuple[str, ...]], Tally]] = {}
+        self._series: dict[tuple[str, str], dict[tuple[str, tuple[str, ...]], Measurement]] = {}
         self._seen_at: dict[tuple[str, str], float] = {}
 
-    def made(self, tally: Tally, now: float) -> None:
+    def made(self, measurement: Measurement, now: float) -> None:
         """Take note of a series that there is now."""
-        names = dict(zip(family(tally.metric).labels, tally.labels, strict=True))
+        names = dict(zip(family(measurement.metric).labels, measurement.labels, strict=True))
         owner = (names.get("namespace", ""), names.get("queue", ""))
         if any(owner):
-            self._series.setdefault(owner, {})[tally.metric, tally.labels] = tally
+            self._series.setdefault(owner, {})[measurement.metric, measurement.labels] = measurement
             self._seen_at[owner] = now
 
-    def gone(self, owners: Iterable[Owner], now: float) -> Iterator[Tally]:
+    def gone(self, owners: Iterable[Owner], now: float) -> Iterator[Measurement]:
         """Yield the series to be forgotten, where these `owners` have jobs now."""
         for owner in owners:
             for key in ((owner.namespace, owner.queue), ("", owner.queue)):

@@ -5,16 +5,20 @@ Only `on.event` handlers: they need no annotations and no finalizers, so nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Collection, Coroutine, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
+from weakref import WeakSet
 
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_api.job import GROUP
-from espalier_operator.kube import names, resources
-from espalier_operator.kube.resources import Resource
-from espalier_operator.kube.store import PODS_WATCHED, Store
+from espalier_operator.kube.objects import names, resources
+from espalier_operator.kube.objects.resources import Resource
+from espalier_operator.kube.watch.store import PODS_WATCHED, Store
 
 NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)
 """Kinds of which only those in the namespaces looked after are watched."""
@@ -90,3 +94,43 @@ async def connection_of(configuration: Configuration) -> kopf.ConnectionInfo:
         certificate_path=configuration.cert_file,
         private_key_path=configuration.key_file,
     )
+
+
+# ---- the tasks that kopf begins, so that none of them outlives it
+
+_Tasks = WeakSet["asyncio.Task[Any]"]
+_RECORD: ContextVar[_Tasks | None] = ContextVar("_RECORD", default=None)
+
+
+@contextmanager
+def recorded_tasks() -> Iterator[Collection[asyncio.Task[Any]]]:
+    """Give the set of all tasks that are begun inside, by whatever is begun inside too, while they exist."""
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is not _record:
+        loop.set_task_factory(_record)
+    tasks: _Tasks = WeakSet()
+    token = _RECORD.set(tasks)
+    try:
+        yield tasks
+    finally:
+        _RECORD.reset(token)
+
+
+async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel those that still run, and those that they begin meanwhile, and wait until they have ended."""
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
+
+
+def _record(
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+    **options: Any,
+) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+    tasks = _RECORD.get()
+    if tasks is not None:
+        tasks.add(task)
+    return task

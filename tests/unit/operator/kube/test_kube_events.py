@@ -14,7 +14,7 @@ from espalier_api.status import (
     SchedulingStatus,
     StandingReclaim,
 )
-from espalier_operator.kube.notes import notes
+from espalier_operator.kube.objects.events import events
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -33,7 +33,7 @@ def running(*, reclaim: bool = False, preemptions: int = 0, restarts: int = 0) -
 
 
 def told(before: JobStatus | None, after: JobStatus) -> list[str]:
-    return [note.reason for note in notes(before, after)]
+    return [note.reason for note in events(before, after)]
 
 
 def test_an_admission_is_told_once_with_what_was_granted() -> None:
@@ -45,7 +45,7 @@ def test_an_admission_is_told_once_with_what_was_granted() -> None:
             "conditions": (condition(ConditionType.ADMITTED, ConditionStatus.TRUE, Reason.GPUS_GRANTED),),
         }
     )
-    (note,) = notes(None, after)
+    (note,) = events(None, after)
     assert (note.reason, note.message) == ("GPUsGranted", "its base GPUs were granted: 2 workers, 4 GPUs")
 
 

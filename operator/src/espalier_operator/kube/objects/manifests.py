@@ -12,10 +12,9 @@ from espalier_api.pod_template import PodMetadata
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
-from espalier_operator.kube import names
-from espalier_operator.kube.jobs import KubeJob, trainer_document
-from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.template import (
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.jobs import KubeJob, trainer_document
+from espalier_operator.kube.objects.template import (
     Manifest,
     absolute,
     mount,
@@ -23,6 +22,7 @@ from espalier_operator.kube.template import (
     set_variables,
     without_nulls,
 )
+from espalier_operator.kube.settings import KubeSettings
 
 CONTRACT_FOLDER: Final = "/etc/espalier"
 """Where a worker finds its job and its allocation: files that the kubelet writes from the pod's annotations."""

@@ -36,7 +36,7 @@ _WARNINGS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Event:
     """One Event."""
 
     reason: str
@@ -44,7 +44,7 @@ class Note:
     warning: bool = False
 
 
-def notes(before: JobStatus | None, after: JobStatus) -> tuple[Note, ...]:
+def events(before: JobStatus | None, after: JobStatus) -> tuple[Event, ...]:
     """Return what is news in `after`, oldest cause first."""
     was = before or JobStatus()
     told = [note for condition in after.conditions if (note := _of_condition(was, condition))]
@@ -57,11 +57,11 @@ def notes(before: JobStatus | None, after: JobStatus) -> tuple[Note, ...]:
     if after.restarts > was.restarts:
         reason = Reason.PREEMPTED if after.preemptions > was.preemptions else Reason.TRAINER_FAILED
         told.append(_note(reason, f"start {after.restarts + 1}: {after.scheduling.last_failure or SENTENCES[reason]}"))
-    unique: dict[tuple[str, str], Note] = {(note.reason, note.message): note for note in told}
+    unique: dict[tuple[str, str], Event] = {(note.reason, note.message): note for note in told}
     return tuple(unique.values())
 
 
-def _of_condition(was: JobStatus, condition: Condition) -> Note | None:
+def _of_condition(was: JobStatus, condition: Condition) -> Event | None:
     known = next((entry for entry in was.conditions if entry.type is condition.type), None)
     if known is not None and (known.status, known.reason) == (condition.status, condition.reason):
         return None
@@ -76,7 +76,7 @@ def _of_condition(was: JobStatus, condition: Condition) -> Note | None:
     return _note(condition.reason, condition.message)
 
 
-def _of_allocation(was: JobStatus, after: JobStatus) -> list[Note]:
+def _of_allocation(was: JobStatus, after: JobStatus) -> list[Event]:
     if after.allocation.generation == was.allocation.generation or not after.allocation.reason:
         return []
     if after.completion_time is not None:
@@ -90,7 +90,7 @@ def _of_allocation(was: JobStatus, after: JobStatus) -> list[Note]:
     return [_note(reason, text)]
 
 
-def _of_reclaim(was: JobStatus, after: JobStatus) -> list[Note]:
+def _of_reclaim(was: JobStatus, after: JobStatus) -> list[Event]:
     """Return how a reclaim came to its end: by acknowledgement, or by force, which is counted as a preemption."""
     pending, over = _pends(was), after.completion_time is not None
     if not pending or _pends(after) or over or after.scheduling.admitted_at is None:
@@ -103,7 +103,7 @@ def _pends(status: JobStatus) -> bool:
     return status.scheduling.reclaim is not None
 
 
-def _of_adaptations(was: JobStatus, after: JobStatus) -> list[Note]:
+def _of_adaptations(was: JobStatus, after: JobStatus) -> list[Event]:
     known = {adaptation.decision_id for adaptation in was.adaptations}
     told = []
     for adaptation in after.adaptations:
@@ -112,12 +112,12 @@ def _of_adaptations(was: JobStatus, after: JobStatus) -> list[Note]:
         depth = f"depth {adaptation.depth_before} -> {adaptation.depth_after}"
         text = f"{adaptation.action} by {adaptation.source} {adaptation.policy}: {depth} {adaptation.message}".strip()
         failed = adaptation.result is AdaptationResult.FAILED
-        told.append(Note(reason=f"Adaptation{adaptation.result}", message=text[:LONGEST_MESSAGE], warning=failed))
+        told.append(Event(reason=f"Adaptation{adaptation.result}", message=text[:LONGEST_MESSAGE], warning=failed))
         if adaptation.reason is not None:
             told.append(_note(adaptation.reason, f"{SENTENCES[adaptation.reason]}: {adaptation.message}"))
     return told
 
 
-def _note(reason: Reason, message: str) -> Note:
+def _note(reason: Reason, message: str) -> Event:
     text = (message or SENTENCES[reason])[:LONGEST_MESSAGE]
-    return Note(reason=str(reason), message=text, warning=reason in _WARNINGS)
+    return Event(reason=str(reason), message=text, warning=reason in _WARNINGS)

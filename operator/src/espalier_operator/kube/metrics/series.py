@@ -14,7 +14,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import WORKERS_METRIC
 from espalier_api.status import ConditionStatus, ConditionType, JobPhase, JobStatus
 from espalier_operator.facts import JobFacts, Role, Snapshot
-from espalier_operator.kube.tallies import Owner, gpu_seconds
+from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds
 
 SCRAPED: Final = (
     "espalier_jobs",

@@ -11,7 +11,7 @@ from espalier_api.job import GROUP, KIND
 from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_operator.facts import Role
-from espalier_operator.kube import names
+from espalier_operator.kube.objects import names
 from espalier_operator.kube.reading import count, entries, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
 

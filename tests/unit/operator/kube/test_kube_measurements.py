@@ -23,7 +23,7 @@ from espalier_api.status import (
     StandingReclaim,
     TimeBudgetStatus,
 )
-from espalier_operator.kube.tallies import Owner, gpu_seconds, tallies
+from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds, measurements
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 OWNER = Owner(namespace="team", queue="research", base_gpus=2, gpus_per_worker=2, created_at=START.timestamp())
@@ -36,7 +36,10 @@ def at(seconds: float) -> datetime:
 
 def told(before: JobStatus | None, after: JobStatus) -> dict[tuple[str, ...], float]:
     """Return what is counted, by metric and labels."""
-    return {(tally.metric, *tally.labels): tally.amount for tally in tallies(before, after, OWNER)}
+    return {
+        (measurement.metric, *measurement.labels): measurement.amount
+        for measurement in measurements(before, after, OWNER)
+    }
 
 
 def adaptation(decision: str = "a", **more: object) -> Adaptation:
@@ -149,7 +152,7 @@ def test_a_fallback_is_told_with_what_kept_the_agent_from_deciding() -> None:
 
 def test_actions_that_nobody_knows_are_one_series() -> None:
     many = tuple(adaptation(str(number), action=f"Strange{number}(x)") for number in range(20))
-    found = Counter(tally.labels for tally in tallies(JobStatus(), JobStatus(adaptations=many), OWNER))
+    found = Counter(measurement.labels for measurement in measurements(JobStatus(), JobStatus(adaptations=many), OWNER))
     assert found[(*PLACE, "other", "agent", "Grown")] == 20
 
 
@@ -181,23 +184,23 @@ def test_counted_step_by_step_it_comes_to_the_same_as_at_once(
         statuses.append(JobStatus(time_budget=budget, restarts=restarts, preemptions=preemptions))
     counted: Counter[tuple[str, ...]] = Counter()
     for before, after in itertools.pairwise(statuses):
-        for tally in tallies(before, after, OWNER):
-            assert tally.amount > 0
-            counted[tally.metric, *tally.labels] += tally.amount
+        for measurement in measurements(before, after, OWNER):
+            assert measurement.amount > 0
+            counted[measurement.metric, *measurement.labels] += measurement.amount
     at_once = told(statuses[0], statuses[-1])
     # What rounding leaves of a GPU-second may be counted by one and not by the other.
     assert dict.fromkeys(counted, 0.0) | at_once == pytest.approx(dict.fromkeys(at_once, 0.0) | counted, abs=1e-6)
 
 
 @given(st.data())
-def test_every_tally_fits_its_metric(data: st.DataObject) -> None:
+def test_every_measurement_fits_its_metric(data: st.DataObject) -> None:
     statuses = [
         JobStatus(),
         JobStatus(adaptations=(adaptation(),), restarts=1, preemptions=1),
         JobStatus(scheduling=SchedulingStatus(admitted_at=at(3), extra=1, granted_at=at(4)), start_time=at(5)),
     ]
     before, after = data.draw(st.sampled_from([None, *statuses])), data.draw(st.sampled_from(statuses))
-    for tally in tallies(before, after, OWNER):
-        about = family(tally.metric)
-        assert len(tally.labels) == len(about.labels)
+    for measurement in measurements(before, after, OWNER):
+        about = family(measurement.metric)
+        assert len(measurement.labels) == len(about.labels)
         assert about.type in (MetricType.COUNTER, MetricType.HISTOGRAM)

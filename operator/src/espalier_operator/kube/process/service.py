@@ -18,12 +18,12 @@ from pathlib import Path
 from kubernetes.aio.client.api_client import ApiClient
 
 from espalier_operator.facts import Snapshot
-from espalier_operator.kube.access import AccessError, api_access
 from espalier_operator.kube.client import Client
-from espalier_operator.kube.exporter import Metrics
-from espalier_operator.kube.health import Address, Pulse, serve_health
-from espalier_operator.kube.lease import Lease, LeaseLostError
-from espalier_operator.kube.operator import Operator
+from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.process.access import AccessError, api_access
+from espalier_operator.kube.process.health import Address, Pulse, serve_health
+from espalier_operator.kube.process.lease import Lease, LeaseLostError
+from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 
 logger = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from espalier_operator.kube.resources import Raw, key_of, version_of
+from espalier_operator.kube.objects.resources import Raw, key_of, version_of
 
 T = TypeVar("T")
 
 
-class Shelf(Generic[T]):
+class Indexer(Generic[T]):
     """By key (`namespace/name`): what an object says, and as of which version.
 
     `parse` makes the value, None for an object that nobody needs; it is given the value of the version before. It is

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from espalier_api.job import GROUP
-from espalier_operator.kube import names
+from espalier_operator.kube.objects import names
 
 Raw = Mapping[str, Any]
 """An object as the API server sends it."""

@@ -1,20 +1,23 @@
-"""The command: `python -m espalier_operator`."""
+"""The command: `python -m espalier_operator`, and its log on stderr: lines for people, or JSON for collectors."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from espalier_operator.kube.health import Address
-from espalier_operator.kube.lease import LEASE_SECONDS, SHORTEST_LEASE_SECONDS
-from espalier_operator.kube.logs import JSON, TEXT, set_up_logs
-from espalier_operator.kube.options import settings_of, settings_options
-from espalier_operator.kube.service import LEASE_NAME, Invocation, run_operator
+from espalier_operator.kube.process.health import Address
+from espalier_operator.kube.process.lease import LEASE_SECONDS, SHORTEST_LEASE_SECONDS
+from espalier_operator.kube.process.options import settings_of, settings_options
+from espalier_operator.kube.process.service import LEASE_NAME, Invocation, run_operator
 
+TEXT, JSON = "text", "json"
 _EXITS = """Exit codes: 0 asked to end (SIGTERM, SIGINT); 1 a fault of the program; 2 options that cannot be;
 3 the lease was lost; 4 no credentials for an API server, or an address that is in use."""
 
@@ -89,3 +92,34 @@ def main(log_level: str, log_format: str, **given: Any) -> None:
     set_up_logs(log_level, log_format)
     invocation = Invocation(**{name: given[name] for name in Invocation.__dataclass_fields__})
     sys.exit(asyncio.run(run_operator(settings_of(given), invocation)))
+
+
+# ---- the log
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record: time, level, logger, message, and the traceback of an error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def set_up_logs(level: str, style: str) -> None:
+    """Log everything of `level` and above in `style`; of kopf and libraries what matters to who runs an operator."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if style == JSON else text)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if level.upper() != "DEBUG":
+        for noisy in ("kopf.activities", "kopf._core.engines.activities", "aiohttp.access"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event of each object

@@ -16,13 +16,14 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_operator.clock import Clock
-from espalier_operator.kube import handlers, names, resources
 from espalier_operator.kube.backoff import Backoff
 from espalier_operator.kube.client import Client
-from espalier_operator.kube.pods import Pod
+from espalier_operator.kube.objects import names, resources
+from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.store import PODS_WATCHED, Store
-from espalier_operator.kube.tasks import end, recorded_tasks
+from espalier_operator.kube.watch import handlers
+from espalier_operator.kube.watch.handlers import end, recorded_tasks
+from espalier_operator.kube.watch.store import PODS_WATCHED, Store
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ _LONG_ENOUGH: Final = 60.0
 """Seconds that kopf must have run for its end not to count as another failure in a row."""
 
 
-class Watch:
+class Informer:
     """All that reads from the API server for the store."""
 
     def __init__(

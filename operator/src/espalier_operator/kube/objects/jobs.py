@@ -13,8 +13,8 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.status import JobStatus
 from espalier_api.validation import JobFileError, parse_jobs
 from espalier_operator.facts import Terms
-from espalier_operator.kube import template
-from espalier_operator.kube.pods import gpu_request
+from espalier_operator.kube.objects import template
+from espalier_operator.kube.objects.pods import gpu_request
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
 

@@ -1,4 +1,4 @@
-"""The dashboard of the agent: how fast it answers, what it advises, and what became of it."""
+"""The dashboard of the agent: its latency, its advice, and the outcomes of the advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SERVICE: Final = Row(
     panels=(
         Panel(
             title="Policy in service",
-            about="Name and version. More than one: replicas are being replaced, or differ.",
+            about="Name and version. If there is more than one, replicas are being replaced, or differ.",
             unit="short",
             queries=(("count by (policy, version) (espalier_agent_policy_info)", "{{policy}} {{version}}"),),
             single=True,
@@ -24,8 +24,8 @@ _SERVICE: Final = Row(
         ),
         Panel(
             title="Requests by route and code",
-            about="HTTP requests a second; codes from 500 up are the agent's own errors, 422 is a question "
-            "that it cannot read.",
+            about="HTTP requests per second. Codes from 500 are errors of the agent; 422 is a request that it cannot "
+            "read.",
             unit="reqps",
             queries=(
                 (
@@ -36,13 +36,13 @@ _SERVICE: Final = Row(
         ),
         Panel(
             title="Advice latency",
-            about="Of making up its mind about one consultation, without the network.",
+            about="Time that the policy needs for one consultation, without the network.",
             unit="s",
             queries=quantiles("espalier_agent_advice_seconds"),
         ),
         Panel(
             title="Unknown layers",
-            about="Layers that the policy has never learnt from, a second: it goes by their attributes.",
+            about="Layers per second that the policy has never learned from. It embeds them by their attributes.",
             unit="ops",
             queries=(("sum (rate(espalier_agent_unknown_layers_total[$__rate_interval]))", "layers"),),
         ),
@@ -54,14 +54,14 @@ _ADVICE: Final = Row(
     panels=(
         Panel(
             title="Advice by action",
-            about="Consultations answered a second.",
+            about="Consultations answered per second.",
             unit="ops",
             queries=(("sum by (action) (rate(espalier_agent_advice_total[$__rate_interval]))", "{{action}}"),),
             stacked=True,
         ),
         Panel(
             title="Decisions as jobs report them",
-            about="By who decided, what, and what became of it, in each interval.",
+            about="In each interval: by source of the decision, action and result.",
             unit="short",
             queries=(
                 (
@@ -72,14 +72,14 @@ _ADVICE: Final = Row(
         ),
         Panel(
             title="Fallbacks by reason",
-            about="Consultations that a fallback decided: the agent was not there in time, or its advice "
-            "was not legal.",
+            about="Consultations that a fallback decided: the agent did not answer in time, or its advice was not "
+            "legal.",
             unit="short",
             queries=((rises("espalier_advice_problems_total", "reason"), "{{reason}}"),),
         ),
         Panel(
             title="Consultation and growth together",
-            about="What an adaptation costs a job, by its result.",
+            about="Time that an adaptation costs a job, by its result.",
             unit="s",
             queries=quantiles("espalier_adaptation_seconds", "result", rare=True),
         ),
@@ -91,8 +91,9 @@ _OUTCOMES: Final = Row(
     panels=(
         Panel(
             title="Accuracy change of growths",
-            about="Validation accuracy after the epoch that followed a growth less that before it: the median, and the "
-            "tenth that did worst and best. An epoch is short: what a growth is worth shows later.",
+            about="Validation accuracy after the epoch that followed a growth, minus the accuracy before the growth: "
+            "the "
+            "median, and the 10th and 90th percentile. An epoch is short; the value of a growth shows later.",
             unit="percentunit",
             queries=tuple(
                 (f"histogram_quantile({share}, sum by (le) (rate({_CHANGE}_bucket[$__range])))", legend)
@@ -101,8 +102,8 @@ _OUTCOMES: Final = Row(
             least=None,
         ),
         Panel(
-            title="Growths that paid at once",
-            about="Share of growths in the time shown after whose first epoch the accuracy was higher than before.",
+            title="Growths that paid off at once",
+            about="Share of growths in the time range whose first epoch ended with a higher accuracy than before.",
             unit="percentunit",
             queries=(
                 (
@@ -115,7 +116,7 @@ _OUTCOMES: Final = Row(
         ),
         Panel(
             title="Outcomes reported to the agent",
-            about="Decisions whose final accuracy came back, a second: what a later policy learns from.",
+            about="Decisions per second whose final accuracy was reported. Later policies learn from them.",
             unit="ops",
             queries=(("sum (rate(espalier_agent_outcomes_total[$__rate_interval]))", "outcomes"),),
         ),
@@ -123,29 +124,29 @@ _OUTCOMES: Final = Row(
 )
 
 _LEARNING: Final = Row(
-    title="Learning goes on",
+    title="Learning from outcomes",
     panels=(
         Panel(
             title="Kept for learning",
-            about="Decisions, outcomes and answers of a shadow that were stored, in each interval.",
+            about="In each interval: decisions, outcomes and answers of a shadow policy that were stored.",
             unit="short",
             queries=((rises("espalier_agent_records_total", "record"), "{{record}}"),),
         ),
         Panel(
             title="Not kept",
-            about="What could not be stored, by what went wrong; advice goes on. Nothing: all is well.",
+            about="Records that could not be stored, by error; advice continues. Empty: no record was lost.",
             unit="short",
             queries=((rises("espalier_agent_records_lost_total", "error"), "{{error}}"),),
         ),
         Panel(
             title="Does the shadow agree?",
-            about="Consultations by whether the shadow would have said the same. Nothing: there is no shadow.",
+            about="Consultations by whether the shadow policy gives the same answer. Empty: there is no shadow policy.",
             unit="short",
             queries=((rises("espalier_agent_shadow_total", "agreed"), "{{agreed}}"),),
         ),
         Panel(
             title="New policies",
-            about="Those that took another's place, and those that could not be used, in each interval.",
+            about="In each interval: policies that replaced another, and policies that could not be used.",
             unit="short",
             queries=(
                 (rises("espalier_agent_policy_switches_total"), "switched"),
@@ -157,12 +158,12 @@ _LEARNING: Final = Row(
 
 
 def dashboard() -> Dashboard:
-    """Return it."""
+    """Return the dashboard."""
     return build(
         Board(
             uid="espalier-agent",
             title="Espalier: agent",
-            about="How fast the agent answers, what it advises, when jobs do without it, and what came of it.",
+            about="Latency of the agent, its advice, when jobs get none, and the outcomes.",
             rows=(_SERVICE, _ADVICE, _OUTCOMES, _LEARNING),
         )
     )

@@ -1,6 +1,6 @@
-"""The alerts: what each looks for, for how long, and what it says.
+"""The alerts: the condition of each, how long it must hold, and its texts.
 
-What to do is in docs/alerts.md, as are the reasons for the numbers.
+docs/alerts.md explains what to do about each alert, and why the numbers are what they are.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ class Severity(StrEnum):
     """How soon a person is needed."""
 
     CRITICAL = "critical"
-    """Now: nothing is scheduled."""
+    """Immediately: nothing is scheduled."""
     WARNING = "warning"
-    """Today: work is lost or waits."""
+    """The same day: work is lost or waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One alert. Texts may name labels as `{{ $labels.x }}` and the value as `{{ $value }}`."""
+    """One alert. Its texts may refer to labels as `{{ $labels.x }}` and to the value as `{{ $value }}`."""
 
     name: str
     expression: str
     lasts: str = "0m"
-    """How long it must hold, in Prometheus' notation."""
+    """How long the expression must hold, in Prometheus' notation."""
     severity: Severity
     summary: str
     description: str
@@ -43,9 +43,9 @@ ALERTS: Final = (
         expression="absent(espalier_operator_leader == 1)",
         lasts="5m",
         severity=Severity.CRITICAL,
-        summary="No operator acts",
-        description="No operator that leads was scraped for five minutes: jobs that train go on, but nothing is "
-        "started, lent, taken back or ended.",
+        summary="No operator is active",
+        description="Prometheus has scraped no active operator for five minutes. Running jobs continue, but nothing "
+        "is started, lent, taken back or ended.",
     ),
     Alert(
         name="EspalierTickOld",
@@ -53,8 +53,8 @@ ALERTS: Final = (
         lasts="2m",
         severity=Severity.CRITICAL,
         summary="The scheduler is stuck",
-        description="The last tick of {{ $labels.instance }} ended {{ $value | humanizeDuration }} ago; there is one "
-        "at least every 30 s.",
+        description="The last tick of {{ $labels.instance }} ended {{ $value | humanizeDuration }} ago; the scheduler "
+        "ticks at least every 30 s.",
     ),
     Alert(
         name="EspalierApiErrors",
@@ -62,9 +62,9 @@ ALERTS: Final = (
         "/ sum by (verb, resource) (rate(espalier_api_requests_total[5m])) > 0.1",
         lasts="10m",
         severity=Severity.WARNING,
-        summary="The API server does not do what it is asked",
+        summary="Requests of the operator to the API server fail",
         description="{{ $value | humanizePercentage }} of the requests to {{ $labels.verb }} {{ $labels.resource }} "
-        "got no answer, or one that says to try again.",
+        "got no answer, or an answer that asks for a retry.",
     ),
     Alert(
         name="EspalierWritesFail",
@@ -72,17 +72,17 @@ ALERTS: Final = (
         lasts="10m",
         severity=Severity.CRITICAL,
         summary="Writing {{ $labels.error }} of jobs fails",
-        description="For ten minutes the operator has failed to write {{ $labels.error }} of at least one job; what it "
-        "decides does not reach that job.",
+        description="For ten minutes, the operator has failed to write {{ $labels.error }} of at least one job. Its "
+        "decisions do not reach that job.",
     ),
     Alert(
         name="EspalierWatchStale",
         expression="max by (resource) (espalier_watch_age_seconds) > 900",
         lasts="2m",
         severity=Severity.WARNING,
-        summary="The operator has heard nothing of {{ $labels.resource }}",
-        description="Neither a list nor a watch of {{ $labels.resource }} has brought anything for "
-        "{{ $value | humanizeDuration }}; all is listed anew every five minutes.",
+        summary="The operator receives no updates of {{ $labels.resource }}",
+        description="Neither a list nor a watch of {{ $labels.resource }} has returned anything for "
+        "{{ $value | humanizeDuration }}. The operator lists every resource every five minutes.",
     ),
     Alert(
         name="EspalierJobWaits",
@@ -90,8 +90,8 @@ ALERTS: Final = (
         lasts="5m",
         severity=Severity.WARNING,
         summary="Job {{ $labels.namespace }}/{{ $labels.job_name }} waits: {{ $labels.reason }}",
-        description="It has waited for its first GPUs for {{ $value | humanizeDuration }}, because of "
-        "{{ $labels.reason }}; `espalier explain {{ $labels.job_name }} -n {{ $labels.namespace }}` says more.",
+        description="The job has waited for its first GPUs for {{ $value | humanizeDuration }}, because of "
+        "{{ $labels.reason }}. For details: `espalier explain {{ $labels.job_name }} -n {{ $labels.namespace }}`.",
     ),
     Alert(
         name="EspalierReclaimsForced",
@@ -100,8 +100,8 @@ ALERTS: Final = (
         + ") > 0",
         severity=Severity.WARNING,
         summary="Workers in {{ $labels.namespace }} were ended by force",
-        description="{{ $value | humanize }} reclaims of GPUs lent to queue {{ $labels.queue }} were forced in half an "
-        "hour: the jobs did not give them back within their notice.",
+        description="In half an hour, {{ $value | humanize }} reclaims of GPUs lent to queue {{ $labels.queue }} were "
+        "forced: the jobs did not give the GPUs back within their notice.",
     ),
     Alert(
         name="EspalierAdviceFallsBack",
@@ -111,26 +111,26 @@ ALERTS: Final = (
         + risen("espalier_adaptations_total", '{source!="reclaim"}', "30m")
         + ") > 0.2",
         severity=Severity.WARNING,
-        summary="Jobs in {{ $labels.namespace }} do without the agent",
-        description="{{ $value | humanizePercentage }} of the consultations in half an hour were decided by a "
-        "fallback: the agent did not answer in time, or what it said was not legal.",
+        summary="Jobs in {{ $labels.namespace }} get no advice from the agent",
+        description="In half an hour, {{ $value | humanizePercentage }} of the consultations were decided by a "
+        "fallback: the agent did not answer in time, or its advice was not legal.",
     ),
     Alert(
         name="EspalierAgentSlow",
         expression="histogram_quantile(0.99, sum by (le) (rate(espalier_agent_advice_seconds_bucket[10m]))) > 1",
         lasts="10m",
         severity=Severity.WARNING,
-        summary="The agent takes long to answer",
-        description="One consultation in a hundred takes {{ $value | humanizeDuration }} and more; by default a job "
-        "waits five seconds in all.",
+        summary="The agent answers slowly",
+        description="One consultation in a hundred takes {{ $value | humanizeDuration }} or more. By default, a job "
+        "waits five seconds in total.",
     ),
     Alert(
         name="EspalierRecordsLost",
         expression="sum by (error) (" + risen("espalier_agent_records_lost_total", "", "30m") + ") > 0",
         severity=Severity.WARNING,
-        summary="The agent does not keep what it is to learn from: {{ $labels.error }}",
-        description="Decisions, outcomes or answers of a shadow that were lost in half an hour: "
-        "{{ $value | humanize }}. Advice goes on, but a later policy cannot learn from them.",
+        summary="The agent loses records that policies learn from: {{ $labels.error }}",
+        description="In half an hour, the agent could not store {{ $value | humanize }} decisions, outcomes or answers "
+        "of a shadow policy. It still gives advice, but no policy can learn from the lost records.",
     ),
     Alert(
         name="EspalierBudgetBurnt",
@@ -139,8 +139,8 @@ ALERTS: Final = (
         lasts="5m",
         severity=Severity.WARNING,
         summary="Job {{ $labels.namespace }}/{{ $labels.job_name }} uses its budget without a step",
-        description="In a quarter of an hour it used {{ $value | humanizeDuration }} of its time budget and took no "
-        "optimizer step.",
+        description="In a quarter of an hour, the job used {{ $value | humanizeDuration }} of its time budget and took "
+        "no optimizer step.",
     ),
 )
-"""All of them."""
+"""All alerts."""

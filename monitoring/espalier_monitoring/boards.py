@@ -1,4 +1,4 @@
-"""What all dashboards have in common: a data source to choose, panels in rows that do not overlap, text as JSON."""
+"""What all dashboards share: a selectable data source, the layout of panels in rows, and the JSON output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
-"""The data source that is chosen at the top."""
+"""The data source that the user selects at the top."""
 
 _OTHERS: Final = (
     dashboard.DashboardLink("Espalier")
@@ -38,11 +38,11 @@ _OTHERS: Final = (
     .as_dropdown(False)
     .keep_time(True)
 )
-"""At the top, to the other dashboards."""
+"""Links at the top to the other dashboards."""
 
 _COLUMNS: Final = 24
 _FEW: Final = 5.0
-"""Percent of filling under a line; what is stacked is filled."""
+"""Fill opacity under a line, in percent; stacked series are filled."""
 _STACKED: Final = 60.0
 
 
@@ -52,18 +52,18 @@ class Panel:
 
     title: str
     about: str
-    """What it shows and what to make of it."""
+    """What it shows and how to read it."""
     unit: str
-    """Grafana's name of it: `s`, `short`, `percentunit`, `ops`, `reqps`."""
+    """Grafana's name of the unit: `s`, `short`, `percentunit`, `ops`, `reqps`."""
     queries: tuple[tuple[str, str], ...]
     """PromQL and legend; the legend names labels as `{{label}}`."""
     stacked: bool = False
     single: bool = False
-    """Whether the latest value is shown in figures, not as a line."""
+    """Show the latest value as a number instead of a line."""
     names: bool = False
-    """Of a single one: whether its legend is what is shown, not its value."""
+    """For a single value: show its legend instead of the value."""
     least: float | None = 0.0
-    """Where the axis begins; None where values may be negative."""
+    """Minimum of the axis; None if values can be negative."""
     decimals: int | None = None
     width: int = 12
     height: int = 8
@@ -91,7 +91,7 @@ class Board:
 
 
 def build(board: Board) -> Dashboard:
-    """Return the dashboard; panels get numbers and places in their order."""
+    """Return the dashboard. Panels get numbers and positions in their order."""
     source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
     made = (
         dashboard.Dashboard(board.title)

@@ -1,4 +1,4 @@
-"""The dashboard of the whole fleet: who has the GPUs, who waits and why, and how the operator does."""
+"""The dashboard of the whole fleet: who holds the GPUs, which jobs wait and why, and the state of the operator."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ _GPUS: Final = Row(
     panels=(
         Panel(
             title="GPUs by state",
-            about="Each GPU of the cluster once: held by the workers that jobs asked for (base), lent to jobs (extra), "
-            "held by pods of others, free, or on a node that takes no pods.",
+            about="Counts each GPU of the cluster once: held by base workers of jobs (base), lent to jobs (extra), "
+            "held by "
+            "other pods, free, or on a node that accepts no pods.",
             unit="short",
             queries=(("sum by (state) (espalier_gpus)", "{{state}}"),),
             decimals=0,
             stacked=True,
         ),
         Panel(
-            title="GPUs that jobs in the queue ask for",
-            about="By queue, and only base workers: what must become free before nobody waits.",
+            title="GPUs requested by jobs in the queue",
+            about="By queue, base workers only: the GPUs that must become free until no job waits.",
             unit="short",
             queries=(("sum by (queue) (espalier_gpus_waited_for)", "{{queue}}"),),
             decimals=0,
         ),
         Panel(
             title="GPUs in training",
-            about="GPU-seconds a second of jobs in training, base and extra: what the GPUs above are really used for. "
-            "Starting, waiting and pausing workers hold GPUs that are not in here.",
+            about="GPU-seconds per second of jobs in training, base and extra: how many of the GPUs above are really "
+            "in "
+            "use. Workers that start, wait or pause hold GPUs that are not counted here.",
             unit="short",
             queries=(("sum by (role) (rate(espalier_gpu_seconds_total[$__rate_interval]))", "{{role}}"),),
             stacked=True,
         ),
         Panel(
             title="GPUs by type",
-            about="All GPUs by the node label that tells types apart; a step down is a node that went.",
+            about="All GPUs by the node label that distinguishes types. A step down is a node that has left.",
             unit="short",
             queries=(("sum by (gpu_type) (espalier_gpus)", "{{gpu_type}}"),),
             decimals=0,
@@ -52,7 +54,7 @@ _QUEUE: Final = Row(
     panels=(
         Panel(
             title="Jobs by phase",
-            about="Jobs that are there; finished ones count until they are deleted.",
+            about="All existing jobs. Finished jobs count until they are deleted.",
             unit="short",
             queries=(("sum by (phase) (espalier_jobs)", "{{phase}}"),),
             decimals=0,
@@ -60,18 +62,18 @@ _QUEUE: Final = Row(
         ),
         Panel(
             title="Why jobs wait",
-            about="Jobs without GPUs by the reason of their condition Admitted. `espalier explain JOB` says more.",
+            about="Jobs without GPUs, by the reason of their condition Admitted. For details: `espalier explain JOB`.",
             unit="short",
             queries=(("sum by (reason) (espalier_jobs_waiting)", "{{reason}}"),),
             decimals=0,
             stacked=True,
         ),
         Panel(
-            title="Jobs made and ended",
-            about="In each interval, the ended ones by result and reason.",
+            title="Jobs created and ended",
+            about="In each interval; ended jobs by result and reason.",
             unit="short",
             queries=(
-                (rises("espalier_jobs_created_total"), "made"),
+                (rises("espalier_jobs_created_total"), "created"),
                 (
                     rises("espalier_jobs_finished_total", "result, reason"),
                     "{{result}} {{reason}}",
@@ -80,19 +82,19 @@ _QUEUE: Final = Row(
         ),
         Panel(
             title="Time in the queue",
-            about="From the making of a job to its first GPUs.",
+            about="From the creation of a job to its first GPUs.",
             unit="s",
             queries=quantiles("espalier_queue_seconds", rare=True),
         ),
         Panel(
             title="Time to start",
-            about="From a job's GPUs to its training: pulling images, starting pods, loading data.",
+            about="From a job's first GPUs to the start of training: pulling images, starting pods, loading data.",
             unit="s",
             queries=quantiles("espalier_start_seconds", rare=True),
         ),
         Panel(
             title="Restarts and preemptions",
-            about="Leaders that were started again, and workers that were ended from outside, in each interval.",
+            about="In each interval: leaders that were restarted, and workers that were ended from outside.",
             unit="short",
             queries=(
                 (rises("espalier_restarts_total"), "restarts"),
@@ -114,7 +116,7 @@ _LENDING: Final = Row(
         Panel(
             title="Reclaims by outcome",
             about="Acknowledged: the job gave the GPUs back in time. Forced: it did not, and its workers were ended. "
-            "Lost: the GPUs were gone first.",
+            "Lost: the GPUs disappeared first.",
             unit="short",
             queries=(
                 (
@@ -125,14 +127,15 @@ _LENDING: Final = Row(
         ),
         Panel(
             title="Signal latency",
-            about="Written: from the news of a free GPU to the job's status. Acknowledged: from there to the word of "
-            "the job's leader that it knows, which comes at the end of an epoch.",
+            about="Written: from the moment a GPU is seen free to the write of the job's status. Acknowledged: from "
+            "there "
+            "to the acknowledgement by the job's leader, which it sends at its next step.",
             unit="s",
             queries=quantiles("espalier_signal_seconds", "stage", rare=True),
         ),
         Panel(
             title="From notice to release",
-            about="Of reclaims, by outcome; `spec.preemption.noticeSeconds` of a job bounds it.",
+            about="Duration of reclaims by outcome; `spec.preemption.noticeSeconds` of the job limits it.",
             unit="s",
             queries=quantiles("espalier_reclaim_seconds", "outcome", rare=True),
         ),
@@ -143,8 +146,8 @@ _OPERATOR: Final = Row(
     title="Operator",
     panels=(
         Panel(
-            title="Leads",
-            about="Operators that act. One is right; none means that nothing is scheduled.",
+            title="Active operators",
+            about="Operators that hold the Lease. One is normal. Zero means that nothing is scheduled.",
             unit="short",
             queries=(("sum (espalier_operator_leader)", "leading"),),
             single=True,
@@ -152,7 +155,7 @@ _OPERATOR: Final = Row(
         ),
         Panel(
             title="Age of the last tick",
-            about="The scheduler ticks at least every 30 s; after 90 s it counts as stuck and is started again.",
+            about="The scheduler ticks at least every 30 s. After 90 s it counts as stuck and is restarted.",
             unit="s",
             queries=(
                 (
@@ -166,7 +169,7 @@ _OPERATOR: Final = Row(
         ),
         Panel(
             title="Version",
-            about="Of each operator that answers.",
+            about="Version of each operator that is scraped.",
             unit="short",
             queries=(("count by (version) (espalier_build_info)", "{{version}}"),),
             single=True,
@@ -175,14 +178,13 @@ _OPERATOR: Final = Row(
         ),
         Panel(
             title="Tick",
-            about="Seconds of a look at everything with its plan: planning alone (plan), and with what was carried out "
-            "(all).",
+            about="Duration of a tick: planning alone (plan), and planning with the execution of the plan (all).",
             unit="s",
             queries=quantiles("espalier_scheduler_tick_seconds", "stage"),
         ),
         Panel(
             title="Decisions",
-            about="Actions of the planner a second, by kind and reason.",
+            about="Actions of the planner per second, by kind and reason.",
             unit="ops",
             queries=(
                 (
@@ -193,14 +195,15 @@ _OPERATOR: Final = Row(
         ),
         Panel(
             title="API requests by code",
-            about="Requests to the API server a second; code 0 is no answer, 409 and 404 are part of ordinary work.",
+            about="Requests to the API server per second. Code 0 means no answer; 409 and 404 are part of normal "
+            "operation.",
             unit="reqps",
             queries=(("sum by (code) (rate(espalier_api_requests_total[$__rate_interval]))", "{{code}}"),),
             stacked=True,
         ),
         Panel(
             title="API requests by verb and resource",
-            about="What the operator asks the API server for, a second.",
+            about="Requests to the API server per second, by verb and resource.",
             unit="reqps",
             queries=(
                 (
@@ -211,20 +214,21 @@ _OPERATOR: Final = Row(
         ),
         Panel(
             title="Duration of API requests",
-            about="By verb. What grows here is the API server's or the network's.",
+            about="By verb. If it rises, the cause is the API server or the network.",
             unit="s",
             queries=quantiles("espalier_api_request_seconds", "verb"),
         ),
         Panel(
             title="Errors",
-            about="What failed and is tried again: writing a job's status, its objects, or an Event.",
+            about="Operations that failed and are retried: writing a job's status, its objects, or an Event.",
             unit="ops",
             queries=(("sum by (error) (rate(espalier_operator_errors_total[$__rate_interval]))", "{{error}}"),),
         ),
         Panel(
-            title="Age of what is known",
-            about="Time since a list or watch last brought something. Everything is listed anew every five minutes, "
-            "so more than a few of these is a watch that has gone deaf.",
+            title="Age of the operator's data",
+            about="Time since a list or watch last returned something. Everything is listed every five minutes, so an "
+            "age of "
+            "several times that means that a watch no longer receives events.",
             unit="s",
             queries=(("max by (resource) (espalier_watch_age_seconds)", "{{resource}}"),),
         ),
@@ -233,12 +237,13 @@ _OPERATOR: Final = Row(
 
 
 def dashboard() -> Dashboard:
-    """Return it."""
+    """Return the dashboard."""
     return build(
         Board(
             uid="espalier-fleet",
             title="Espalier: fleet",
-            about="Who has the GPUs, which jobs wait and why, what was lent and given back, and how the operator does.",
+            about="Who holds the GPUs, which jobs wait and why, what was lent and given back, and the state of the "
+            "operator.",
             rows=(_GPUS, _QUEUE, _LENDING, _OPERATOR),
         )
     )

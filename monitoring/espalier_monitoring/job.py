@@ -1,4 +1,4 @@
-"""The dashboard of one job: its budget, what it learns, how it grows and on which GPUs."""
+"""The dashboard of one job: its budget, its accuracy and loss, how its model grows, and its GPUs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _THIS: Final = '{namespace="$namespace", job_name="$job_name"}'
 
 
 _OTHERS: Final = f'metric!~".*(accuracy|loss).*|{WORKERS_METRIC}"'
-"""Figures that have no panel of their own."""
+"""Figures without their own panel."""
 
 
 def _of(metric: str) -> str:
-    """Return a query for a figure of the job; whichever operator tells it."""
+    """Return a query for a figure of the job, from whichever operator reports it."""
     return f"max (espalier_job_{metric}{_THIS})"
 
 
@@ -29,7 +29,7 @@ def _metric(pattern: str) -> str:
 
 
 class _GrowthMark(AnnotationQuery):
-    """An annotation with its title, which the SDK knows nothing of."""
+    """An annotation with a title, which the SDK does not support."""
 
     def to_json(self) -> dict[str, object]:
         """Return what Grafana reads."""
@@ -56,7 +56,7 @@ _BUDGET: Final = Row(
     panels=(
         Panel(
             title="Phase",
-            about="`status.phase` of the job; when the panel is empty, the job is gone or has no status yet.",
+            about="`status.phase` of the job. If the panel is empty, the job is deleted or has no status yet.",
             unit="short",
             queries=((f"max by (phase) (espalier_job_info{_THIS})", "{{phase}}"),),
             single=True,
@@ -65,7 +65,7 @@ _BUDGET: Final = Row(
         ),
         Panel(
             title="Budget used",
-            about="Share of the time budget; only time in training counts.",
+            about="Share of the time budget. Only time in training counts.",
             unit="percentunit",
             queries=((f"{_of('time_used_seconds_total')} / {_of('time_budget_seconds')}", "used"),),
             single=True,
@@ -73,7 +73,7 @@ _BUDGET: Final = Row(
         ),
         Panel(
             title="Waiting",
-            about="How long the job has waited for its first GPUs, and why; empty once it has them.",
+            about="How long the job has waited for its first GPUs, and why. Empty once it has them.",
             unit="s",
             queries=((f"max by (reason) (espalier_job_waiting_seconds{_THIS})", "{{reason}}"),),
             single=True,
@@ -81,7 +81,7 @@ _BUDGET: Final = Row(
         ),
         Panel(
             title="Time used of the budget",
-            about="A level stretch is a pause, a restart or a wait: it costs nothing.",
+            about="A flat line is a pause, a restart or a wait, which uses no budget.",
             unit="s",
             queries=((_of("time_used_seconds_total"), "used"), (_of("time_budget_seconds"), "budget")),
         ),
@@ -93,27 +93,27 @@ _LEARNING: Final = Row(
     panels=(
         Panel(
             title="Accuracy",
-            about="What the trainer reports under names with `accuracy`; marks show when the model grew.",
+            about="Reported figures whose names contain `accuracy`. Marks show when the model grew.",
             unit="percentunit",
             queries=((_metric(".*accuracy.*"), "{{metric}}"),),
         ),
         Panel(
             title="Loss",
-            about="What the trainer reports under names with `loss`. A short rise after a mark is the new layer.",
+            about="Reported figures whose names contain `loss`. A short rise after a mark comes from the new layer.",
             unit="short",
             queries=((_metric(".*loss.*"), "{{metric}}"),),
             least=None,
         ),
         Panel(
             title="Other figures",
-            about="All else that the trainer reports.",
+            about="All other figures that the trainer reports.",
             unit="short",
             queries=((f"max by (metric) (espalier_job_metric{{{_THIS.strip('{}')}, {_OTHERS}}})", "{{metric}}"),),
             least=None,
         ),
         Panel(
-            title="Steps and epochs a minute",
-            about="Optimizer steps fall when the model grows and rise with more workers.",
+            title="Steps and epochs per minute",
+            about="The rate of optimizer steps falls when the model grows, and rises with more workers.",
             unit="cpm",
             queries=(
                 (f"60 * max (rate(espalier_job_steps_total{_THIS}[$__rate_interval]))", "steps"),
@@ -128,28 +128,29 @@ _MODEL: Final = Row(
     panels=(
         Panel(
             title="Depth",
-            about="Layers with parameters of the model.",
+            about="Number of layers of the model that have parameters.",
             unit="short",
             queries=((_of("depth"), "depth"), (_of("adaptations_total"), "times grown")),
             decimals=0,
         ),
         Panel(
             title="Parameters",
-            about="Trainable parameters of the model.",
+            about="Number of trainable parameters of the model.",
             unit="short",
             queries=((_of("parameters"), "parameters"),),
         ),
         Panel(
             title="Decisions with probabilities",
-            about="What the policy gave each choice in the last consultation, and which one was decided on. A policy "
-            "that explores may choose what is not most likely. Empty before the first consultation, and after one that "
-            "a fallback decided.",
+            about="Probability that the policy gave to each choice in the last consultation, and the choice that was "
+            "made. "
+            "A policy that explores may make a choice that is not the most probable. Empty before the first "
+            "consultation, and after a consultation that a fallback decided.",
             unit="percentunit",
             queries=((_chances("yes"), "chosen: {{choice}}"), (_chances("no"), "{{choice}}")),
         ),
         Panel(
             title="GPUs",
-            about="Base: those that the job asked for. Extra: those that it was lent.",
+            about="Base: GPUs that the job requested. Extra: GPUs that it was lent.",
             unit="short",
             queries=((f"max by (role) (espalier_job_gpus{_THIS})", "{{role}}"),),
             stacked=True,
@@ -157,15 +158,16 @@ _MODEL: Final = Row(
         ),
         Panel(
             title="Workers that train together",
-            about="As the leader reports them: an extra GPU trains once its worker has joined, and no more when it has "
-            "left. Empty for a job without elasticBatch, whose leader trains alone.",
+            about="As the leader reports them. An extra GPU trains from the moment its worker joins until it leaves. "
+            "Empty "
+            "for a job without elasticBatch, whose leader trains alone.",
             unit="short",
             queries=((_of("workers"), "workers"),),
             decimals=0,
         ),
         Panel(
             title="GPU-seconds",
-            about="Held while it trained, base and extra.",
+            about="GPU-seconds that the job held while it trained, base and extra.",
             unit="s",
             queries=((f"max by (role) (espalier_job_gpu_seconds_total{_THIS})", "{{role}}"),),
             stacked=True,
@@ -185,20 +187,21 @@ _TRAINER: Final = Row(
     panels=(
         Panel(
             title="Step time",
-            about="Between the ends of two optimizer steps, as the trainer itself counts them. The panels of this row "
-            "are scraped from the job's leader: they are empty where nobody scrapes it, and end with it.",
+            about="Time between the ends of two optimizer steps, as the trainer measures it. The panels of this row "
+            "are "
+            "scraped from the job's leader: they are empty if Prometheus does not scrape it, and end when it ends.",
             unit="s",
             queries=quantiles("espalier_trainer_step_seconds", selector=_THIS),
         ),
         Panel(
             title="Budget left by the trainer's clock",
-            about="What is left of the time budget. It is set when something happens: an epoch ends, the model grows.",
+            about="Time budget that is left. The trainer updates it at events: an epoch ends, the model grows.",
             unit="s",
             queries=((f"max (espalier_trainer_budget_left_seconds{_THIS})", "left"),),
         ),
         Panel(
             title="Loss by split",
-            about="After each epoch. The one of train falls on and that of validation rises: the model overfits.",
+            about="After each epoch. If the train loss falls while the validation loss rises, the model overfits.",
             unit="short",
             queries=((f"max by (split) (espalier_trainer_loss{_THIS})", "{{split}}"),),
             least=None,
@@ -214,12 +217,12 @@ _TRAINER: Final = Row(
 
 
 def dashboard() -> Dashboard:
-    """Return it."""
+    """Return the dashboard."""
     return build(
         Board(
             uid="espalier-job",
             title="Espalier: job",
-            about="One job: its budget, what it learns, when its model grew, and on which GPUs it trains.",
+            about="One job: its budget, its accuracy and loss, when its model grew, and its GPUs.",
             rows=(_BUDGET, _LEARNING, _MODEL, _TRAINER),
             variables=(
                 ("namespace", "Namespace", "label_values(espalier_job_info, namespace)"),

@@ -1,4 +1,4 @@
-"""The page about metrics, made of the catalogue."""
+"""The page about metrics, generated from the catalogue."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from espalier_monitoring.scraping import scrape_config_text
 
 _SAYS = {
     Exporter.OPERATOR: (
-        "Exported by the operator on `/metrics` of the address that `--http` gives. Series with the label `job_name`, "
-        "and all others that tell what is there now, are made for each scrape and go with what they are about; only "
-        "the operator that leads has them."
+        "The operator exports these on `/metrics` of the address that `--http` sets. Series with the label `job_name`, "
+        "and all other series about the current state, are computed for each scrape and disappear with their object. "
+        "Only the active operator exports them."
     ),
     Exporter.TRAINER: (
-        "Exported by the leader of a job's workers on port 9464. It does not say which job it is: the labels "
-        "`namespace` and `job_name` are given by whoever scrapes it, from its pod. The chart's PodMonitor does so "
-        "(`podMonitor.enabled`); without the Prometheus operator this does the same:\n\n"
+        "The leader of a job's workers exports these on port 9464. They do not name the job: the scrape configuration "
+        "must add the labels `namespace` and `job_name`, from the pod. The chart's PodMonitor does so "
+        "(`podMonitor.enabled`). Without the Prometheus operator, this scrape configuration does the same:\n\n"
         f"```yaml\n{scrape_config_text()}```"
     ),
-    Exporter.AGENT: "Exported by each replica of the agent on `/metrics` of its HTTP address.",
+    Exporter.AGENT: "Each replica of the agent exports these on `/metrics` of its HTTP address.",
 }
 
 _HEAD = """# Metrics
 
 <!-- Written by `make dashboards` from api/src/espalier_api/metrics.py; change it there. -->
 
-Names and units are Prometheus' own conventions: base units, `_total` for counters, `_ratio` for parts of one.
-A histogram `x` is found as `x_bucket`, `x_count` and `x_sum`; one of what may be negative has no `x_sum`.
-No label names a pod or a decision: series grow with live jobs at most, and fall again when jobs are deleted.
+Names and units follow Prometheus' conventions: base units, `_total` for counters, `_ratio` for fractions of one. A
+histogram `x` has the series `x_bucket`, `x_count` and `x_sum`; a histogram of values that can be negative has no
+`x_sum`. No label names a pod or a decision, so the number of series grows at most with the number of existing jobs, and
+falls when jobs are deleted.
 
-Scrape with `honor_labels: true` (`honorLabels` of a ServiceMonitor or PodMonitor): the label `namespace` is the job's,
-not that of whoever exports it. What to do when an alert fires is in [alerts](alerts.md).
+Scrape with `honor_labels: true` (`honorLabels` of a ServiceMonitor or PodMonitor), because the label `namespace` is the
+namespace of the job, not of the exporter. [Alerts](alerts.md) explains what to do when an alert fires.
 
-The dashboards are made of these. Without Grafana, a checkout of the project draws them from any Prometheus that has
-scraped Espalier: one picture each, laid out as Grafana does it.
+The dashboards are built from these metrics. Without Grafana, you can draw them from a checkout of the project, with the
+data of any Prometheus that has scraped Espalier: one image per dashboard, in Grafana's layout.
 
 ```console
 $ PYTHONPATH=monitoring .venv/bin/python -m espalier_monitoring draw --prometheus http://127.0.0.1:9090 --output DIR
@@ -53,9 +54,9 @@ def metrics_page() -> str:
                 parts.append(f"### {group}\n")
             elif exporter is Exporter.OPERATOR:
                 parts.append("### The operator itself\n")
-            parts.append(_table(("Name", "Type", "Labels", "What"), (_row(each) for each in families)))
+            parts.append(_table(("Name", "Type", "Labels", "Meaning"), (_row(each) for each in families)))
     parts.append("## Labels\n")
-    parts.append(_table(("Label", "What it says"), ((f"`{name}`", says) for name, says in LABELS.items())))
+    parts.append(_table(("Label", "Meaning"), ((f"`{name}`", says) for name, says in LABELS.items())))
     parts.append("## Buckets of histograms\n")
     parts.append(_table(("Name", "Upper bounds"), _buckets(FAMILIES)))
     return "\n".join(parts)

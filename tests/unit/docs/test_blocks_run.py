@@ -165,7 +165,7 @@ def test_the_page_on_the_environment(laptop: Laptop) -> None:
 def test_the_page_on_replacing_and_shadowing_a_policy(laptop: Laptop) -> None:
     page = read("own-policy.md")
     learn, ask, serve, count, upgrade = commands(
-        page.partition("\n## Replace it while it serves\n")[2].partition("\n## Learn from what came of it\n")[0]
+        page.partition("\n## Replace it while it serves\n")[2].partition("\n## Learn from stored outcomes\n")[0]
     )
     run = next(command for command in commands(page) if "--agent-url" in command)
     laptop.type(learn.replace("policies/mine", "policies/next"))

@@ -41,9 +41,12 @@ run: .venv/.ready  ## run the example job, then the same job without growth, and
 		--time-budget $(BUDGET) --seed $(SEED) --output $(RUNS)/not-grown --restart
 	@.venv/bin/espalier compare $(RUNS)/not-grown $(RUNS)/grown
 
-.PHONY: test
-test: .venv/.ready  ## run all tests that need no cluster, WORKERS at a time (as many as cores, at most 4)
+.PHONY: test test-all
+test: .venv/.ready  ## run the tests that need no cluster, WORKERS at a time, with the day's sample of the sweeps
 	OMP_NUM_THREADS=1 .venv/bin/pytest tests --ignore tests/e2e/cluster --numprocesses $(WORKERS) --dist worksteal
+
+test-all: export ESPALIER_SWEEPS := all
+test-all: test  ## the same with every case of the sweeps
 
 .PHONY: test-integration
 test-integration: .venv/.ready  ## the tests that need a real API server; gets one where there is none

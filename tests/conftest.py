@@ -1,6 +1,6 @@
-"""What every run of tests begins with: the same signals, and in CI the same examples.
+"""What every run of the tests begins with: the same signals, in CI the same examples, and the day's part of the sweeps.
 
-Hypothesis explores anew in every run on a person's machine, and plays the same examples in every run of CI.
+Hypothesis explores other examples in every run on a person's machine, and plays the same ones in every run of CI.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+import sweeps
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -19,3 +22,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("ci", derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+def pytest_report_header() -> str:
+    """Print which part of the sweeps runs."""
+    if sweeps.WHOLE:
+        return "sweeps: every case"
+    return f"sweeps: the sample of ESPALIER_SWEEP_SEED={sweeps.SEED} (every case: ESPALIER_SWEEPS=all)"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of each test marked as a sweep keep the sampled cases; cases that are asked for by name are all kept."""
+    groups: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("sweep")
+        if mark is not None:
+            groups.setdefault((mark.args[0], item.nodeid.partition("[")[0]), []).append(item)
+    left: set[pytest.Item] = set()
+    for (sweep, test), cases in groups.items():
+        left |= set(cases) - set(sweeps.sample(sweep, cases, test))
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]

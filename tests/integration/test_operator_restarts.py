@@ -13,6 +13,8 @@ from fake_kubelet import FakeKubelet
 from operators import InProcess, Jobs, make_extra_class
 from trainers import Raw, Trainers
 
+import sweeps
+
 LIVES_AT_ONCE = 6
 JOB = "life"
 
@@ -136,8 +138,9 @@ def test_an_operator_killed_at_any_call_is_followed_by_one_that_ends_the_same(
             return f"killed at call {at} ({done[-1]}), answered: {answered}: {differ}"
         return "" if killed else "never killed"
 
+    moments = sweeps.sample("lives with a killed operator", moments)
     with ThreadPoolExecutor(LIVES_AT_ONCE) as pool:
         results = list(pool.map(relive, moments))
     wrong = [result for result in results if result not in ("", "never killed")]
     assert not wrong, f"{len(wrong)} of {len(results)} lives ended otherwise:\n" + "\n".join(wrong)
-    assert results.count("never killed") <= len(results) // 10, "the lives have got too few calls"
+    assert results.count("never killed") <= max(2, len(results) // 10), "the lives have got too few calls"

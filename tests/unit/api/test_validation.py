@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+import sweeps
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_api.validation import JobFileError, load_job, load_jobs, parse_jobs
 
@@ -222,7 +223,8 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@seed(sweeps.SEED)
+@settings(max_examples=sweeps.size("texts that are no job", 500), deadline=None)
 @given(path=st.sampled_from(_leaves(FULL)), wrong=json_values, drop=st.booleans())
 def test_any_field_wrong_is_refused_by_name_or_accepted(path: tuple[str | int, ...], wrong: Any, drop: bool) -> None:
     document = copy.deepcopy(FULL)

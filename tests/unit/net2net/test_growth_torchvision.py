@@ -29,6 +29,7 @@ POINTS = {
 """Growth points of each model: one for every layer with an activation behind it."""
 
 
+@pytest.mark.sweep("torchvision models")
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_every_place_keeps_what_the_model_computes(name: str) -> None:
     case = torchvision_case(name)
@@ -45,6 +46,7 @@ def test_every_place_keeps_what_the_model_computes(name: str) -> None:
         assert_learns(found, place.stack, place.id)
 
 
+@pytest.mark.sweep("torchvision models")
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_growing_the_description_and_growing_the_model_commute(name: str) -> None:
     case = torchvision_case(name)
@@ -68,6 +70,7 @@ def test_all_points_one_after_the_other(name: str) -> None:
     assert_same_behaviour(grown, before, case.example, name)
 
 
+@pytest.mark.sweep("torchvision models")
 @pytest.mark.parametrize(
     ("name", "size"),
     [

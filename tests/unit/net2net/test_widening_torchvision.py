@@ -82,6 +82,7 @@ def _accounted(model: nn.Module, groups: Groups) -> None:
     assert all(groups.refused.values())
 
 
+@pytest.mark.sweep("torchvision models")
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_all_groups_together_keep_what_the_model_computes(name: str) -> None:
     model, example = _model_and_example(name)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import HealthCheck, Phase, note, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import sweeps
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.facts import Ended, Node, Role, Snapshot
@@ -25,6 +26,7 @@ from operator_world.strategies import GPU_TYPES, terms
 GRANTS = (Admit, GrantExtra, NoticeReclaim)
 
 
+@seed(sweeps.SEED)
 class PlannerMachine(RuleBasedStateMachine):
     """A cluster in which everything happens that may."""
 
@@ -198,7 +200,7 @@ class PlannerMachine(RuleBasedStateMachine):
 
 
 PlannerMachine.TestCase.settings = settings(
-    max_examples=1000,
+    max_examples=sweeps.size("plans of a simulated cluster", 1000),
     stateful_step_count=25,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a history takes minutes; its notes tell enough

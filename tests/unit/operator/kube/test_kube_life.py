@@ -9,15 +9,15 @@ peace, every job comes to its end or says truly why it waits.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, currently_in_test_context, settings
+from hypothesis import HealthCheck, Phase, currently_in_test_context, seed, settings
 from hypothesis import note as note_example
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import sweeps
 from espalier_api.status import JobStatus
 from espalier_operator.actions import Plan
 from espalier_operator.facts import Rules, Snapshot
@@ -93,6 +93,7 @@ def note(message: str) -> None:
         note_example(message)
 
 
+@seed(sweeps.SEED)
 class LifeMachine(RuleBasedStateMachine):
     """A cluster, an operator, and all that may happen to them."""
 
@@ -348,7 +349,7 @@ class LifeMachine(RuleBasedStateMachine):
 
 
 LifeMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("LIFE_EXAMPLES", "100")),
+    max_examples=sweeps.size("lives of simulated jobs", 100),
     stateful_step_count=25,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a history takes minutes; its notes tell enough

@@ -1,0 +1,42 @@
+"""How much of its sweeps a run of the tests does, and which part: decided here alone.
+
+A sweep asks the same question of many cases: torchvision's models, mutated jobs, moments at which an operator is
+killed. `make test` asks it of a sample that the day draws; `make test-all` asks it of every case. The header of pytest
+prints the seed; `ESPALIER_SWEEP_SEED=N` draws the same sample again, and `ESPALIER_SWEEPS=all` takes every case.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+Case = TypeVar("Case")
+
+SAMPLES = {
+    "torchvision models": 3,
+    "mutated jobs sent to the server": 1000,
+    "mutated jobs that an operator runs": 60,
+    "lives with a killed operator": 14,
+    "lives of simulated jobs": 30,
+    "plans of a simulated cluster": 250,
+    "texts that are no job": 150,
+}
+"""Cases of each sweep that `make test` takes."""
+
+# Workers of pytest-xdist inherit it: all of them draw the same sample, past midnight too.
+SEED = int(os.environ.setdefault("ESPALIER_SWEEP_SEED", f"{datetime.now(UTC):%Y%m%d}"))
+WHOLE = os.environ.get("ESPALIER_SWEEPS") == "all"
+
+
+def size(sweep: str, whole: int) -> int:
+    """Return how many cases to make of a sweep that has `whole` of them."""
+    return whole if WHOLE else min(whole, SAMPLES[sweep])
+
+
+def sample(sweep: str, cases: Sequence[Case], of: str = "") -> list[Case]:
+    """Return the cases to take, in their order; `of` tells apart the tests that share a sweep."""
+    chosen = random.Random(f"{SEED} {sweep} {of}").sample(range(len(cases)), size(sweep, len(cases)))
+    return [cases[index] for index in sorted(chosen)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from espalier_api.job import API_VERSION, KIND
-from espalier_operator.kube.record import time_of
+from espalier_operator.job.status import utc
 from operator_world.kube_objects import EPOCH, GPU, Raw
 
 GRACE_SECONDS = 10.0
@@ -89,7 +89,7 @@ class ApiObjects:
         if force or not node_of(pod) or is_over(pod):
             self.remove(key)
         elif "deletionTimestamp" not in pod["metadata"]:
-            at = time_of(self.now + GRACE_SECONDS).isoformat()
+            at = utc(self.now + GRACE_SECONDS).isoformat()
             self.pods[key] = {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": at}}
 
     def remove(self, key: str) -> None:
@@ -97,7 +97,7 @@ class ApiObjects:
         del self.pods[key]
 
     def _birth(self) -> dict[str, str]:
-        return {"uid": f"u{next(self._uids)}", "creationTimestamp": time_of(self.now).isoformat()}
+        return {"uid": f"u{next(self._uids)}", "creationTimestamp": utc(self.now).isoformat()}
 
     @staticmethod
     def _find(shelf: Mapping[str, Raw], key: str, uid: str | None) -> Raw:

@@ -7,6 +7,7 @@ two calls of the API server it may be killed; another one starts from the status
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from espalier_api.documents import loads
@@ -14,23 +15,33 @@ from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
 from espalier_api.status import JobStatus
 from espalier_operator.actions import Plan
-from espalier_operator.conditions import Observed, status_of, status_of_invalid
 from espalier_operator.facts import Node, Rules, Snapshot, Worker
-from espalier_operator.kube.converge import Annotate, CreatePod, DeleteJob, DeletePod, Step, due_at, steps
-from espalier_operator.kube.crew import Crew, crew_of, last_word
+from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
+from espalier_operator.job.progress import turning_points
+from espalier_operator.job.state import JobState
+from espalier_operator.job.status import state_of, utc
+from espalier_operator.job.transitions import after
+from espalier_operator.job.view import promise_of
+from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, parse_status
 from espalier_operator.kube.objects.manifests import owned_objects
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.pods import Pod, parse_pod
-from espalier_operator.kube.progress import look, turning_points
-from espalier_operator.kube.record import Record, record_of, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.transitions import after
-from espalier_operator.kube.view import alien, facts_of, promise_of, workers_of
+from espalier_operator.kube.state.managed_job import expires_at
+from espalier_operator.kube.state.workers import (
+    JobPods,
+    foreign_worker,
+    last_report,
+    observation_of,
+    sort_pods,
+    workers_of,
+)
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
 from operator_world.kube_api import ConflictError, NotFoundError, owner_of
+from operator_world.kube_looks import facts_of, look
 from operator_world.kube_objects import Raw
 from operator_world.kubernetes import Kubernetes
 
@@ -53,7 +64,7 @@ class NaiveOperator:
         self._world, self._policy, self._settings, self._rules = world, policy, settings, rules
         self.view: dict[str, dict[str, Raw]] = {}
         """What is seen of the world, by kind; old until `see`."""
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, JobState] = {}
         """By UID of the job."""
         self.written: dict[str, JobStatus] = {}
         self.said: dict[str, JobStatus] = {}
@@ -106,7 +117,7 @@ class NaiveOperator:
         self.on_plan(snapshot, planned)
         for action in planned.actions:
             job = jobs[action.job]
-            self.records[job.uid] = after(self.records[job.uid], action, job.terms, now, self._settings)
+            self.records[job.uid] = after(self.records[job.uid], action, job.terms, now, self._settings.timing)
         dues = [planned.wake_at]
         for key, job in jobs.items():
             refusal = planned.refusals.get(key)
@@ -128,39 +139,44 @@ class NaiveOperator:
         if job.uid in self.records:
             return
         status = parse_status(raw)
-        self.records[job.uid] = record_of(status)
+        self.records[job.uid] = state_of(
+            status, datetime.fromisoformat(raw["metadata"]["creationTimestamp"]).timestamp()
+        )
         if status is not None:
             self.written[job.uid] = self.said[job.uid] = status
             self._written_at[job.uid] = self._world.now
 
-    def _crew(self, job: KubeJob, pods: list[Pod], ready: set[str]) -> Crew:
+    def _crew(self, job: KubeJob, pods: list[Pod], ready: set[str]) -> JobPods:
         for config_map in self.view["config_maps"].values():
             text = (config_map.get("data") or {}).get(REPORT_KEY)
             if text is not None and owner_of(config_map) == job.uid:
                 found = self._parse(config_map, lambda raw, _: loads(raw["data"][REPORT_KEY], Report, "report"))
-                self._reports[job.uid] = last_word(self.records[job.uid], self._reports.get(job.uid), found)
-        return crew_of(job, self.records[job.uid], pods, ready, self._reports.get(job.uid))
+                self._reports[job.uid] = last_report(self.records[job.uid], self._reports.get(job.uid), found)
+        return sort_pods(job, self.records[job.uid], pods, ready)
 
-    def _look(self, job: KubeJob, pods: list[Pod], ready: set[str], now: float) -> Crew:
+    def _look(self, job: KubeJob, pods: list[Pod], ready: set[str], now: float) -> JobPods:
         crew = self._crew(job, pods, ready)
-        self.records[job.uid] = look(job, self.records[job.uid], crew, now, self._settings)
+        self.records[job.uid] = look(
+            job, self.records[job.uid], observation_of(crew, self._reports.get(job.uid)), now, self._settings
+        )
         return self._crew(job, pods, ready)
 
     def _snapshot(
-        self, nodes: list[Node], pods: list[Pod], jobs: dict[str, KubeJob], crews: dict[str, Crew], now: float
+        self, nodes: list[Node], pods: list[Pod], jobs: dict[str, KubeJob], crews: dict[str, JobPods], now: float
     ) -> Snapshot:
         ours = {job.uid for job in jobs.values()}
-        workers: list[Worker] = [worker for pod in pods if pod.job_uid not in ours if (worker := alien(pod))]
-        for key, job in jobs.items():
-            workers += workers_of(job, crews[key])
-        promises = [promise_of(job, self.records[job.uid]) for job in jobs.values()]
+        workers: list[Worker] = [worker for pod in pods if pod.job_uid not in ours if (worker := foreign_worker(pod))]
+        for key in jobs:
+            workers += workers_of(key, crews[key])
+        promises = [promise_of(job.key, self.records[job.uid]) for job in jobs.values()]
         return Snapshot(
             taken_at=now,
             nodes=tuple(nodes),
             workers=tuple(workers),
             promises=tuple(promise for promise in promises if promise is not None),
             jobs=tuple(
-                facts_of(job, self.records[job.uid], crews[key], now, self._settings) for key, job in jobs.items()
+                facts_of(job, self.records[job.uid], now, self._settings, crews[key], self._reports.get(job.uid))
+                for key, job in jobs.items()
             ),
             rules=self._rules,
         )
@@ -169,19 +185,12 @@ class NaiveOperator:
 
     def _flush(self, job: KubeJob, pods: list[Pod], ready: set[str], refusal: Any, now: float) -> list[float | None]:
         record, crew = self.records[job.uid], self._crew(job, pods, ready)
-        facts = facts_of(job, record, crew, now, self._settings)
+        facts = facts_of(job, record, now, self._settings, crew, self._reports.get(job.uid))
+        report = self._reports.get(job.uid)
         observed = Observed(
-            generation=job.generation,
-            allocation=record.allocation,
-            report=crew.report,
-            refusal=refusal,
-            outcome=record.outcome,
-            restarts=record.restarts,
-            preemptions=record.preemptions,
-            selector=names.selector(job.name),
-            scheduling=scheduling_of(record),
+            generation=job.generation, report=report, refusal=refusal, selector=names.selector(job.name)
         )
-        status = self.said[job.uid] = status_of(facts, observed, self.said.get(job.uid), time_of(now))
+        status = self.said[job.uid] = status_of(facts, record, observed, self.said.get(job.uid), utc(now))
         try:
             self._write(job.key, job.uid, status, now)
             for step in steps(job, record, crew, status, now, self._settings):
@@ -193,13 +202,13 @@ class NaiveOperator:
         persist = self._written_at[job.uid] + self._settings.persist_seconds
         runs = record.admitted_at is not None and record.outcome is None
         return [
-            due_at(job, record, status, now),
-            *turning_points(record, crew, self._settings),
+            expires_at(job, status),
+            *turning_points(record, observation_of(crew, report), self._settings.timing),
             persist if runs else None,
         ]
 
     def _flush_invalid(self, job: InvalidJob, now: float) -> None:
-        status = status_of_invalid(job.generation, job.problems, self.said.get(job.uid), time_of(now))
+        status = status_of_invalid(job.generation, job.problems, self.said.get(job.uid), utc(now))
         self.said[job.uid] = status
         try:
             self._write(job.key, job.uid, status, now)

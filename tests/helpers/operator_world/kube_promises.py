@@ -26,9 +26,9 @@ from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_operator.actions import Plan, ReleaseExtra, Requeue
+from espalier_operator.job.state import Timing
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.objects.names import worker_of
-from espalier_operator.kube.progress import QUIET_SECONDS
 from operator_world.kube_api import gpus_of, is_over, node_of, owner_of
 from operator_world.kube_objects import GPU, Raw
 from operator_world.kubernetes import TYPE_LABEL, Kubernetes
@@ -149,7 +149,7 @@ class Promises:
         _demand(
             now.time_budget.gpu_seconds_used >= before.time_budget.gpu_seconds_used, 3, f"{key}: the GPU budget fell"
         )
-        most = ran + self.blind + (_MARGIN if self.calm else QUIET_SECONDS)
+        most = ran + self.blind + (_MARGIN if self.calm else Timing().quiet)
         _demand(used <= most, 3, f"{key}: {used} s are counted, leaders ran {ran} s and {self.blind} s were not seen")
         rise = now.allocation.generation - before.allocation.generation
         _demand(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from espalier_api.allocation import Allocation, Direction
+from espalier_api.allocation import Direction
 from espalier_api.reasons import Reason
 from espalier_operator.actions import (
     Action,
@@ -19,22 +19,21 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.conditions import Outcome
 from espalier_operator.facts import Ended, Reclaim, Stopping
-from espalier_operator.kube.record import Record, time_of
+from espalier_operator.job.state import Grant, JobState, Outcome
 from operator_world.kube_objects import EPOCH
 
 TIMES = st.sampled_from([0.0, EPOCH, EPOCH + 0.000001, EPOCH + 0.333333, EPOCH + 7, EPOCH + 1e6])
-"""Epoch seconds to the microsecond, as a status keeps them; few, as records have many."""
+"""Epoch seconds to the microsecond, as a status keeps them; few, as states have many."""
 FIGURES = st.sampled_from([0.0, 1e-9, 1 / 3, 40.0, 1e12])
 COUNTS = st.sampled_from([0, 1, 2, 5])
 REASONS = st.sampled_from(Reason)
 TEXTS = st.text(max_size=20)
 
 
-def records() -> st.SearchStrategy[Record]:
+def states() -> st.SearchStrategy[JobState]:
     """Records as any life of a job, and none, may leave them."""
-    return st.builds(_with_uids, _plain_records(), st.lists(st.text("abc-", max_size=6), max_size=4))
+    return st.builds(_with_uids, _plain_states(), st.lists(st.text("abc-", max_size=6), max_size=4))
 
 
 def actions(job: str = "ns/one") -> st.SearchStrategy[Action]:
@@ -52,18 +51,18 @@ def actions(job: str = "ns/one") -> st.SearchStrategy[Action]:
     )
 
 
-def _plain_records() -> st.SearchStrategy[Record]:
+def _plain_states() -> st.SearchStrategy[JobState]:
     maybe_time = st.none() | TIMES
     return st.builds(
-        Record,
-        allocation=st.builds(
-            Allocation,
+        JobState,
+        grant=st.builds(
+            Grant,
             generation=COUNTS,
             replicas=COUNTS,
             gpus=COUNTS,
             direction=st.sampled_from(Direction),
             reason=REASONS.map(str) | st.just(""),
-            deadline=st.none() | TIMES.map(time_of),
+            deadline=st.none() | TIMES,
         ),
         admitted_at=maybe_time,
         gpu_type=st.sampled_from((None, "", "a")),
@@ -89,6 +88,6 @@ def _plain_records() -> st.SearchStrategy[Record]:
     )
 
 
-def _with_uids(record: Record, uids: list[str]) -> Record:
-    padded = [*uids, *[""] * len(record.attempts)]
-    return replace(record, pod_uids=tuple(padded[: len(record.attempts)]))
+def _with_uids(state: JobState, uids: list[str]) -> JobState:
+    padded = [*uids, *[""] * len(state.attempts)]
+    return replace(state, incarnations=tuple(padded[: len(state.attempts)]))

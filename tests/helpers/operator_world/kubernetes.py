@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from espalier_operator.kube.record import time_of
+from espalier_operator.job.status import utc
 from operator_world.kube_api import GRACE_SECONDS, ApiObjects, gpus_of, is_over, node_of, owner_of
 from operator_world.kube_objects import GPU, Raw, raw_node
 from operator_world.leaders import Process, Temper
@@ -225,4 +225,4 @@ class Kubernetes(ApiObjects):
         self.pods[key] = {**pod, "status": {"phase": phase, "containerStatuses": containers, **status}}
 
     def _time(self, at: float | None = None) -> str:
-        return time_of(self.now if at is None else at).isoformat()
+        return utc(self.now if at is None else at).isoformat()

@@ -10,8 +10,8 @@ from espalier_api.documents import dumps
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.signal import ALLOCATION_ANNOTATION, REPORT_KEY
+from espalier_operator.job.status import utc
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.record import time_of
 
 if TYPE_CHECKING:
     from operator_world.kubernetes import Kubernetes
@@ -222,7 +222,7 @@ class Process:
             reason=self.reason,
             used_seconds=self.used,
             step=int(self.used * 10),
-            updated_time=time_of(world.now),
+            updated_time=utc(world.now),
         )
         world.reported[self.job_uid] = max(world.reported[self.job_uid], self.used)
         world.config_maps[key] = {**config_map, "data": {REPORT_KEY: dumps(said)}}

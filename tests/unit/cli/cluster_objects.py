@@ -14,19 +14,18 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_api.signal import REPORT_KEY
 from espalier_operator.actions import Action, Admit, GrantExtra
-from espalier_operator.conditions import Observed, status_of
 from espalier_operator.facts import Role
-from espalier_operator.kube.crew import crew_of
+from espalier_operator.job.state import JobState
+from espalier_operator.job.status import state_of
+from espalier_operator.job.transitions import after
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job, parse_status
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.objects.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Raw, Resource
-from espalier_operator.kube.progress import look
-from espalier_operator.kube.record import record_of, scheduling_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import Listed
-from espalier_operator.kube.transitions import after
-from espalier_operator.kube.view import facts_of
+from espalier_operator.kube.state.workers import sort_pods
+from operator_world.kube_looks import look, observed, status_at
 
 SETTINGS = KubeSettings()
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
@@ -69,10 +68,9 @@ def acted(raw: Object, *actions: Action, at: float = NOW, refusal: Reason | None
     """Return the job with the status that an operator writes after `actions`; `record` overrides what it remembers."""
     parsed = parse_job(raw, SETTINGS)
     assert isinstance(parsed, KubeJob)
-    before = parse_status(raw)
-    kept = record_of(before)
+    kept = state_of(parse_status(raw), parsed.created_at)
     for action in actions:
-        kept = after(kept, action, parsed.terms, at, SETTINGS)
+        kept = after(kept, action, parsed.terms, at, SETTINGS.timing)
     return _written(raw, parsed, replace(kept, **record), at, refusal)
 
 
@@ -85,34 +83,22 @@ def looked_at(
     said = None if report is None else Report.model_validate_json(report["data"][REPORT_KEY])
     found = [parse_pod(pod, SETTINGS) for pod in pods]
     ready = {pod.node for pod in found if pod.node is not None}
-    kept = record_of(parse_status(raw))
-    kept = look(parsed, kept, crew_of(parsed, kept, found, ready, said), at, SETTINGS)
+    kept = state_of(parse_status(raw), parsed.created_at)
+    kept = look(parsed, kept, observed(parsed, kept, found, said, ready), at, SETTINGS)
     return _written(raw, parsed, kept, at, refusal, found, said)
 
 
 def _written(
     raw: Object,
     parsed: KubeJob,
-    kept: Any,
+    kept: JobState,
     at: float,
     refusal: Reason | None,
     pods: Sequence[Any] = (),
     report: Report | None = None,
 ) -> Object:
-    crew = crew_of(parsed, kept, pods, {pod.node for pod in pods}, report)
-    facts = facts_of(parsed, kept, crew, at, SETTINGS)
-    observed = Observed(
-        generation=parsed.generation,
-        allocation=kept.allocation,
-        report=report,
-        refusal=refusal,
-        outcome=kept.outcome,
-        restarts=kept.restarts,
-        preemptions=kept.preemptions,
-        selector=names.selector(parsed.name),
-        scheduling=scheduling_of(kept),
-    )
-    status = status_of(facts, observed, parse_status(raw), datetime.fromtimestamp(at, UTC))
+    found = sort_pods(parsed, kept, pods, {pod.node for pod in pods})
+    status = status_at(parsed, kept, at, SETTINGS, found, report, refusal, parse_status(raw))
     return {**raw, "status": status.to_json()}
 
 

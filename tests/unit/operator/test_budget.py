@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.budget import Leader, Meter
+from espalier_operator.job.budget import Leader, Meter
 
 ABSENT, STARTING, TRAINING = Leader.ABSENT, Leader.STARTING, Leader.TRAINING
 

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from espalier_api.reasons import Reason
 from espalier_api.report import Metric, Report, TrainerPhase
 from espalier_api.status import ConditionType, JobPhase
-from espalier_operator.conditions import Observed, Outcome, status_of
 from espalier_operator.facts import JobFacts, Reclaim, Terms
+from espalier_operator.job.conditions import Observed, status_of
+from espalier_operator.job.state import JobState, Outcome
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 WAITING = JobFacts(key="ns/one", terms=Terms(min_replicas=1, max_replicas=2, time_budget_seconds=100), submitted_at=0)
@@ -22,14 +23,14 @@ def told(status):
 
 
 def test_a_waiting_job_says_why():
-    status = status_of(WAITING, Observed(refusal=Reason.TOO_LARGE, generation=3), None, T0)
+    status = status_of(WAITING, JobState(), Observed(refusal=Reason.TOO_LARGE, generation=3), None, T0)
     assert told(status) == {"Admitted": ("False", "TooLarge"), "Running": ("False", "TooLarge")}
     assert status.conditions[0].message.startswith("it asks for more GPUs than there are")
     assert (status.phase, status.observed_generation, status.start_time) == (JobPhase.PENDING, 3, None)
 
 
 def test_the_life_of_a_job_in_conditions():
-    status = status_of(ADMITTED, Observed(), None, T0)
+    status = status_of(ADMITTED, JobState(), Observed(), None, T0)
     assert told(status) == {
         "Admitted": ("True", "GPUsGranted"),
         "Running": ("False", "Starting"),
@@ -46,7 +47,9 @@ def test_the_life_of_a_job_in_conditions():
         metrics=(Metric(name="accuracy", value=0.5),),
         updated_time=later,
     )
-    status = status_of(lent, Observed(report=report, refusal=Reason.AT_MAX_REPLICAS), status, later)
+    status = status_of(
+        lent, JobState(used_seconds=30), Observed(report=report, refusal=Reason.AT_MAX_REPLICAS), status, later
+    )
     assert told(status) == {
         "Admitted": ("True", "GPUsGranted"),
         "Running": ("True", "Running"),
@@ -60,27 +63,27 @@ def test_the_life_of_a_job_in_conditions():
     assert status.start_time == later
 
     reclaim = Reclaim(extra=0, deadline=9.0, reason=Reason.NEEDED_BY_OTHER_JOB)
-    status = status_of(replace(lent, reclaim=reclaim), Observed(), status, later)
+    status = status_of(replace(lent, reclaim=reclaim), JobState(), Observed(), status, later)
     assert told(status)["ReclaimPending"] == ("True", "NeededByOtherJob")
     assert status.training.epoch == 2, "without a new report the last one stands"
 
     end = T0 + timedelta(seconds=9)
     outcome = Outcome(reason=Reason.BUDGET_EXHAUSTED, failed=False)
     over = replace(TRAINING, admitted_at=None, training=False, finished=True)
-    status = status_of(over, Observed(outcome=outcome), status, end)
+    status = status_of(over, JobState(outcome=outcome), Observed(), status, end)
     assert told(status)["Complete"] == ("True", "BudgetExhausted")
     assert {c.status for c in status.conditions if c.type is not ConditionType.COMPLETE} == {"False"}
     assert (status.phase, status.completion_time, status.start_time) == (JobPhase.COMPLETE, end, later)
-    again = status_of(over, Observed(outcome=outcome), status, end + timedelta(seconds=60))
+    again = status_of(over, JobState(outcome=outcome), Observed(), status, end + timedelta(seconds=60))
     assert again == status, "nothing new, nothing written"
 
 
 def test_a_failure_and_a_suspension():
     outcome = Outcome(reason=Reason.CRASH_LOOP, failed=True, message="4 failures")
-    status = status_of(replace(WAITING, finished=True), Observed(outcome=outcome), None, T0)
+    status = status_of(replace(WAITING, finished=True), JobState(outcome=outcome), Observed(), None, T0)
     assert told(status)["Failed"] == ("True", "CrashLoop")
     assert status.phase is JobPhase.FAILED
     resting = replace(WAITING, terms=replace(WAITING.terms, suspend=True))
-    status = status_of(resting, Observed(), None, T0)
+    status = status_of(resting, JobState(), Observed(), None, T0)
     assert told(status)["Suspended"] == ("True", "Suspended")
     assert status.phase is JobPhase.SUSPENDED

@@ -18,8 +18,8 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.result import read_history
 from espalier_operator.clock import ScaledClock
-from espalier_operator.exits import Failure, Preemption, judge_exit
 from espalier_operator.facts import Ended, Role
+from espalier_operator.job.ends import Failure, Preemption, judge_exit
 from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
 from espalier_operator.local.files import EventTail
 from espalier_operator.local.gpus import Gpus, Holder, cuda_devices

@@ -14,14 +14,14 @@ from typing import Final
 from espalier_operator.actions import Action, GrantExtra, Plan
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Rules, Snapshot
-from espalier_operator.kube.flusher import Flusher
+from espalier_operator.kube.apply.workqueue import WorkQueue
+from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.snapshot import assemble
-from espalier_operator.kube.tracked import Tracked
+from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.kube.writer import Writer
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
@@ -39,11 +39,11 @@ class KubeBackend:
         """Join the parts; `signals` times what jobs are told."""
         self._signals = signals
         self._store, self._writer, self._settings, self._clock, self._rules = store, writer, settings, clock, rules
-        self.jobs: dict[str, Tracked] = {}
+        self.jobs: dict[str, ManagedJob] = {}
         """By UID, those that are there and are not being deleted."""
         self._uids: dict[str, str] = {}
         self._unreadable: dict[str, str] = {}
-        self.flusher = Flusher(self._flush)
+        self.queue = WorkQueue(self._flush)
         self.wake: Callable[[], None] = lambda: None
         """Asks for a tick."""
         self.listed_at: float | None = None
@@ -63,10 +63,10 @@ class KubeBackend:
             self._meet(uid, now)
         for uid in self._store.take_heard():
             if uid in self.jobs:
-                self.jobs[uid].heard = True
+                self.jobs[uid].hear(News.REPORT)
         self._notice_overwriting()
-        for tracked in self.jobs.values():
-            tracked.look(now)
+        for job in self.jobs.values():
+            job.look(now)
         self._signals.looked()
         for uid in self._signals.waiting():
             facts = self.jobs[uid].facts if uid in self.jobs else None
@@ -84,80 +84,80 @@ class KubeBackend:
             raise BackendError(f"what is known is {age:.0f} s old: the API server gives no lists")
 
     def _meet(self, uid: str, now: float) -> None:
-        """Bring what is tracked up to what the store says of one job."""
-        seen, tracked = self._store.job(uid), self.jobs.get(uid)
+        """Bring what is job up to what the store says of one job."""
+        seen, job = self._store.job(uid), self.jobs.get(uid)
         if seen is None or seen.deleting:
             self._unreadable.pop(uid, None)
-            if tracked is not None:
+            if job is not None:
                 del self.jobs[uid]
-                if self._uids.get(tracked.key) == uid:
-                    del self._uids[tracked.key]
+                if self._uids.get(job.key) == uid:
+                    del self._uids[job.key]
             return
-        if tracked is None:
+        if job is None:
             try:
-                tracked = Tracked(seen, self._store, self._settings, now)
+                job = ManagedJob(seen, self._store, self._settings, now)
             except ValueError as error:
                 if self._unreadable.get(uid) != str(error):
                     self._unreadable[uid] = str(error)
                     logger.error("%s: left alone, its status cannot be read: %s", seen.key, error)
                 return
-            self.jobs[uid] = tracked
+            self.jobs[uid] = job
             self._uids[seen.key] = uid
         else:
-            tracked.meet(seen)
-        tracked.stale = tracked.stirred = True
+            job.meet(seen)
+        job.hear(News.PODS, Due.CHANGES)
 
     def _notice_overwriting(self) -> None:
         """Write the status of jobs anew that somebody else has written to."""
         for uid in list(self._store.overwritten):
-            tracked, seen = self.jobs.get(uid), self._store.job(uid)
-            if self.flusher.is_busy(uid):
+            job, seen = self.jobs.get(uid), self._store.job(uid)
+            if self.queue.is_busy(uid):
                 continue  # it may be by our own hand: the answer is on its way
             self._store.overwritten.discard(uid)
-            if tracked is not None and seen is not None and seen.status != tracked.answered:
-                logger.warning("%s: its status was changed by somebody else, it is written anew", tracked.key)
-                tracked.forced = tracked.stirred = True
+            if job is not None and seen is not None and seen.status != job.answered:
+                logger.warning("%s: its status was changed by somebody else, it is written anew", job.key)
+                job.hear(News.NONE, Due.REWRITE)
 
     def live(self) -> list[LiveJob]:
         """Return the jobs that are there, for metrics."""
-        return [tracked.live() for tracked in self.jobs.values()]
+        return [job.live() for job in self.jobs.values()]
 
     # ---- deciding
 
     async def apply(self, action: Action) -> None:
         """Remember the decision; all else follows from that."""
-        tracked = self.jobs.get(self._uids.get(action.job, ""))
-        if tracked is not None:
+        job = self.jobs.get(self._uids.get(action.job, ""))
+        if job is not None:
             now = self._clock.now()
-            tracked.act(action, now)
+            job.act(action)
             if isinstance(action, GrantExtra):
-                self._signals.granted(tracked.seen.uid, tracked.record.allocation.generation, now)
+                self._signals.granted(job.uid, job.state.grant.generation, now)
             logger.info("%s", action)
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
         """Take notice why jobs get no more, and let be written and done what is to be."""
         self.snapshot = snapshot
         now = self._clock.now()
-        for uid, tracked in self.jobs.items():
-            refusal = plan.refusals.get(tracked.key)
-            tracked.refuse(None if refusal is None else refusal.reason)
-            if (tracked.stirred or tracked.lapsed) and not tracked.writing.holds(now):
-                self.flusher.add(uid, urgent=tracked.stirred)
-        dues = (tracked.due for tracked in self.jobs.values())
+        for uid, job in self.jobs.items():
+            refusal = plan.refusals.get(job.key)
+            job.refuse(None if refusal is None else refusal.reason)
+            if job.due and not job.writing.holds(now):
+                self.queue.add(uid, urgent=job.due >= Due.CHANGES)
+        dues = (job.due_at for job in self.jobs.values())
         self._set_timer(min((due for due in dues if due is not None), default=None), now)
 
     # ---- doing
 
     async def _flush(self, uid: str) -> None:
-        tracked = self.jobs.get(uid)
-        if tracked is None:
+        job = self.jobs.get(uid)
+        if job is None:
             return
-        await self._writer.flush(tracked)
-        if tracked.stale or tracked.heard:
+        await self._writer.flush(job)
+        if job.news & (News.PODS | News.REPORT):
             self.wake()
         # The other jobs are not asked: a flush would cost more the more of them there are.
-        if tracked.due is not None and (self._timer is None or tracked.due < self._timer_due):
-            self._set_timer(tracked.due, self._clock.now())
+        if job.due_at is not None and (self._timer is None or job.due_at < self._timer_due):
+            self._set_timer(job.due_at, self._clock.now())
 
     def _set_timer(self, due: float | None, now: float) -> None:
         """Wake the loop at `due`, when something is due of itself; one that is awake too early sees so."""
@@ -179,4 +179,4 @@ class KubeBackend:
     async def close(self, seconds: float) -> None:
         """Finish what is being written, for at most so long."""
         self._cancel_timer()
-        await self.flusher.close(seconds)
+        await self.queue.close(seconds)

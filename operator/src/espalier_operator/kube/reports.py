@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
+from espalier_api.documents import DocumentError, loads
 from espalier_api.job import KIND
+from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.resources import Raw, controller_of
 
-_NEWS: Final = ("incarnation", "phase", "reason", "acknowledgedGeneration")
-"""Fields of a report that a decision may follow from at once; `adaptations` are counted besides."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportObject:
-    """A job's report as its leader wrote it; read as a whole when it is needed."""
+    """A job's report as its leader wrote it."""
 
     job_uid: str
     text: str | None
-    news: Any = field(init=False)
-    """What of it is worth a plan at once: equal to that of a report that differs in figures alone."""
+    report: Report | None = None
+    """None where there is none yet, or one that cannot be read."""
+    problem: str = ""
+    """Why it cannot be read."""
 
-    def __post_init__(self) -> None:
-        """Take the news out of the text."""
-        object.__setattr__(self, "news", _news(self.text))
+    @property
+    def news(self) -> Any:
+        """What of it is worth a plan at once: equal to that of a report that differs in figures alone."""
+        return self.text if self.report is None else news_of(self.report)
 
 
 def parse_report_object(raw: Raw) -> ReportObject | None:
@@ -34,15 +35,18 @@ def parse_report_object(raw: Raw) -> ReportObject | None:
     job = controller_of(raw)
     if job.get("kind") != KIND or raw["metadata"]["name"] != names.report_name(job["name"]):
         return None
-    return ReportObject(job_uid=job["uid"], text=(raw.get("data") or {}).get(REPORT_KEY))
-
-
-def _news(text: str | None) -> Any:
+    text = (raw.get("data") or {}).get(REPORT_KEY)
+    if text is None:
+        return ReportObject(job_uid=job["uid"], text=None)
     try:
-        report = json.loads(text or "")
-    except (ValueError, RecursionError):
-        return text
-    if not isinstance(report, dict):
-        return text
-    adaptations = report.get("adaptations")
-    return [*(report.get(name) for name in _NEWS), len(adaptations) if isinstance(adaptations, list) else 0]
+        return ReportObject(job_uid=job["uid"], text=text, report=loads(text, Report, "its report ConfigMap"))
+    except DocumentError as error:
+        return ReportObject(job_uid=job["uid"], text=text, problem=str(error))
+
+
+def news_of(report: Report | None) -> tuple[object, ...]:
+    """Return the part of a report that is not figures: a decision may follow from it at once."""
+    if report is None:
+        return ()
+    grown = len(report.adaptations)
+    return (report.incarnation, report.phase, report.reason, report.acknowledged_generation, grown)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_operator.facts import DEFAULT_POLICY
+from espalier_operator.job.state import Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +50,13 @@ class KubeSettings:
     resync_seconds: float = 300.0
     """How often everything is listed anew, in case an event was lost. With 5,000 nodes the API server takes seconds to
     answer, in which everybody else waits for it."""
+
+    @property
+    def timing(self) -> Timing:
+        """What of it the life of a job goes by."""
+        return Timing(
+            start_up_allowance=self.start_up_allowance_seconds,
+            promise=self.promise_seconds,
+            restart=self.restart_seconds,
+            max_restart=self.max_restart_seconds,
+        )

@@ -1,7 +1,7 @@
 """What the scheduler sees, made of lists of the API server's objects: raw objects in, a `Snapshot` out. No I/O.
 
-The scheduler keeps nothing to itself that is not in the cluster's objects, so who lists them sees what an operator
-sees that starts at that moment. The lists go through the operator's own `Store` and `Tracked`; what differs is only
+The scheduler's memory is in the cluster's objects, so their lists show what an operator sees that starts at that
+moment. The lists go through the operator's own `Store` and `ManagedJob`; what differs is only
 that there was no time before them.
 """
 
@@ -16,10 +16,11 @@ from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_operator.facts import Rules, Snapshot, Worker
+from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.resources import JOBS, Raw, Resource
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.tracked import Tracked
-from espalier_operator.kube.view import Trouble, alien
+from espalier_operator.kube.state.managed_job import ManagedJob
+from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.store import Store
 
 
@@ -53,13 +54,13 @@ def seen_by_operator(
     # Jobs last: whether one can be run depends on what PriorityClasses there are.
     for resource, listed in sorted(lists.items(), key=lambda item: item[0] is JOBS):
         store.replace(resource, listed.items, listed.version)
-    tracked: list[Tracked] = []
+    jobs: list[ManagedJob] = []
     left_out: dict[str, tuple[str, ...]] = {}
     for seen in sorted(store.jobs.values(), key=lambda seen: seen.key):
         if seen.deleting:
             continue
         try:
-            job = Tracked(seen, store, settings, now)
+            job = ManagedJob(seen, store, settings, now)
         except ValueError as error:
             left_out[seen.key] = (f"status: cannot be read: {' '.join(str(error).split())}",)
             continue
@@ -67,23 +68,23 @@ def seen_by_operator(
             left_out[seen.key] = job.problems.problems
         job.reject(rejection_of(job.written))
         job.look(now)
-        tracked.append(job)
-    return Seen(snapshot=assemble(tracked, store, now, rules or Rules(policy=settings.policy)), left_out=left_out)
+        jobs.append(job)
+    return Seen(snapshot=assemble(jobs, store, now, rules or Rules(policy=settings.policy)), left_out=left_out)
 
 
-def assemble(tracked: Iterable[Tracked], store: Store, now: float, rules: Rules) -> Snapshot:
+def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules) -> Snapshot:
     """Return what the planner is told of jobs that were just looked at, and of all else in `store`.
 
     A job that is over is told of while it still has workers. Pods of jobs that are not planned for hold their GPUs,
     and want none.
     """
-    planned = [job for job in tracked if job.facts is not None]
-    own = {job.seen.uid for job in planned}
+    planned = [job for job in jobs if job.facts is not None]
+    own = {job.uid for job in planned}
     workers: list[Worker] = [worker for job in planned for worker in job.workers]
     workers += store.aliens.values()
     for uid, crew in store.crews.items():
         if uid not in own:
-            found = (alien(pod) for pod in crew.values() if pod.node is not None)
+            found = (foreign_worker(pod) for pod in crew.values() if pod.node is not None)
             workers += [worker for worker in found if worker is not None]
     return Snapshot(
         taken_at=now,

@@ -20,9 +20,9 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.budget import Leader
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Node, Reclaim, Role, Rules, Snapshot, Stopping, Worker, WorkerState
+from espalier_operator.job.budget import Leader
 from espalier_operator.local.gpus import Gpus, Holder
 from espalier_operator.local.job import LocalJob
 from espalier_operator.local.records import LOCAL_GPU_TYPE, facts_of

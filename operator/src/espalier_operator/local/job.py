@@ -23,9 +23,9 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.status import JobPhase
-from espalier_operator.budget import Leader, Meter
-from espalier_operator.exits import Failure, judge_exit
 from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
+from espalier_operator.job.budget import Leader, Meter
+from espalier_operator.job.ends import Failure, judge_exit
 from espalier_operator.local.command import command_of, contract_variables
 from espalier_operator.local.crew import Crew, Place
 from espalier_operator.local.files import AllocationFile, ReportFile

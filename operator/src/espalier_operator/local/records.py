@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from espalier_api.report import TrainerPhase
-from espalier_operator.budget import Leader
 from espalier_operator.facts import JobFacts
+from espalier_operator.job.budget import Leader
 from espalier_operator.local.job import LocalJob
 from espalier_operator.local.state import JobState, digest
 

@@ -16,9 +16,9 @@ from espalier_api.events import AnyEvent, GPUsChanged
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan
-from espalier_operator.budget import START_UP_ALLOWANCE_WALL_SECONDS, Leader
 from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import Ended, Role, Rules, Terms
+from espalier_operator.job.budget import START_UP_ALLOWANCE_WALL_SECONDS, Leader
 from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
 from espalier_operator.local.crew import PID_FILES, Place

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.status import JobStatus
-from espalier_operator.budget import Leader
-from espalier_operator.conditions import Observed, status_of
-from espalier_operator.kube.crew import Crew, crew_of
+from espalier_operator.job.budget import Leader
+from espalier_operator.job.observation import Observation
+from espalier_operator.job.progress import leader_of, turning_points
+from espalier_operator.job.state import JobState
+from espalier_operator.job.status import state_of, utc
 from espalier_operator.kube.objects.pods import parse_pod
-from espalier_operator.kube.progress import leader_of, look, turning_points
-from espalier_operator.kube.record import Record, record_of, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.view import facts_of
+from operator_world.kube_looks import look, observed, status_at
 from operator_world.kube_objects import (
     EPOCH,
     GPU,
@@ -42,14 +42,14 @@ STARTING, TRAINING, EVALUATING, COMPLETED, STOPPED, FAILED = (
     TrainerPhase.STOPPED,
     TrainerPhase.FAILED,
 )
-ADMITTED = Record(admitted_at=EPOCH, counted_until=EPOCH, attempts=(0,), pod_uids=("",))
+ADMITTED = JobState(submitted_at=EPOCH, admitted_at=EPOCH, counted_until=EPOCH, attempts=(0,), incarnations=("",))
 
 
 class Account:
     """One job's account: the operator looks at it at given seconds after `EPOCH`."""
 
-    def __init__(self, record: Record = ADMITTED) -> None:
-        self.record = record
+    def __init__(self, state: JobState = ADMITTED) -> None:
+        self.state = state
         self.pods: list[dict[str, Any]] = []
         self.report: Report | None = None
         self.ready: tuple[str, ...] = ("node",)
@@ -71,23 +71,21 @@ class Account:
         """The leader's report is this, and it says so to this day, or said so last at the second `at`."""
         self.report = report(uid, phase, used_seconds=used, at=EPOCH + at, **facts)
 
-    def crew(self) -> Crew:
+    def seen(self) -> Observation:
         pods = [parse_pod(raw, SETTINGS) for raw in self.pods]
-        return crew_of(JOB, self.record, pods, self.ready, self.report)
+        return observed(JOB, self.state, pods, self.report, self.ready)
 
     def look(self, *at: float) -> float:
         """Look at these seconds; return what is used after the last."""
         for seconds in at:
-            self.record = look(JOB, self.record, self.crew(), EPOCH + seconds, SETTINGS)
-        return self.record.used_seconds
+            self.state = look(JOB, self.state, self.seen(), EPOCH + seconds, SETTINGS)
+        return self.state.used_seconds
 
     def restart_operator(self) -> None:
         """Another operator reads the status."""
-        facts = facts_of(JOB, self.record, self.crew(), EPOCH, SETTINGS)
-        observed = Observed(allocation=self.record.allocation, scheduling=scheduling_of(self.record))
-        status = status_of(facts, observed, None, time_of(EPOCH))
+        status = status_at(JOB, self.state, EPOCH, SETTINGS)
         text = json.dumps(status.model_dump(mode="json", by_alias=True))
-        self.record = record_of(JobStatus.model_validate_json(text))
+        self.state = state_of(JobStatus.model_validate_json(text), EPOCH)
 
 
 @pytest.fixture
@@ -116,10 +114,10 @@ def test_gpu_seconds_are_of_all_workers_that_are_lent(account):
     account.runs()
     account.says(TRAINING)
     account.look(10)
-    assert (account.record.used_seconds, account.record.gpu_seconds_used) == (10, 20)
-    account.record = replace(account.record, extra=1)
+    assert (account.state.used_seconds, account.state.gpu_seconds_used) == (10, 20)
+    account.state = replace(account.state, extra=1)
     account.look(15)
-    assert (account.record.used_seconds, account.record.gpu_seconds_used) == (15, 40)
+    assert (account.state.used_seconds, account.state.gpu_seconds_used) == (15, 40)
 
 
 def test_a_leader_s_own_count_holds_where_it_is_further(account):
@@ -153,10 +151,10 @@ def test_suspension_does_not_count(account):
     account.runs()
     account.says(TRAINING)
     account.look(10)
-    account.record = replace(account.record, admitted_at=None)
+    account.state = replace(account.state, admitted_at=None)
     assert account.look(500) == 10
-    account.record = replace(
-        account.record, admitted_at=EPOCH + 500, counted_until=EPOCH + 500, attempts=(1,), pod_uids=("",)
+    account.state = replace(
+        account.state, admitted_at=EPOCH + 500, counted_until=EPOCH + 500, attempts=(1,), incarnations=("",)
     )
     account.runs("second", 1, since=510)
     assert account.look(512) == 10
@@ -168,11 +166,11 @@ def test_a_leader_that_trains_on_while_it_is_ended_counts_by_its_own_word(accoun
     account.runs()
     account.says(TRAINING)
     account.look(10)
-    account.record = replace(account.record, admitted_at=None, attempts=(1,), pod_uids=("",))
+    account.state = replace(account.state, admitted_at=None, attempts=(1,), incarnations=("",))
     assert account.look(15) == 10
     account.says(TRAINING, 14)
     assert account.look(16, 90) == 14
-    assert account.record.gpu_seconds_used == 28
+    assert account.state.gpu_seconds_used == 28
 
 
 # ---- the end of a leader
@@ -191,8 +189,8 @@ def test_a_leader_that_came_and_went_unseen_counts_by_its_own_word(account):
     account.ends(300, since=10, code=0)
     account.says(COMPLETED, 280)
     assert account.look(310, 400) == 280
-    assert account.record.gpu_seconds_used == 560
-    assert account.record.trained
+    assert account.state.gpu_seconds_used == 560
+    assert account.state.trained
 
 
 def test_a_leader_that_vanished_counts_by_its_own_word(account):
@@ -202,7 +200,7 @@ def test_a_leader_that_vanished_counts_by_its_own_word(account):
     account.pods = []
     account.says(TRAINING, 18)
     assert account.look(60) == 18
-    assert account.record.attempts == (1,)
+    assert account.state.attempts == (1,)
 
 
 def test_the_wait_for_a_restart_does_not_count_and_the_next_leader_goes_on(account):
@@ -211,7 +209,7 @@ def test_the_wait_for_a_restart_does_not_count_and_the_next_leader_goes_on(accou
     account.look(10)
     account.ends(11)
     account.look(12)
-    assert account.record.attempts == (1,)
+    assert account.state.attempts == (1,)
     account.pods = []
     assert account.look(30) == 10
     account.runs("second", 1, since=40)
@@ -230,8 +228,8 @@ def test_the_late_word_of_an_earlier_leader_counts_once(account):
     account.look(9)
     account.says(STOPPED, 6.5, "first")
     assert account.look(10) == 6.5
-    assert not account.crew().fresh
-    assert leader_of(account.record, account.crew(), EPOCH + 10, SETTINGS) is Leader.STARTING
+    assert not account.seen().fresh
+    assert leader_of(account.seen(), EPOCH + 10, SETTINGS.timing) is Leader.STARTING
 
 
 # ---- images that never report
@@ -240,9 +238,9 @@ def test_the_late_word_of_an_earlier_leader_counts_once(account):
 def test_a_silent_leader_counts_from_its_start_once_it_is_past_the_allowance(account):
     account.runs(since=5)
     assert account.look(10, 24) == 0
-    assert list(turning_points(account.record, account.crew(), SETTINGS)) == [EPOCH + 25]
+    assert list(turning_points(account.state, account.seen(), SETTINGS.timing)) == [EPOCH + 25]
     assert account.look(25) == 20
-    assert account.record.trained
+    assert account.state.trained
     assert account.look(30, 40) == 35
 
 
@@ -305,9 +303,9 @@ def test_what_was_written_last_is_all_that_the_next_operator_knows(account):
     account.runs()
     account.says(TRAINING)
     account.look(10)
-    written = account.record
+    written = account.state
     account.look(17)
-    account.record = written
+    account.state = written
     account.restart_operator()
     assert account.look(18) == 18
 
@@ -329,7 +327,7 @@ def test_a_leader_that_ended_while_no_operator_was_there(account):
     account.ends(80)
     account.says(TRAINING, 79)
     assert account.look(500) == 79
-    assert account.record.failures == 1
+    assert account.state.failures == 1
 
 
 def test_restarts_of_the_operator_at_every_look_change_nothing():
@@ -342,7 +340,7 @@ def test_restarts_of_the_operator_at_every_look_change_nothing():
                 each.says(TRAINING)
             each.look(second)
         shaken.restart_operator()
-    assert shaken.record == plain.record
+    assert shaken.state == plain.state
 
 
 # ---- clocks
@@ -390,17 +388,17 @@ def test_figures_never_fall_and_never_outrun_the_leaders(history):
     account, now, ran, trained = Account(), 0.0, 0.0, 0.0
     running_since: float | None = None
     trains, attempt = False, 0
-    before = account.record
+    before = account.state
     for event, seconds in history:
         now += seconds
         ran += seconds if running_since is not None else 0.0
         trained += seconds if trains else 0.0
         uid = f"pod-{attempt}"
         if event == "start" and running_since is None:
-            attempt = account.record.attempts[0]
+            attempt = account.state.attempts[0]
             running_since = now
             account.runs(f"pod-{attempt}", attempt, since=now)
-            account.pods[0]["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = time_of(
+            account.pods[0]["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = utc(
                 EPOCH + now
             ).isoformat()
         elif event == "train" and running_since is not None and not trains:
@@ -415,8 +413,8 @@ def test_figures_never_fall_and_never_outrun_the_leaders(history):
             if event == "crash":
                 account.ends(now, since=running_since, uid=uid, attempt=attempt)
                 state = account.pods[0]["status"]["containerStatuses"][0]["state"]["terminated"]
-                state["startedAt"] = time_of(EPOCH + running_since).isoformat()
-                state["finishedAt"] = time_of(EPOCH + now).isoformat()
+                state["startedAt"] = utc(EPOCH + running_since).isoformat()
+                state["finishedAt"] = utc(EPOCH + now).isoformat()
             else:
                 account.pods = []
             running_since, trains = None, False
@@ -425,9 +423,9 @@ def test_figures_never_fall_and_never_outrun_the_leaders(history):
             account.restart_operator()
         else:
             account.look(now)
-        assert account.record.used_seconds >= before.used_seconds
-        assert account.record.gpu_seconds_used >= before.gpu_seconds_used
-        assert account.record.used_seconds <= ran + 1e-3
-        before = account.record
+        assert account.state.used_seconds >= before.used_seconds
+        assert account.state.gpu_seconds_used >= before.gpu_seconds_used
+        assert account.state.used_seconds <= ran + 1e-3
+        before = account.state
     account.look(now)
-    assert account.record.used_seconds >= trained - 1e-3
+    assert account.state.used_seconds >= trained - 1e-3

@@ -9,21 +9,23 @@ from typing import Any
 
 import pytest
 
-from espalier_api.allocation import Allocation
 from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus
 from espalier_operator.actions import Admit, GrantExtra, Requeue
-from espalier_operator.conditions import Observed, Outcome, status_of
 from espalier_operator.facts import Ended, Reclaim, Role, Stopping
-from espalier_operator.kube.converge import Annotate, CreatePod, DeleteJob, DeletePod, Step, due_at, steps
-from espalier_operator.kube.crew import crew_of
+from espalier_operator.job.observation import Observation
+from espalier_operator.job.progress import turning_points
+from espalier_operator.job.state import Grant, JobState, Outcome
+from espalier_operator.job.status import utc
+from espalier_operator.job.transitions import after
+from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.manifests import worker_pod
 from espalier_operator.kube.objects.pods import Pod, parse_pod
-from espalier_operator.kube.record import Record, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.transitions import after
-from espalier_operator.kube.view import facts_of
+from espalier_operator.kube.state.managed_job import expires_at
+from espalier_operator.kube.state.workers import sort_pods
+from operator_world.kube_looks import status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at
 
 SETTINGS = KubeSettings(promise_seconds=20)
@@ -33,22 +35,22 @@ PROMISED = NOW + 20
 BASE, EXTRA = Role.BASE, Role.EXTRA
 
 
-def does(record: Record, *actions: Any) -> Record:
+def does(state: JobState, *actions: Any) -> JobState:
     for action in actions:
-        record = after(record, action, JOB.terms, NOW, SETTINGS)
-    return record
+        state = after(state, action, JOB.terms, NOW, SETTINGS.timing)
+    return state
 
 
-ADMITTED = does(Record(), Admit(job=JOB.key, gpu_type="a100"))
+ADMITTED = does(JobState(), Admit(job=JOB.key, gpu_type="a100"))
 LENT = does(ADMITTED, GrantExtra(job=JOB.key, extra=2))
-STARTED = replace(LENT, pod_uids=("b0", "b1"))
+STARTED = replace(LENT, incarnations=("b0", "b1"))
 """Its base workers run; two extra ones were granted with generation 2."""
 KEPT = replace(STARTED, promised_until=None)
 OVER = replace(
     KEPT,
     extra=0,
     outcome=Outcome(reason=Reason.COMPLETED, failed=False, message="well"),
-    allocation=Allocation(generation=3),
+    grant=Grant(generation=3),
 )
 
 
@@ -79,19 +81,23 @@ LEADER, SECOND = pod(BASE, 0, told=2), pod(BASE, 1)
 FIRST_EXTRA, SECOND_EXTRA = pod(EXTRA, 0, 2), pod(EXTRA, 1, 2)
 
 
-def status_with(record: Record, pods: tuple[Pod, ...] = ()) -> JobStatus:
-    facts = facts_of(JOB, record, crew_of(JOB, record, pods, ("node",), None), NOW, SETTINGS)
-    observed = Observed(allocation=record.allocation, outcome=record.outcome, scheduling=scheduling_of(record))
-    return status_of(facts, observed, None, time_of(NOW))
+def status_with(state: JobState, pods: tuple[Pod, ...] = ()) -> JobStatus:
+    return status_at(JOB, state, NOW, SETTINGS, sort_pods(JOB, state, pods, ("node",)))
+
+
+def due_at(job: KubeJob, state: JobState, status: JobStatus, now: float) -> float | None:
+    """When time alone will make more to do."""
+    times = [*turning_points(state, Observation(), SETTINGS.timing), expires_at(job, status) or 0.0]
+    return min((time for time in times if time > now), default=None)
 
 
 def done(
-    record: Record, *pods: Pod, now: float = NOW, ready: tuple[str, ...] = ("node",), job: KubeJob = JOB
+    state: JobState, *pods: Pod, now: float = NOW, ready: tuple[str, ...] = ("node",), job: KubeJob = JOB
 ) -> list[Any]:
     """What is done, in short words."""
-    crew = crew_of(job, record, pods, ready, None)
-    found = steps(job, record, crew, status_with(record, pods), now, SETTINGS)
-    assert steps(job, record, crew, status_with(record, pods), now, SETTINGS) == found
+    there = sort_pods(job, state, pods, ready)
+    found = steps(job, state, there, status_with(state, pods), now, SETTINGS)
+    assert steps(job, state, there, status_with(state, pods), now, SETTINGS) == found
     return [in_words(step) for step in found]
 
 
@@ -114,23 +120,23 @@ def in_words(step: Step) -> str:
 def test_an_admitted_job_gets_its_base_workers_on_its_type():
     assert done(ADMITTED) == ["create one-base-0-0", "create one-base-1-0"]
     status = status_with(ADMITTED)
-    first, second = steps(JOB, ADMITTED, crew_of(JOB, ADMITTED, (), (), None), status, NOW, SETTINGS)
+    first, second = steps(JOB, ADMITTED, sort_pods(JOB, ADMITTED, (), ()), status, NOW, SETTINGS)
     assert first == CreatePod(manifest=worker_pod(JOB, status, BASE, 0, 0, SETTINGS, "a100"))
     assert second == CreatePod(manifest=worker_pod(JOB, status, BASE, 1, 0, SETTINGS, "a100"))
 
 
 def test_who_is_there_is_not_made_again():
     assert done(ADMITTED, pod(BASE, 0, told=1), SECOND) == []
-    assert done(replace(ADMITTED, pod_uids=("b0", "b1"))) == [], "their loss is judged first"
+    assert done(replace(ADMITTED, incarnations=("b0", "b1"))) == [], "their loss is judged first"
 
 
 def test_a_worker_judged_is_made_again_beside_what_ended():
-    again = replace(KEPT, extra=0, attempts=(1, 0), pod_uids=("", "b1"))
+    again = replace(KEPT, extra=0, attempts=(1, 0), incarnations=("", "b1"))
     assert done(again, ended(BASE, 0), SECOND) == ["create one-base-0-1"]
 
 
 def test_a_worker_on_its_way_out_is_waited_for_unless_its_node_is_lost():
-    again = replace(KEPT, extra=0, attempts=(1, 0), pod_uids=("", "b1"))
+    again = replace(KEPT, extra=0, attempts=(1, 0), incarnations=("", "b1"))
     assert done(again, pod(BASE, 0, deleting=True), SECOND) == []
     assert done(again, pod(BASE, 0), SECOND) == ["delete one-base-0-0"]
     assert done(again, pod(BASE, 0, node="gone"), SECOND) == ["delete one-base-0-0", "create one-base-0-1"]
@@ -139,7 +145,7 @@ def test_a_worker_on_its_way_out_is_waited_for_unless_its_node_is_lost():
 
 
 def test_a_start_that_was_put_off():
-    late = replace(KEPT, extra=0, attempts=(1, 0), pod_uids=("", "b1"), not_before=NOW + 4)
+    late = replace(KEPT, extra=0, attempts=(1, 0), incarnations=("", "b1"), not_before=NOW + 4)
     assert done(late, SECOND, now=NOW + 3.9) == []
     assert done(late, SECOND, now=NOW + 4) == ["create one-base-0-1"]
     assert due_at(JOB, late, status_with(late), NOW) == NOW + 4
@@ -159,9 +165,9 @@ def test_nobody_is_started_who_is_about_to_be_ended(ending):
 
 def test_a_job_that_waits_again_ends_what_runs_and_starts_with_other_names():
     waiting = does(STARTED, Requeue(job=JOB.key, reason=Reason.SUSPENDED))
-    crew = (LEADER, SECOND, FIRST_EXTRA, ended(EXTRA, 1, 2))
+    workers = (LEADER, SECOND, FIRST_EXTRA, ended(EXTRA, 1, 2))
     expected = ["delete one-base-0-0", "delete one-base-1-0", "delete one-extra-0-2"]
-    assert sorted(done(waiting, *crew)) == expected
+    assert sorted(done(waiting, *workers)) == expected
     again = does(waiting, Admit(job=JOB.key, gpu_type=""))
     terminating = (pod(BASE, 0, deleting=True), ended(BASE, 1, deleting=True))
     assert done(again, *terminating) == ["create one-base-1-1"]
@@ -183,7 +189,7 @@ def test_more_base_workers_than_there_were():
 
 
 @pytest.mark.parametrize(
-    ("record", "pods", "expected"),
+    ("state", "pods", "expected"),
     [
         (STARTED, (), ["create one-extra-0-2", "create one-extra-1-2"]),
         (STARTED, (FIRST_EXTRA,), ["create one-extra-1-2"]),
@@ -197,8 +203,8 @@ def test_more_base_workers_than_there_were():
         (replace(KEPT, extra=0), (FIRST_EXTRA,), ["delete one-extra-0-2"]),
     ],
 )
-def test_extra_workers_are_made_while_they_are_promised_and_given_back_from_the_end(record, pods, expected):
-    assert done(record, LEADER, SECOND, *pods) == expected
+def test_extra_workers_are_made_while_they_are_promised_and_given_back_from_the_end(state, pods, expected):
+    assert done(state, LEADER, SECOND, *pods) == expected
 
 
 @pytest.mark.parametrize("lost", [ended(EXTRA, 0, 2), pod(EXTRA, 0, 2, deleting=True)])
@@ -213,10 +219,10 @@ def test_an_extra_worker_on_a_lost_node_is_taken_away():
 
 def test_an_extra_worker_that_found_no_node_in_time_is_taken_away():
     unbound = pod(EXTRA, 1, 2, node=None, phase="Pending", state={})
-    crew = (LEADER, SECOND, FIRST_EXTRA, unbound)
-    assert done(STARTED, *crew, now=PROMISED - 1) == []
+    workers = (LEADER, SECOND, FIRST_EXTRA, unbound)
+    assert done(STARTED, *workers, now=PROMISED - 1) == []
     assert due_at(JOB, STARTED, status_with(STARTED), NOW) == PROMISED
-    assert done(STARTED, *crew, now=PROMISED) == ["delete one-extra-1-2"]
+    assert done(STARTED, *workers, now=PROMISED) == ["delete one-extra-1-2"]
 
 
 def test_nothing_is_made_of_what_is_being_given_back():
@@ -229,36 +235,36 @@ def test_nothing_is_made_of_what_is_being_given_back():
 
 def test_the_newest_two_that_ended_are_kept_for_their_logs():
     old = [ended(BASE, 0, attempt, at=EPOCH + 10 * attempt, uid=f"old{attempt}") for attempt in range(4)]
-    now_running = replace(KEPT, extra=0, attempts=(4, 0), pod_uids=("b0", "b1"))
-    crew = (pod(BASE, 0, 4, told=2), SECOND, *reversed(old), ended(EXTRA, 0, 2, at=EPOCH + 35))
-    assert done(now_running, *crew) == ["delete one-base-0-0", "delete one-base-0-1", "delete one-base-0-2"]
+    now_running = replace(KEPT, extra=0, attempts=(4, 0), incarnations=("b0", "b1"))
+    workers = (pod(BASE, 0, 4, told=2), SECOND, *reversed(old), ended(EXTRA, 0, 2, at=EPOCH + 35))
+    assert done(now_running, *workers) == ["delete one-base-0-0", "delete one-base-0-1", "delete one-base-0-2"]
 
 
 def test_a_job_that_is_over_ends_what_runs_and_keeps_what_has_ended():
-    crew = (ended(BASE, 0), SECOND, FIRST_EXTRA, pod(EXTRA, 1, 2, deleting=True))
-    assert done(OVER, *crew) == ["delete one-base-1-0", "delete one-extra-0-2"]
+    workers = (ended(BASE, 0), SECOND, FIRST_EXTRA, pod(EXTRA, 1, 2, deleting=True))
+    assert done(OVER, *workers) == ["delete one-base-1-0", "delete one-extra-0-2"]
     assert done(OVER, ended(BASE, 0), ended(BASE, 1)) == []
 
 
 def test_a_job_is_removed_after_its_ttl():
     job = kube_job("one", {"minReplicas": 2, "maxReplicas": 5, "ttlSecondsAfterFinished": 60})
     status = status_with(OVER)
-    assert status.completion_time == time_of(NOW)
+    assert status.completion_time == utc(NOW)
     assert due_at(job, OVER, status, NOW) == NOW + 60
     assert done(OVER, job=job, now=NOW + 59) == []
     assert done(OVER, job=job, now=NOW + 60) == ["delete job uid-1"]
     assert due_at(JOB, OVER, status, NOW) is None
-    assert done(OVER, now=(time_of(NOW) + timedelta(days=999)).timestamp()) == []
+    assert done(OVER, now=(utc(NOW) + timedelta(days=999)).timestamp()) == []
 
 
 # ---- what the leader is told
 
 
 def test_the_leader_is_told_of_each_change_once():
-    crew = (SECOND, FIRST_EXTRA, SECOND_EXTRA)
-    assert done(STARTED, LEADER, *crew) == []
-    assert done(STARTED, pod(BASE, 0, told=1), *crew) == ["tell one-base-0-0 2"]
-    assert done(STARTED, pod(BASE, 0), *crew) == ["tell one-base-0-0 2"], "somebody took the annotation off"
+    workers = (SECOND, FIRST_EXTRA, SECOND_EXTRA)
+    assert done(STARTED, LEADER, *workers) == []
+    assert done(STARTED, pod(BASE, 0, told=1), *workers) == ["tell one-base-0-0 2"]
+    assert done(STARTED, pod(BASE, 0), *workers) == ["tell one-base-0-0 2"], "somebody took the annotation off"
     stopping = replace(STARTED, stopping=Stopping(reason=Reason.SUSPENDED, deadline=NOW + 30))
-    assert done(stopping, LEADER, *crew) == ["tell one-base-0-0 2 Suspended"]
-    assert done(stopping, ended(BASE, 0), *crew) == []
+    assert done(stopping, LEADER, *workers) == ["tell one-base-0-0 2 Suspended"]
+    assert done(stopping, ended(BASE, 0), *workers) == []

@@ -10,11 +10,12 @@ import pytest
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.facts import Ended, Role, Stopping
-from espalier_operator.kube.crew import crew_of, last_word
+from espalier_operator.job.progress import turning_points
+from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects.pods import parse_pod
-from espalier_operator.kube.progress import look, turning_points
-from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.workers import last_report, sort_pods
+from operator_world.kube_looks import look, observed
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report, terminated, time_at
 
 SETTINGS = KubeSettings(restart_seconds=1, max_restart_seconds=60, start_up_allowance_seconds=120)
@@ -22,11 +23,11 @@ JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 4})
 ENDED_AT = EPOCH + 10
 NOW = EPOCH + 20
 """Long enough after the end that no report is waited for."""
-RECORD = Record(
+STATE = JobState(
     admitted_at=EPOCH,
     counted_until=EPOCH + 9,
     attempts=(4, 0),
-    pod_uids=("leader", "worker"),
+    incarnations=("leader", "worker"),
     used_seconds=5.0,
     trained=True,
 )
@@ -59,31 +60,32 @@ def ended(code: int, **changes: Any) -> dict[str, Any]:
     return leader("Succeeded" if code == 0 else "Failed", state=terminated(code, ENDED_AT), **changes)
 
 
-def seen(*pods: dict[str, Any], said=None, record: Record = RECORD, now: float = NOW, ready=("node",)) -> Record:
-    """The record after a look, without the figures of budgets."""
-    crew = crew_of(JOB, record, [parse_pod(pod, SETTINGS) for pod in pods], ready, said)
-    after = look(JOB, record, crew, now, SETTINGS)
+def seen(*pods: dict[str, Any], said=None, state: JobState = STATE, now: float = NOW, ready=("node",)) -> JobState:
+    """The state after a look, without the figures of budgets."""
+    after = look(
+        JOB, state, observed(JOB, state, [parse_pod(pod, SETTINGS) for pod in pods], said, ready), now, SETTINGS
+    )
     figures = ("used_seconds", "gpu_seconds_used", "counted_until")
-    return replace(after, **{name: getattr(record, name) for name in figures})
+    return replace(after, **{name: getattr(state, name) for name in figures})
 
 
 def says(phase: TrainerPhase, reason: Reason | None = None, message: str = "", at: float = ENDED_AT):
     return report("leader", phase, reason=reason, message=message, at=at)
 
 
-def completes(reason: Reason, message: str = "") -> Record:
-    return replace(RECORD, ended=Ended(reason=reason, failed=False, message=message))
+def completes(reason: Reason, message: str = "") -> JobState:
+    return replace(STATE, ended=Ended(reason=reason, failed=False, message=message))
 
 
-def fails(reason: Reason, message: str) -> Record:
-    return replace(RECORD, ended=Ended(reason=reason, failed=True, message=message))
+def fails(reason: Reason, message: str) -> JobState:
+    return replace(STATE, ended=Ended(reason=reason, failed=True, message=message))
 
 
-def failed(message: str, wait: float = 1.0) -> Record:
+def failed(message: str, wait: float = 1.0) -> JobState:
     return replace(
-        RECORD,
+        STATE,
         attempts=(5, 0),
-        pod_uids=("", "worker"),
+        incarnations=("", "worker"),
         failures=1,
         restarts=1,
         last_failure=message,
@@ -91,11 +93,11 @@ def failed(message: str, wait: float = 1.0) -> Record:
     )
 
 
-def preempted(reason: Reason = Reason.PREEMPTED) -> Record:
+def preempted(reason: Reason = Reason.PREEMPTED) -> JobState:
     return replace(
-        RECORD,
+        STATE,
         attempts=(5, 0),
-        pod_uids=("", "worker"),
+        incarnations=("", "worker"),
         restarts=1,
         preemptions=1,
         last_failure=SENTENCES[reason],
@@ -148,10 +150,10 @@ def test_a_last_message_of_the_container_is_told():
 def test_the_last_report_is_waited_for_a_moment_where_it_matters(code):
     """The end of the pod is often seen before the report that the leader wrote just before it."""
     now = ENDED_AT + 1
-    assert seen(ended(code), worker(), said=says(TRAINING), now=now) == RECORD
-    assert seen(ended(code), worker(), said=None, now=now) == RECORD
-    assert seen(ended(code), worker(), said=says(STOPPED), now=now) != RECORD
-    assert seen(ended(code), worker(), said=says(TRAINING), now=ENDED_AT + 3) != RECORD
+    assert seen(ended(code), worker(), said=says(TRAINING), now=now) == STATE
+    assert seen(ended(code), worker(), said=None, now=now) == STATE
+    assert seen(ended(code), worker(), said=says(STOPPED), now=now) != STATE
+    assert seen(ended(code), worker(), said=says(TRAINING), now=ENDED_AT + 3) != STATE
 
 
 def test_no_report_is_waited_for_after_a_crash():
@@ -163,8 +165,8 @@ def test_a_node_whose_clock_is_ahead_is_not_waited_for():
 
 
 def test_when_the_last_report_is_waited_for_no_more():
-    crew = crew_of(JOB, RECORD, [parse_pod(ended(0), SETTINGS)], ("node",), says(TRAINING))
-    assert list(turning_points(RECORD, crew, SETTINGS)) == [ENDED_AT + 3]
+    there = observed(JOB, STATE, [parse_pod(ended(0), SETTINGS)], says(TRAINING))
+    assert list(turning_points(STATE, there, SETTINGS.timing)) == [ENDED_AT + 3]
 
 
 def test_a_leader_done_beside_a_container_that_runs_on_has_ended():
@@ -185,15 +187,15 @@ def test_an_init_container_that_failed_is_a_failure_whatever_its_code(code):
 def test_restarts_wait_twice_as_long_each_time_up_to_a_limit():
     waits = []
     for failures in (0, 1, 2, 5, 6, 1000):
-        after = seen(ended(1), worker(), record=replace(RECORD, failures=failures))
+        after = seen(ended(1), worker(), state=replace(STATE, failures=failures))
         waits.append((after.not_before or 0.0) - NOW)
     assert waits == [1, 2, 4, 32, 60, 60]
 
 
 def test_a_wait_that_is_over_is_forgotten():
-    waiting = replace(RECORD, not_before=NOW)
-    assert seen(leader(), worker(), record=waiting, now=NOW - 1) == waiting
-    assert seen(leader(), worker(), record=waiting) == RECORD
+    waiting = replace(STATE, not_before=NOW)
+    assert seen(leader(), worker(), state=waiting, now=NOW - 1) == waiting
+    assert seen(leader(), worker(), state=waiting) == STATE
 
 
 # ---- a leader that somebody else ended
@@ -218,7 +220,7 @@ def test_a_leader_that_had_completed_before_that_has_completed(how):
 
 
 def test_a_leader_on_its_way_out_is_let_finish():
-    assert seen(leader(deleting=True), worker(), said=says(TRAINING)) == RECORD
+    assert seen(leader(deleting=True), worker(), said=says(TRAINING)) == STATE
 
 
 def test_a_leader_that_vanished():
@@ -227,18 +229,18 @@ def test_a_leader_that_vanished():
 
 
 def test_a_leader_that_was_never_seen_has_not_vanished():
-    record = replace(RECORD, pod_uids=("", "worker"))
-    assert seen(worker(), record=record) == record
-    assert seen(leader(), worker(), record=record) == RECORD
+    state = replace(STATE, incarnations=("", "worker"))
+    assert seen(worker(), state=state) == state
+    assert seen(leader(), worker(), state=state) == STATE
 
 
 @pytest.mark.parametrize("ready", [(), ("another",)])
 def test_a_leader_whose_node_is_lost(ready):
-    alone = replace(RECORD, attempts=(4,), pod_uids=("leader",))
+    alone = replace(STATE, attempts=(4,), incarnations=("leader",))
     lost = seen(
-        leader(), said=says(TRAINING), record=replace(alone, attempts=(4, 0), pod_uids=("leader", "")), ready=ready
+        leader(), said=says(TRAINING), state=replace(alone, attempts=(4, 0), incarnations=("leader", "")), ready=ready
     )
-    assert lost == replace(preempted(Reason.NODE_LOST), pod_uids=("", ""))
+    assert lost == replace(preempted(Reason.NODE_LOST), incarnations=("", ""))
     done = seen(leader(), worker(), said=says(COMPLETED, Reason.BUDGET_EXHAUSTED), ready=ready)
     assert done.ended == Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False)
 
@@ -252,9 +254,9 @@ def test_a_node_that_refuses_a_leader_is_not_asked_again_at_once(reason):
 def test_ends_are_judged_once():
     for pod in (ended(1), ended(143, deleting=True), {**leader("Failed"), "status": {"phase": "Failed"}}):
         once = seen(pod, worker(), said=says(TRAINING))
-        assert seen(pod, worker(), said=says(TRAINING), record=once, now=NOW + 0.5) == once
+        assert seen(pod, worker(), said=says(TRAINING), state=once, now=NOW + 0.5) == once
     gone = seen(worker(), said=says(TRAINING))
-    assert seen(worker(), said=says(TRAINING), record=gone) == gone
+    assert seen(worker(), said=says(TRAINING), state=gone) == gone
 
 
 # ---- a leader that does not end
@@ -271,17 +273,17 @@ def test_ends_are_judged_once():
 )
 def test_a_leader_that_said_its_last_word_and_hangs_is_taken_at_its_word(said, expected):
     """Its budget counts no more, so it must not hold GPUs for ever."""
-    assert seen(leader(), worker(), said=said, now=ENDED_AT + 59) == RECORD
+    assert seen(leader(), worker(), said=said, now=ENDED_AT + 59) == STATE
     late = seen(leader(), worker(), said=said, now=ENDED_AT + 60)
     if expected is None:
         expected = replace(failed("it failed and did not end: boom"), not_before=ENDED_AT + 61)
     assert late == expected
-    crew = crew_of(JOB, RECORD, [parse_pod(leader(), SETTINGS)], ("node",), said)
-    assert list(turning_points(RECORD, crew, SETTINGS)) == [ENDED_AT + 60]
+    there = observed(JOB, STATE, [parse_pod(leader(), SETTINGS)], said)
+    assert list(turning_points(STATE, there, SETTINGS.timing)) == [ENDED_AT + 60]
 
 
 def test_a_leader_that_evaluates_for_long_does_not_hang():
-    assert seen(leader(), worker(), said=says(EVALUATING), now=ENDED_AT + 500) == RECORD
+    assert seen(leader(), worker(), said=says(EVALUATING), now=ENDED_AT + 500) == STATE
 
 
 # ---- while the job is to stop
@@ -308,20 +310,20 @@ def test_a_leader_that_evaluates_for_long_does_not_hang():
 )
 def test_a_leader_that_ends_while_it_is_asked_to(pods, said, verdict):
     """Nothing is counted and nobody started again: the planner ends it or lets it wait."""
-    record = replace(RECORD, stopping=STOPPING)
-    assert seen(*pods, worker(), said=said, record=record) == replace(record, ended=verdict)
+    state = replace(STATE, stopping=STOPPING)
+    assert seen(*pods, worker(), said=said, state=state) == replace(state, ended=verdict)
 
 
 def test_a_node_lost_while_it_is_asked_to():
-    record = replace(RECORD, stopping=STOPPING)
-    assert seen(leader(), worker(), said=says(TRAINING), record=record, ready=()) == record
+    state = replace(STATE, stopping=STOPPING)
+    assert seen(leader(), worker(), said=says(TRAINING), state=state, ready=()) == state
 
 
 # ---- the other base workers
 
 
-def replaced(**changes: Any) -> Record:
-    return replace(RECORD, attempts=(4, 1), pod_uids=("leader", ""), **changes)
+def replaced(**changes: Any) -> JobState:
+    return replace(STATE, attempts=(4, 1), incarnations=("leader", ""), **changes)
 
 
 def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
@@ -331,12 +333,12 @@ def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
-        ([worker()], RECORD),
-        ([end_of_worker(0)], RECORD),
+        ([worker()], STATE),
+        ([end_of_worker(0)], STATE),
         ([end_of_worker(0, deleting=True)], replaced()),
         ([end_of_worker(0, reason="Evicted")], replaced()),
         ([end_of_worker(137, deleting=True)], replaced()),
-        ([worker(deleting=True)], RECORD),
+        ([worker(deleting=True)], STATE),
         ([], replaced()),
         (
             [end_of_worker(1)],
@@ -375,15 +377,15 @@ def test_nothing_more_is_judged_once_the_job_has_ended():
     [((), True), (("node",), True), (("node", None), True), (("node", "node"), False)],
 )
 def test_a_promise_is_over_once_all_that_were_promised_have_a_node(bound, kept):
-    promised = replace(RECORD, extra=2, extra_generation=2, promised_until=NOW + 60)
+    promised = replace(STATE, extra=2, extra_generation=2, promised_until=NOW + 60)
     extras = [
         raw_worker(JOB, index, 2, role=Role.EXTRA, node=node, phase="Running" if node else "Pending")
         for index, node in enumerate(bound)
     ]
-    after = seen(leader(), worker(), *extras, said=says(TRAINING), record=promised)
+    after = seen(leader(), worker(), *extras, said=says(TRAINING), state=promised)
     assert after == (promised if kept else replace(promised, promised_until=None))
-    crew = crew_of(JOB, promised, [parse_pod(leader(), SETTINGS)], ("node",), says(TRAINING))
-    assert list(turning_points(promised, crew, SETTINGS)) == [NOW + 60]
+    there = observed(JOB, promised, [parse_pod(leader(), SETTINGS)], says(TRAINING))
+    assert list(turning_points(promised, there, SETTINGS.timing)) == [NOW + 60]
 
 
 # ---- odd numbers of workers
@@ -391,18 +393,18 @@ def test_a_promise_is_over_once_all_that_were_promised_have_a_node(bound, kept):
 
 def test_more_base_workers_than_were_admitted_are_made_room_for():
     """The API server refuses such a change of a running job; an operator must live through it all the same."""
-    record = replace(RECORD, attempts=(4,), pod_uids=("leader",))
-    assert seen(leader(), said=says(TRAINING), record=record) == replace(RECORD, pod_uids=("leader", ""))
+    state = replace(STATE, attempts=(4,), incarnations=("leader",))
+    assert seen(leader(), said=says(TRAINING), state=state) == replace(STATE, incarnations=("leader", ""))
 
 
 def test_base_workers_beyond_min_replicas_are_no_base_workers():
-    record = replace(RECORD, attempts=(4, 0, 0), pod_uids=("leader", "worker", "third"))
+    state = replace(STATE, attempts=(4, 0, 0), incarnations=("leader", "worker", "third"))
     third = raw_worker(JOB, 2, 0, uid="third")
     pods = [parse_pod(pod, SETTINGS) for pod in (leader(), worker(), third)]
-    crew = crew_of(JOB, record, pods, ("node",), None)
-    assert [pod and pod.uid for pod in crew.base] == ["leader", "worker", None]
-    assert [pod.uid for pod in crew.rest] == ["third"]
-    assert look(JOB, record, crew, NOW, SETTINGS).attempts == (4, 0, 0)
+    found = sort_pods(JOB, state, pods, ("node",))
+    assert [pod and pod.uid for pod in found.base] == ["leader", "worker", None]
+    assert [pod.uid for pod in found.rest] == ["third"]
+    assert look(JOB, state, observed(JOB, state, pods), NOW, SETTINGS).attempts == (4, 0, 0)
 
 
 # ---- whose word counts
@@ -410,10 +412,10 @@ def test_base_workers_beyond_min_replicas_are_no_base_workers():
 
 def test_the_word_of_a_leader_given_up_does_not_hide_its_successor_s():
     old, new, newer = report("old", TRAINING), report("leader", TRAINING), report("leader", EVALUATING)
-    assert last_word(RECORD, None, old) is old, "all that is known"
-    assert last_word(RECORD, old, new) is new
-    assert last_word(RECORD, new, old) is new
-    assert last_word(RECORD, new, newer) is newer
-    later = replace(RECORD, pod_uids=("third", "worker"))
-    assert last_word(later, new, old) is old, "neither is the leader's"
-    assert last_word(Record(), new, old) is old
+    assert last_report(STATE, None, old) is old, "all that is known"
+    assert last_report(STATE, old, new) is new
+    assert last_report(STATE, new, old) is new
+    assert last_report(STATE, new, newer) is newer
+    later = replace(STATE, incarnations=("third", "worker"))
+    assert last_report(later, new, old) is old, "neither is the leader's"
+    assert last_report(JobState(), new, old) is old

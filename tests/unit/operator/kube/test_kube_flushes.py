@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
+from espalier_operator.kube.apply.workqueue import PARALLEL, PATIENT, WorkQueue
 from espalier_operator.kube.backoff import Backoff
-from espalier_operator.kube.flusher import PARALLEL, PATIENT, Flusher
 
 
 class Desk:
@@ -41,18 +41,18 @@ async def settle() -> None:
 def test_one_job_is_never_flushed_twice_at_once_and_never_forgotten() -> None:
     async def run() -> None:
         desk = Desk()
-        flusher = Flusher(desk.flush, parallel=4)
-        flusher.add("a", urgent=False)
+        queue = WorkQueue(desk.flush, parallel=4)
+        queue.add("a", urgent=False)
         await settle()
-        flusher.add("a", urgent=False)
-        flusher.add("a", urgent=True)
+        queue.add("a", urgent=False)
+        queue.add("a", urgent=True)
         await settle()
         assert desk.begun == ["a"]
-        assert flusher.is_busy("a")
+        assert queue.is_busy("a")
         await desk.let("a")
         assert desk.begun == ["a", "a"]
         await desk.let("a")
-        assert flusher.is_idle()
+        assert queue.is_idle()
 
     asyncio.run(run())
 
@@ -60,17 +60,17 @@ def test_one_job_is_never_flushed_twice_at_once_and_never_forgotten() -> None:
 def test_the_urgent_go_first_and_no_more_than_so_many_at_once() -> None:
     async def run() -> None:
         desk = Desk()
-        flusher = Flusher(desk.flush, parallel=2)
+        queue = WorkQueue(desk.flush, parallel=2)
         for key in "abcd":
-            flusher.add(key, urgent=False)
-        flusher.add("e", urgent=True)
-        flusher.add("d", urgent=True)
+            queue.add(key, urgent=False)
+        queue.add("e", urgent=True)
+        queue.add("d", urgent=True)
         await settle()
         assert desk.begun == ["a", "b"]
         for key in "abedc":
             await desk.let(key)
         assert desk.begun == ["a", "b", "e", "d", "c"]
-        assert flusher.is_idle()
+        assert queue.is_idle()
 
     asyncio.run(run())
 
@@ -78,20 +78,20 @@ def test_the_urgent_go_first_and_no_more_than_so_many_at_once() -> None:
 def test_those_that_have_time_leave_places_to_the_urgent() -> None:
     async def run() -> None:
         desk = Desk()
-        flusher = Flusher(desk.flush)
+        queue = WorkQueue(desk.flush)
         patient = [f"figures-{number:02}" for number in range(2 * PATIENT)]
         for key in patient:
-            flusher.add(key, urgent=False)
+            queue.add(key, urgent=False)
         await settle()
         assert desk.begun == patient[:PATIENT]
         urgent = [f"news-{number:02}" for number in range(PARALLEL)]
         for key in urgent:
-            flusher.add(key, urgent=True)
+            queue.add(key, urgent=True)
         await settle()
         assert desk.begun[PATIENT:] == urgent[: PARALLEL - PATIENT]
         await desk.let(patient[0])
         assert desk.begun[PARALLEL:] == urgent[PARALLEL - PATIENT :][:1], "what is urgent goes first"
-        await flusher.close(0)
+        await queue.close(0)
 
     asyncio.run(run())
 
@@ -100,9 +100,9 @@ def test_a_fault_in_one_flush_is_logged_and_stops_no_other(caplog: pytest.LogCap
     async def run() -> None:
         desk = Desk()
         desk.fails.add("a")
-        flusher = Flusher(desk.flush, parallel=1)
-        flusher.add("a", urgent=True)
-        flusher.add("b", urgent=True)
+        queue = WorkQueue(desk.flush, parallel=1)
+        queue.add("a", urgent=True)
+        queue.add("b", urgent=True)
         await settle()
         await desk.let("a")
         assert desk.begun == ["a", "b"]
@@ -110,25 +110,25 @@ def test_a_fault_in_one_flush_is_logged_and_stops_no_other(caplog: pytest.LogCap
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(run())
-    assert "flushing a came to an error that should not happen" in caplog.text
+    assert "flushing a failed by an error that should not happen" in caplog.text
 
 
 def test_closing_waits_for_what_was_asked_for_but_not_for_ever() -> None:
     async def run() -> None:
         desk = Desk()
-        flusher = Flusher(desk.flush, parallel=1)
-        flusher.add("quick", urgent=True)
-        flusher.add("next", urgent=True)
-        flusher.add("stuck", urgent=False)
+        queue = WorkQueue(desk.flush, parallel=1)
+        queue.add("quick", urgent=True)
+        queue.add("next", urgent=True)
+        queue.add("stuck", urgent=False)
         await settle()
-        closing = asyncio.create_task(flusher.close(0.5))
+        closing = asyncio.create_task(queue.close(0.5))
         await settle()
         await desk.let("quick")
         await asyncio.sleep(0.01)
         await desk.let("next")
         await closing
         assert desk.begun == ["quick", "next", "stuck"]
-        assert flusher.is_idle()
+        assert queue.is_idle()
 
     asyncio.run(run())
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.allocation import Allocation, Direction
+from espalier_api.allocation import Direction
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.status import JobStatus
 from espalier_operator.actions import (
@@ -22,123 +22,116 @@ from espalier_operator.actions import (
     ReleaseExtra,
     Requeue,
 )
-from espalier_operator.conditions import Observed, Outcome, status_of
 from espalier_operator.facts import JobFacts, Reclaim, Stopping, Terms
-from espalier_operator.kube.record import Record, record_of, scheduling_of, time_of
-from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.transitions import after
+from espalier_operator.job.conditions import Observed, status_of
+from espalier_operator.job.state import Grant, JobState, Outcome, Timing
+from espalier_operator.job.status import state_of, utc
+from espalier_operator.job.transitions import after
 from operator_world.kube_objects import EPOCH
-from operator_world.kube_strategies import actions, records
+from operator_world.kube_strategies import actions, states
 
-SETTINGS = KubeSettings(promise_seconds=20)
+TIMING = Timing(promise=20)
 TERMS = Terms(min_replicas=2, max_replicas=5, gpus_per_worker=2, time_budget_seconds=100)
 NOW = EPOCH
 J = "ns/one"
 
 
-def status_with(record: Record, previous: JobStatus | None = None) -> JobStatus:
-    """The status that the operator writes of `record`."""
+def status_with(state: JobState, previous: JobStatus | None = None) -> JobStatus:
+    """The status that the operator writes of `state`."""
     facts = JobFacts(
         key=J,
         terms=TERMS,
         submitted_at=0.0,
-        admitted_at=record.admitted_at,
-        used_seconds=record.used_seconds,
-        gpu_seconds_used=record.gpu_seconds_used,
+        admitted_at=state.admitted_at,
+        used_seconds=state.used_seconds,
+        gpu_seconds_used=state.gpu_seconds_used,
     )
-    observed = Observed(
-        allocation=record.allocation,
-        outcome=record.outcome,
-        restarts=record.restarts,
-        preemptions=record.preemptions,
-        scheduling=scheduling_of(record),
-    )
-    return status_of(facts, observed, previous, datetime.fromtimestamp(NOW, UTC))
+    return status_of(facts, state, Observed(), previous, datetime.fromtimestamp(NOW, UTC))
 
 
-# ---- record and status
+# ---- state and status
 
 
-@given(records())
-def test_a_status_keeps_all_of_a_record_but_a_verdict_not_drawn_yet(record):
-    status = status_with(record)
+@given(states())
+def test_a_status_keeps_all_of_a_state_but_a_verdict_not_drawn_yet(state):
+    status = status_with(state)
     text = json.dumps(status.model_dump(mode="json", by_alias=True))
-    kept = record_of(JobStatus.model_validate_json(text))
-    assert kept == replace(record, ended=None)
-    assert record_of(status) == kept
+    kept = state_of(JobStatus.model_validate_json(text))
+    assert kept == replace(state, ended=None)
+    assert state_of(status) == kept
 
 
-@given(records(), records())
-def test_the_next_status_keeps_nothing_of_the_record_before(before, after_):
+@given(states(), states())
+def test_the_next_status_keeps_nothing_of_the_state_before(before, after_):
     """But an outcome, which is final."""
     previous = status_with(replace(before, outcome=None))
-    assert record_of(status_with(after_, previous)) == replace(after_, ended=None)
+    assert state_of(status_with(after_, previous)) == replace(after_, ended=None)
 
 
 @given(st.floats(0, 4 * EPOCH))
 def test_a_time_kept_is_exact_to_the_microsecond_and_kept_again_is_the_same(seconds):
-    kept = time_of(seconds).timestamp()
+    kept = utc(seconds).timestamp()
     assert abs(kept - seconds) <= 1e-6
-    assert time_of(kept).timestamp() == kept
+    assert utc(kept).timestamp() == kept
 
 
 def test_a_job_without_status_is_new():
-    assert record_of(None) == Record() == record_of(JobStatus())
+    assert state_of(None) == JobState() == state_of(JobStatus())
 
 
 def test_room_for_workers_is_added_never_taken():
-    record = Record().with_workers(2)
-    assert (record.attempts, record.pod_uids) == ((0, 0), ("", ""))
-    assert record.with_workers(1) is record
-    record = record.with_worker(1, attempt=3, uid="u").with_workers(3)
-    assert (record.attempts, record.pod_uids) == ((0, 3, 0), ("", "u", ""))
+    state = JobState().with_workers(2)
+    assert (state.attempts, state.incarnations) == ((0, 0), ("", ""))
+    assert state.with_workers(1) is state
+    state = state.with_worker(1, attempt=3, incarnation="u").with_workers(3)
+    assert (state.attempts, state.incarnations) == ((0, 3, 0), ("", "u", ""))
 
 
 def test_a_status_with_fewer_uids_than_attempts_is_taken_up():
     status = JobStatus.model_validate({"scheduling": {"attempts": [1, 2], "podUids": ["u"]}})
-    assert record_of(status).pod_uids == ("u", "")
+    assert state_of(status).incarnations == ("u", "")
 
 
 # ---- decisions, by example
 
 
-def does(record: Record, action: object, now: float = NOW) -> Record:
-    return after(record, action, TERMS, now, SETTINGS)
+def does(state: JobState, action: object, now: float = NOW) -> JobState:
+    return after(state, action, TERMS, now, TIMING)
 
 
-ADMITTED = does(Record(), Admit(job=J, gpu_type="a"))
+ADMITTED = does(JobState(), Admit(job=J, gpu_type="a"))
 LENT = does(ADMITTED, GrantExtra(job=J, extra=2), NOW + 1)
 ASKED = does(LENT, NoticeReclaim(job=J, extra=1, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB))
-RUNNING = replace(LENT, pod_uids=("l", "w"), trained=True, used_seconds=40.0)
+RUNNING = replace(LENT, incarnations=("l", "w"), trained=True, used_seconds=40.0)
 
 
 def granted(generation: int, replicas: int, direction: Direction, reason: Reason, deadline: float | None = None):
-    return Allocation(
+    return Grant(
         generation=generation,
         replicas=replicas,
         gpus=2 * replicas,
         direction=direction,
         reason=reason,
-        deadline=None if deadline is None else time_of(deadline),
+        deadline=deadline,
     )
 
 
 def test_admission():
-    expected = Record(
-        allocation=granted(1, 2, Direction.UP, Reason.GPUS_GRANTED),
+    expected = JobState(
+        grant=granted(1, 2, Direction.UP, Reason.GPUS_GRANTED),
         admitted_at=NOW,
         gpu_type="a",
         counted_until=NOW,
         attempts=(0, 0),
-        pod_uids=("", ""),
+        incarnations=("", ""),
     )
-    assert does(Record(), Admit(job=J, gpu_type="a")) == expected
+    assert does(JobState(), Admit(job=J, gpu_type="a")) == expected
 
 
 def test_lending_names_pods_by_the_generation_and_promises_them():
     expected = replace(
         ADMITTED,
-        allocation=granted(2, 4, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
+        grant=granted(2, 4, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
         extra=2,
         extra_generation=2,
         granted_at=NOW + 1,
@@ -152,7 +145,7 @@ def test_a_notice_lowers_the_allocation_before_anything_is_taken():
     why, until = Reason.NEEDED_BY_OTHER_JOB, NOW + 30
     reclaim = Reclaim(extra=1, deadline=until, reason=why)
     noticed = does(LENT, NoticeReclaim(job=J, extra=1, deadline=until, reason=why))
-    assert noticed == replace(LENT, allocation=granted(3, 3, Direction.DOWN, why, until), reclaim=reclaim)
+    assert noticed == replace(LENT, grant=granted(3, 3, Direction.DOWN, why, until), reclaim=reclaim)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +165,7 @@ def test_release_of_what_is_gone_is_a_new_allocation(reason, preemptions):
     released = does(LENT, ReleaseExtra(job=J, extra=0, forced=True, reason=reason), NOW + 31)
     assert released == replace(
         LENT,
-        allocation=granted(3, 2, Direction.DOWN, reason),
+        grant=granted(3, 2, Direction.DOWN, reason),
         extra=0,
         changed_at=NOW + 31,
         promised_until=None,
@@ -189,32 +182,32 @@ def test_back_to_the_queue_keeps_the_budget_and_counts_attempts_on():
     requeued = does(RUNNING, Requeue(job=J, reason=Reason.SUSPENDED))
     assert requeued == replace(
         RUNNING,
-        allocation=granted(3, 0, Direction.DOWN, Reason.SUSPENDED),
+        grant=granted(3, 0, Direction.DOWN, Reason.SUSPENDED),
         admitted_at=None,
         gpu_type=None,
         extra=0,
         promised_until=None,
         trained=False,
         attempts=(1, 1),
-        pod_uids=("", ""),
+        incarnations=("", ""),
     )
     again = does(requeued, Admit(job=J, gpu_type="b"), NOW + 99)
-    assert (again.attempts, again.used_seconds, again.allocation.generation) == ((1, 1), 40.0, 4)
+    assert (again.attempts, again.used_seconds, again.grant.generation) == ((1, 1), 40.0, 4)
     assert (again.gpu_type, again.counted_until) == ("b", NOW + 99)
 
 
 @pytest.mark.parametrize(
-    ("record", "reason", "preemptions"),
+    ("state", "reason", "preemptions"),
     [
         (RUNNING, Reason.GPU_LOST, 1),
         (RUNNING, Reason.SUSPENDED, 0),
-        (replace(RUNNING, pod_uids=("", "w"), preemptions=1), Reason.GPU_LOST, 1),
+        (replace(RUNNING, incarnations=("", "w"), preemptions=1), Reason.GPU_LOST, 1),
         (ADMITTED, Reason.GPU_LOST, 0),
     ],
 )
-def test_one_loss_is_counted_once(record, reason, preemptions):
+def test_one_loss_is_counted_once(state, reason, preemptions):
     """The loss of a leader is counted when it is seen; that the job waits again for it is the same loss."""
-    assert does(record, Requeue(job=J, reason=reason)).preemptions == preemptions
+    assert does(state, Requeue(job=J, reason=reason)).preemptions == preemptions
 
 
 @pytest.mark.parametrize(
@@ -233,7 +226,7 @@ def test_one_loss_is_counted_once(record, reason, preemptions):
 def test_an_end_is_final(action, outcome):
     over = does(replace(ASKED, stopping=Stopping(reason=Reason.SUSPENDED, deadline=NOW)), action)
     assert (over.outcome, over.extra, over.reclaim, over.stopping) == (outcome, 0, None, None)
-    assert over.allocation.replicas == 0
+    assert over.grant.replicas == 0
     for later in (
         Fail(job=J, reason=Reason.TRAINER_FAILED),
         Requeue(job=J, reason=Reason.GPU_LOST),
@@ -245,28 +238,28 @@ def test_an_end_is_final(action, outcome):
 # ---- decisions, in general
 
 
-@given(records(), actions(), st.floats(0, 100))
-def test_a_decision_twice_is_the_decision_once(record, action, later):
+@given(states(), actions(), st.floats(0, 100))
+def test_a_decision_twice_is_the_decision_once(state, action, later):
     """A failed write has it planned again, and it may be a moment later."""
-    once = does(record, action)
+    once = does(state, action)
     assert does(once, action, NOW + later) == once
 
 
-@given(records(), actions())
-def test_generations_rise_by_one_with_the_allocation_and_never_fall(record, action):
-    changed = does(record, action)
-    rise = changed.allocation.generation - record.allocation.generation
-    assert rise == (changed.allocation != record.allocation)
+@given(states(), actions())
+def test_generations_rise_by_one_with_the_allocation_and_never_fall(state, action):
+    changed = does(state, action)
+    rise = changed.grant.generation - state.grant.generation
+    assert rise == (changed.grant != state.grant)
     assert rise in (0, 1)
-    if changed.allocation.replicas != record.allocation.replicas:
+    if changed.grant.replicas != state.grant.replicas:
         assert rise == 1
 
 
-@given(records(), actions())
-def test_decisions_leave_budgets_and_what_was_counted_alone(record, action):
-    changed = does(record, action)
-    assert (changed.used_seconds, changed.gpu_seconds_used) == (record.used_seconds, record.gpu_seconds_used)
-    assert (changed.failures, changed.restarts) == (record.failures, record.restarts)
-    assert record.preemptions <= changed.preemptions <= record.preemptions + 1
-    assert len(changed.attempts) == len(changed.pod_uids)
-    assert all(new >= old for new, old in zip(changed.attempts, record.attempts, strict=False))
+@given(states(), actions())
+def test_decisions_leave_budgets_and_what_was_counted_alone(state, action):
+    changed = does(state, action)
+    assert (changed.used_seconds, changed.gpu_seconds_used) == (state.used_seconds, state.gpu_seconds_used)
+    assert (changed.failures, changed.restarts) == (state.failures, state.restarts)
+    assert state.preemptions <= changed.preemptions <= state.preemptions + 1
+    assert len(changed.attempts) == len(changed.incarnations)
+    assert all(new >= old for new, old in zip(changed.attempts, state.attempts, strict=False))

@@ -17,15 +17,15 @@ from ruamel.yaml import YAML
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_api.status import ConditionType, JobStatus
-from espalier_operator.conditions import MAX_MESSAGE, MAX_METRICS, Observed, Outcome, status_of, status_of_invalid
 from espalier_operator.facts import JobFacts, Terms
-from espalier_operator.kube.crew import crew_of
+from espalier_operator.job.conditions import MAX_METRICS, Observed, status_of, status_of_invalid
+from espalier_operator.job.state import JobState, Outcome
+from espalier_operator.job.transitions import MAX_MESSAGE
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
 from espalier_operator.kube.objects.pods import parse_pod
-from espalier_operator.kube.progress import look
-from espalier_operator.kube.record import Record, scheduling_of, time_of
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.view import facts_of
+from espalier_operator.kube.state.workers import sort_pods
+from operator_world.kube_looks import look, observed, status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report
 
 T0 = datetime(2027, 1, 15, 8, tzinfo=UTC)
@@ -66,7 +66,7 @@ def grown(number: int, result: AdaptationResult = AdaptationResult.GROWN, **chan
 
 
 def status_with(said: Report | None, before: JobStatus | None = None, **facts: Any) -> JobStatus:
-    return status_of(replace(FACTS, **facts), Observed(report=said), before, T0)
+    return status_of(replace(FACTS, **facts), JobState(admitted_at=EPOCH), Observed(report=said), before, T0)
 
 
 def ids(status: JobStatus) -> list[str]:
@@ -159,12 +159,9 @@ def test_whatever_a_leader_reports_makes_a_status_that_the_api_server_takes(said
     """An image is its owner's; what it writes must not keep the operator from writing."""
     job, settings = kube_job(), KubeSettings()
     pod = parse_pod(raw_worker(job, uid="leader"), settings)
-    record = Record(admitted_at=EPOCH, counted_until=EPOCH, attempts=(0,), pod_uids=("leader",))
-    crew = crew_of(job, record, [pod], ("node",), said)
-    record = look(job, record, crew, EPOCH + 5, settings)
-    facts = facts_of(job, record, crew, EPOCH + 5, settings)
-    observed = Observed(report=said, scheduling=scheduling_of(record))
-    status = status_of(facts, observed, None, time_of(EPOCH + 5))
+    state = JobState(admitted_at=EPOCH, counted_until=EPOCH, attempts=(0,), incarnations=("leader",))
+    state = look(job, state, observed(job, state, [pod], said), EPOCH + 5, settings)
+    status = status_at(job, state, EPOCH + 5, settings, sort_pods(job, state, [pod], ("node",)), said)
     body = json.loads(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True)))
     jsonschema.Draft7Validator(SCHEMA).validate(body)
     assert all(abs(number) <= INT64 for number in numbers_in(body))
@@ -196,7 +193,7 @@ def test_messages_are_cut_down(facts):
     status = status_with(report("a", adaptations=(last,)), **facts)
     assert max(len(condition.message) for condition in status.conditions) == MAX_MESSAGE
     outcome = Outcome(reason=Reason.CRASH_LOOP, failed=True, message="x" * 10**6)
-    over = status_of(replace(FACTS, finished=True), Observed(outcome=outcome), None, T0)
+    over = status_of(replace(FACTS, finished=True), JobState(outcome=outcome), Observed(), None, T0)
     assert max(len(condition.message) for condition in over.conditions) == MAX_MESSAGE
 
 

@@ -11,12 +11,12 @@ import pytest
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.actions import Admit, Finish, GrantExtra, ReleaseExtra
-from espalier_operator.kube.converge import CreatePod, steps
+from espalier_operator.job.view import Trouble
+from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.objects import resources
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.tracked import Tracked
-from espalier_operator.kube.view import Trouble
+from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
 from espalier_operator.kube.watch.store import Store
 from operator_world.kube_objects import (
     EPOCH,
@@ -32,7 +32,7 @@ SETTINGS = KubeSettings(persist_seconds=8.0)
 
 
 class Desk:
-    """One job that is tracked, and what the API server says of it."""
+    """One job that is managed, and what the API server says of it."""
 
     def __init__(self, **spec: Any) -> None:
         self.store = Store(SETTINGS)
@@ -44,7 +44,7 @@ class Desk:
         assert seen is not None
         assert isinstance(seen.parsed, KubeJob)
         self.job = seen.parsed
-        self.tracked = Tracked(seen, self.store, SETTINGS, self.now)
+        self.managed = ManagedJob(seen, self.store, SETTINGS, self.now)
 
     def take(self, resource: resources.Resource, raw: dict[str, Any], event: str = "MODIFIED") -> None:
         version = str(next(self._versions))
@@ -55,18 +55,20 @@ class Desk:
             {**raw, "metadata": {"uid": f"uid-of-{name}", **raw["metadata"], "resourceVersion": version}},
         )
 
-    def look(self, seconds: float = 0.0) -> Tracked:
+    def look(self, seconds: float = 0.0) -> ManagedJob:
         """Let time pass, hand the news on as the backend does, and look."""
         self.now += seconds
-        self.tracked.stale |= bool(self.store.take_changed())
-        self.tracked.heard |= bool(self.store.take_heard())
-        self.tracked.look(self.now)
-        return self.tracked
+        if self.store.take_changed():
+            self.managed.hear(News.PODS)
+        if self.store.take_heard():
+            self.managed.hear(News.REPORT)
+        self.managed.look(self.now)
+        return self.managed
 
-    def train(self) -> Tracked:
+    def train(self) -> ManagedJob:
         """Admit it, and let its leader train."""
         self.look()
-        self.tracked.act(Admit(job="ns/one", gpu_type=""), self.now)
+        self.managed.act(Admit(job="ns/one", gpu_type=""))
         self.take(resources.PODS, raw_worker(self.job))
         said = report("uid-of-one-base-0-0", TrainerPhase.TRAINING, acknowledged_generation=1)
         self.take(resources.CONFIG_MAPS, raw_report(self.job, said))
@@ -74,18 +76,19 @@ class Desk:
 
     def flush(self) -> bool:
         """Write its status as the writer does; return whether it was due."""
-        self.tracked.stirred = self.tracked.lapsed = False
-        status = self.tracked.status(self.now)
-        due = self.tracked.must_write(status, self.now)
-        if due:
-            self.tracked.wrote(status, None, self.now)
-        self.tracked.plan_ahead(status, self.now)
-        return due
+        due = self.managed.take_due()
+        status = self.managed.status(self.now)
+        writes = self.managed.must_write(status, due, self.now)
+        if writes:
+            self.managed.wrote(status, None, self.now)
+        self.managed.plan_ahead(status, self.now)
+        self.managed.validate()
+        return writes
 
 
-def facts(tracked: Tracked) -> Any:
-    assert tracked.facts is not None
-    return tracked.facts
+def facts(managed: ManagedJob) -> Any:
+    assert managed.facts is not None
+    return managed.facts
 
 
 def test_budgets_run_between_two_looks_as_they_ran() -> None:
@@ -93,11 +96,11 @@ def test_budgets_run_between_two_looks_as_they_ran() -> None:
     desk = Desk()
     desk.train()
     assert facts(desk.look(3.0)).used_seconds == pytest.approx(3.0)
-    record = desk.tracked.record
+    record = desk.managed.state
     assert facts(desk.look(2.5)).used_seconds == pytest.approx(5.5)
-    assert desk.tracked.record is record, "nothing was counted in the record for it"
-    assert facts(desk.tracked).gpu_seconds_used == pytest.approx(5.5)
-    assert desk.tracked.status(desk.now).time_budget.used_seconds == pytest.approx(5.5)
+    assert desk.managed.state is record, "nothing was counted in the record for it"
+    assert facts(desk.managed).gpu_seconds_used == pytest.approx(5.5)
+    assert desk.managed.status(desk.now).time_budget.used_seconds == pytest.approx(5.5)
     assert facts(desk.look(-9.0)).used_seconds == pytest.approx(5.5), "a clock that is set back gives nothing back"
 
 
@@ -106,9 +109,9 @@ def test_what_is_lent_is_counted_from_when_it_is_lent() -> None:
     desk = Desk()
     desk.train()
     desk.look(4.0)
-    desk.tracked.act(GrantExtra(job="ns/one", extra=3), desk.now)
+    desk.managed.act(GrantExtra(job="ns/one", extra=3))
     assert facts(desk.look(2.0)).gpu_seconds_used == pytest.approx(4.0 + 4 * 2.0)
-    desk.tracked.act(ReleaseExtra(job="ns/one", extra=0, forced=False, reason=Reason.RECLAIM_ACKNOWLEDGED), desk.now)
+    desk.managed.act(ReleaseExtra(job="ns/one", extra=0, forced=False, reason=Reason.RECLAIM_ACKNOWLEDGED))
     assert facts(desk.look(1.0)).gpu_seconds_used == pytest.approx(13.0)
 
 
@@ -116,10 +119,10 @@ def test_the_facts_after_a_decision_are_the_decision_s_even_when_it_was_flushed_
     """Otherwise the next plan would decide the same once more."""
     desk = Desk()
     desk.look()
-    desk.tracked.act(Admit(job="ns/one", gpu_type=""), desk.now)
+    desk.managed.act(Admit(job="ns/one", gpu_type=""))
     assert desk.flush()
     assert facts(desk.look()).admitted_at == EPOCH
-    assert facts(desk.tracked).generation == 1
+    assert facts(desk.managed).generation == 1
 
 
 def test_figures_are_written_now_and_then_and_all_else_at_once() -> None:
@@ -127,15 +130,15 @@ def test_figures_are_written_now_and_then_and_all_else_at_once() -> None:
     desk.train()
     assert desk.flush()
     desk.look(3.0)
-    assert not desk.tracked.stirred
+    assert desk.managed.due is Due.NOTHING
     assert not desk.flush(), "figures have time"
-    assert desk.tracked.due is not None
-    assert desk.now < desk.tracked.due <= EPOCH + 10
-    desk.look(desk.tracked.due - desk.now)
-    assert (desk.tracked.stirred, desk.tracked.lapsed) == (False, True)
+    assert desk.managed.due_at is not None
+    assert desk.now < desk.managed.due_at <= EPOCH + 10
+    desk.look(desk.managed.due_at - desk.now)
+    assert desk.managed.due is Due.FIGURES
     assert desk.flush()
-    desk.tracked.refuse(Reason.COOLDOWN)
-    assert desk.tracked.stirred
+    desk.managed.refuse(Reason.COOLDOWN)
+    assert desk.managed.due is Due.CHANGES
     assert desk.flush()
 
 
@@ -145,27 +148,27 @@ def test_a_report_stirs_by_what_it_says_and_not_by_its_figures() -> None:
     desk.flush()
     said = report("uid-of-one-base-0-0", TrainerPhase.TRAINING, acknowledged_generation=1, epoch=5, step=50)
     desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
-    assert not desk.look(0.5).stirred
-    assert desk.tracked.status(desk.now).training.epoch == 5
+    assert desk.look(0.5).due is Due.NOTHING
+    assert desk.managed.status(desk.now).training.epoch == 5
     said = said.model_copy(update={"phase": TrainerPhase.EVALUATING})
     desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
-    assert desk.look(0.5).stirred
+    assert desk.look(0.5).due is Due.CHANGES
 
 
 def test_the_next_operator_takes_it_up_where_its_status_says() -> None:
     desk = Desk()
     desk.train()
     desk.look(5.0)
-    status = desk.tracked.status(desk.now)
+    status = desk.managed.status(desk.now)
     seen = desk.store.job("uid-1")
     assert seen is not None
     written = replace(seen, status=status.to_json())
-    successor = Tracked(written, desk.store, SETTINGS, desk.now + 2.0)
+    successor = ManagedJob(written, desk.store, SETTINGS, desk.now + 2.0)
     successor.look(desk.now + 2.0)
     assert facts(successor).used_seconds == pytest.approx(7.0), "what was trained meanwhile is counted"
     assert facts(successor).admitted_at == EPOCH
     with pytest.raises(ValueError, match="validation error"):
-        Tracked(replace(seen, status={"timeBudget": {"usedSeconds": "many"}}), desk.store, SETTINGS, desk.now)
+        ManagedJob(replace(seen, status={"timeBudget": {"usedSeconds": "many"}}), desk.store, SETTINGS, desk.now)
 
 
 def test_a_running_job_keeps_its_last_good_specification_and_a_waiting_one_does_not() -> None:
@@ -178,22 +181,22 @@ def test_a_running_job_keeps_its_last_good_specification_and_a_waiting_one_does_
         desk.take(resources.JOBS, broken)
         seen = desk.store.job("uid-1")
         assert seen is not None
-        desk.tracked.meet(seen)
+        desk.managed.meet(seen)
         desk.look()
-        assert (desk.tracked.job is not None) is runs
-        assert desk.tracked.problems is not None
-        assert (desk.tracked.facts is not None) is runs
+        assert (desk.managed.job is not None) is runs
+        assert desk.managed.problems is not None
+        assert (desk.managed.facts is not None) is runs
 
 
 def test_a_pod_that_was_just_made_is_not_made_again() -> None:
     """The store knows it before the next look."""
     desk = Desk()
     desk.look()
-    desk.tracked.act(Admit(job="ns/one", gpu_type=""), desk.now)
+    desk.managed.act(Admit(job="ns/one", gpu_type=""))
 
     def made() -> list[str]:
-        status = desk.tracked.status(desk.now)
-        due = steps(desk.job, desk.tracked.record, desk.tracked.crew, status, desk.now, SETTINGS)
+        status = desk.managed.status(desk.now)
+        due = steps(desk.job, desk.managed.state, desk.managed.pods, status, desk.now, SETTINGS)
         return [step.manifest["metadata"]["name"] for step in due if isinstance(step, CreatePod)]
 
     assert made() == ["one-base-0-0"]
@@ -204,14 +207,14 @@ def test_a_pod_that_was_just_made_is_not_made_again() -> None:
 def test_what_the_api_server_says_to_its_pods_is_shown_until_it_takes_them() -> None:
     desk = Desk()
     desk.look()
-    desk.tracked.act(Admit(job="ns/one", gpu_type=""), desk.now)
-    desk.tracked.reject(Trouble(reason=Reason.POD_REJECTED, message="exceeded quota"))
+    desk.managed.act(Admit(job="ns/one", gpu_type=""))
+    desk.managed.reject(Trouble(reason=Reason.POD_REJECTED, message="exceeded quota"))
     assert facts(desk.look()).trouble is Reason.POD_REJECTED
-    running = {entry.type: entry for entry in desk.tracked.status(desk.now).conditions}["Running"]
+    running = {entry.type: entry for entry in desk.managed.status(desk.now).conditions}["Running"]
     assert (running.reason, running.message) == (Reason.POD_REJECTED, "exceeded quota")
-    desk.tracked.reject(None)
+    desk.managed.reject(None)
     assert facts(desk.look()).trouble is None
-    desk.tracked.condemn("spec.containers[0]: Invalid")
+    desk.managed.condemn("spec.containers[0]: Invalid")
     ended = facts(desk.look()).ended
     assert (ended.reason, ended.failed, ended.message) == (Reason.INVALID_SPEC, True, "spec.containers[0]: Invalid")
 
@@ -219,13 +222,13 @@ def test_what_the_api_server_says_to_its_pods_is_shown_until_it_takes_them() -> 
 def test_a_job_that_is_over_is_due_no_more() -> None:
     desk = Desk()
     desk.train()
-    desk.tracked.act(Finish(job="ns/one", reason=Reason.BUDGET_EXHAUSTED), desk.now)
+    desk.managed.act(Finish(job="ns/one", reason=Reason.BUDGET_EXHAUSTED))
     desk.look()
     assert desk.flush()
-    assert desk.tracked.due is None
+    assert desk.managed.due_at is None
     brief = Desk(ttlSecondsAfterFinished=60)
     brief.train()
-    brief.tracked.act(Finish(job="ns/one", reason=Reason.BUDGET_EXHAUSTED), brief.now)
+    brief.managed.act(Finish(job="ns/one", reason=Reason.BUDGET_EXHAUSTED))
     brief.look()
     brief.flush()
-    assert brief.tracked.due == EPOCH + 60
+    assert brief.managed.due_at == EPOCH + 60

@@ -1,4 +1,4 @@
-"""What the planner is told of pods and records."""
+"""What the planner is told of pods and states."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import pytest
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.conditions import Outcome
 from espalier_operator.facts import Ended, JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
-from espalier_operator.kube.crew import Crew, crew_of
+from espalier_operator.job.state import Grant, JobState, Outcome
+from espalier_operator.job.view import Trouble, promise_of
 from espalier_operator.kube.objects.pods import parse_pod
-from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.view import Trouble, alien, facts_of, promise_of, trouble_of, workers_of
+from espalier_operator.kube.state.workers import JobPods, foreign_worker, sort_pods, trouble_of, workers_of
+from operator_world.kube_looks import facts_of
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, terminated, time_at
 
 SETTINGS = KubeSettings(start_up_allowance_seconds=120)
 JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 4})
-RECORD = Record(admitted_at=EPOCH, gpu_type="a", attempts=(0, 0), pod_uids=("b0", "b1"), extra=1)
+STATE = JobState(
+    submitted_at=EPOCH, admitted_at=EPOCH, gpu_type="a", attempts=(0, 0), incarnations=("b0", "b1"), extra=1
+)
 PENDING, RUNNING, TERMINATING = WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING
 
 
@@ -31,8 +33,8 @@ def pod(role: Role, index: int, attempt: int = 0, *, deleting: bool = False, **c
     return parse_pod(raw, SETTINGS)
 
 
-def crew(*pods: Any, said: Any = None, record: Record = RECORD, ready: tuple[str, ...] = ("node",)) -> Crew:
-    return crew_of(JOB, record, pods, ready, said)
+def pods_of(*pods: Any, state: JobState = STATE) -> JobPods:
+    return sort_pods(JOB, state, pods, ("node",))
 
 
 def worker(name: str, role: Role, index: int, state: WorkerState = RUNNING, node: str | None = "node", gpus: int = 1):
@@ -46,7 +48,7 @@ LEADER, SECOND = pod(BASE, 0), pod(BASE, 1)
 def test_workers_in_the_order_in_which_they_are_kept():
     unbound = pod(BASE, 1, phase="Pending", node=None, state={})
     extras = pod(EXTRA, 3, 5), pod(EXTRA, 1, 2)
-    assert list(workers_of(JOB, crew(LEADER, unbound, *extras))) == [
+    assert list(workers_of(JOB.key, pods_of(LEADER, unbound, *extras))) == [
         worker("one-base-0-0", BASE, 0),
         worker("one-base-1-0", BASE, 1, PENDING, None),
         worker("one-extra-1-2", EXTRA, 0),
@@ -64,13 +66,13 @@ def test_workers_in_the_order_in_which_they_are_kept():
     ],
 )
 def test_a_worker_holds_its_gpus_until_it_has_ended(changes, expected):
-    found = list(workers_of(JOB, crew(pod(BASE, 0, **changes), SECOND)))
+    found = list(workers_of(JOB.key, pods_of(pod(BASE, 0, **changes), SECOND)))
     assert found[0] == worker("one-base-0-0", BASE, 0, expected, changes.get("node", "node"))
 
 
 def test_those_of_earlier_attempts_are_on_their_way_out():
-    record = replace(RECORD, attempts=(1, 0))
-    found = list(workers_of(JOB, crew(pod(BASE, 0), SECOND, pod(EXTRA, 0, deleting=True), record=record)))
+    state = replace(STATE, attempts=(1, 0))
+    found = list(workers_of(JOB.key, pods_of(pod(BASE, 0), SECOND, pod(EXTRA, 0, deleting=True), state=state)))
     assert found == [
         worker("one-base-1-0", BASE, 1),
         worker("one-base-0-0", BASE, 0, TERMINATING),
@@ -81,10 +83,10 @@ def test_those_of_earlier_attempts_are_on_their_way_out():
 def test_who_has_ended_holds_nothing_but_a_second_worker_that_is_done_keeps_its_place():
     done = {"phase": "Succeeded", "state": terminated(0)}
     failed = {"phase": "Failed", "state": terminated(1)}
-    assert list(workers_of(JOB, crew(pod(BASE, 0, **done), pod(BASE, 1, **done), pod(EXTRA, 0, **done)))) == [
+    assert list(workers_of(JOB.key, pods_of(pod(BASE, 0, **done), pod(BASE, 1, **done), pod(EXTRA, 0, **done)))) == [
         worker("one-base-1-0", BASE, 1, gpus=0)
     ]
-    assert list(workers_of(JOB, crew(LEADER, pod(BASE, 1, **failed)))) == [worker("one-base-0-0", BASE, 0)]
+    assert list(workers_of(JOB.key, pods_of(LEADER, pod(BASE, 1, **failed)))) == [worker("one-base-0-0", BASE, 0)]
 
 
 # ---- pods of others
@@ -102,7 +104,7 @@ def other(*, owned: bool = False, **changes: Any) -> Worker | None:
         raw["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": changes["only_on"]}
     if "gpus" in changes:
         raw["spec"]["containers"][0]["resources"] = {"limits": {GPU: changes["gpus"]}}
-    return alien(parse_pod(raw, SETTINGS))
+    return foreign_worker(parse_pod(raw, SETTINGS))
 
 
 WAITS = {"phase": "Pending", "node": None, "state": {}}
@@ -136,9 +138,9 @@ def test_pods_of_others_hold_gpus_or_want_them(changes, expected):
 def test_the_facts_of_a_job_that_trains():
     reclaim = Reclaim(extra=0, deadline=EPOCH + 9, reason=Reason.NEEDED_BY_OTHER_JOB)
     stopping = Stopping(reason=Reason.SUSPENDED, deadline=EPOCH + 9)
-    record = replace(
-        RECORD,
-        allocation=RECORD.allocation.model_copy(update={"generation": 4}),
+    state = replace(
+        STATE,
+        grant=Grant(generation=4),
         reclaim=reclaim,
         stopping=stopping,
         granted_at=1.0,
@@ -151,7 +153,7 @@ def test_the_facts_of_a_job_that_trains():
         preemptions=2,
     )
     said = report("b0", TrainerPhase.EVALUATING, acknowledged_generation=3)
-    assert facts_of(JOB, record, crew(LEADER, SECOND, said=said), EPOCH + 5, SETTINGS) == JobFacts(
+    assert facts_of(JOB, state, EPOCH + 5, SETTINGS, pods_of(LEADER, SECOND), said) == JobFacts(
         key="ns/one",
         terms=JOB.terms,
         submitted_at=EPOCH,
@@ -178,24 +180,24 @@ def test_the_facts_of_a_job_that_trains():
 
 
 def test_a_job_that_is_over_is_finished_to_the_planner():
-    over = replace(RECORD, outcome=Outcome(reason=Reason.COMPLETED, failed=False))
-    assert facts_of(JOB, over, crew(), EPOCH, SETTINGS).finished
-    assert not facts_of(JOB, RECORD, crew(), EPOCH, SETTINGS).finished
+    over = replace(STATE, outcome=Outcome(reason=Reason.COMPLETED, failed=False))
+    assert facts_of(JOB, over, EPOCH, SETTINGS).finished
+    assert not facts_of(JOB, STATE, EPOCH, SETTINGS).finished
     ended = Ended(reason=Reason.COMPLETED, failed=False)
-    assert facts_of(JOB, replace(RECORD, ended=ended), crew(), EPOCH, SETTINGS).ended == ended
+    assert facts_of(JOB, replace(STATE, ended=ended), EPOCH, SETTINGS).ended == ended
 
 
 def test_a_report_of_an_earlier_leader_acknowledges_but_says_nothing_of_this_one():
     said = report("earlier", TrainerPhase.TRAINING, acknowledged_generation=10**9)
-    record = replace(RECORD, allocation=RECORD.allocation.model_copy(update={"generation": 4}))
-    facts = facts_of(JOB, record, crew(LEADER, SECOND, said=said), EPOCH + 5, SETTINGS)
+    state = replace(STATE, grant=Grant(generation=4))
+    facts = facts_of(JOB, state, EPOCH + 5, SETTINGS, pods_of(LEADER, SECOND), said)
     assert (facts.acknowledged_generation, facts.has_reported, facts.training) == (4, False, False)
 
 
 def test_a_silent_leader_trains_but_has_not_reported():
-    facts = facts_of(JOB, RECORD, crew(LEADER, SECOND), EPOCH + 120, SETTINGS)
+    facts = facts_of(JOB, STATE, EPOCH + 120, SETTINGS, pods_of(LEADER, SECOND))
     assert (facts.leader_running, facts.has_reported, facts.training) == (True, False, True)
-    assert not facts_of(JOB, RECORD, crew(LEADER, SECOND), EPOCH + 119, SETTINGS).training
+    assert not facts_of(JOB, STATE, EPOCH + 119, SETTINGS, pods_of(LEADER, SECOND)).training
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_a_silent_leader_trains_but_has_not_reported():
 )
 def test_a_leader_that_does_not_run(leader):
     pods = [SECOND] if leader is None else [leader, SECOND]
-    facts = facts_of(JOB, RECORD, crew(*pods, said=report("b0")), EPOCH + 500, SETTINGS)
+    facts = facts_of(JOB, STATE, EPOCH + 500, SETTINGS, pods_of(*pods), report("b0"))
     assert (facts.leader_running, facts.training) == (False, False)
 
 
@@ -213,19 +215,19 @@ def test_what_keeps_workers_from_starting():
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": ""}
     pulls = pod(BASE, 1, phase="Pending", state=waiting)
     waits = pod(BASE, 0, phase="Pending", node=None, state={}, conditions=[unscheduled])
-    assert trouble_of(crew(LEADER, SECOND)) is None
-    assert trouble_of(crew(LEADER, pulls)) == Trouble(
+    assert trouble_of(pods_of(LEADER, SECOND)) is None
+    assert trouble_of(pods_of(LEADER, pulls)) == Trouble(
         reason=Reason.IMAGE_PULL_FAILED, message="ErrImagePull: no such image"
     )
-    facts = facts_of(JOB, RECORD, crew(waits, pulls), EPOCH, SETTINGS)
+    facts = facts_of(JOB, STATE, EPOCH, SETTINGS, pods_of(waits, pulls))
     assert (facts.trouble, facts.last_failure) == (Reason.UNSCHEDULABLE, SENTENCES[Reason.UNSCHEDULABLE])
     rejected = Trouble(reason=Reason.POD_REJECTED, message="exceeded quota")
-    facts = facts_of(JOB, RECORD, crew(waits, pulls), EPOCH, SETTINGS, rejected)
+    facts = facts_of(JOB, STATE, EPOCH, SETTINGS, pods_of(waits, pulls), rejected=rejected)
     assert (facts.trouble, facts.last_failure) == (Reason.POD_REJECTED, "exceeded quota")
 
 
 def test_a_promise_stands_while_it_is_remembered_and_something_is_lent():
-    promised = replace(RECORD, promised_until=EPOCH + 20)
-    assert promise_of(JOB, promised) == Promise(job="ns/one", extra=1, expires_at=EPOCH + 20)
-    assert promise_of(JOB, RECORD) is None
-    assert promise_of(JOB, replace(promised, extra=0)) is None
+    promised = replace(STATE, promised_until=EPOCH + 20)
+    assert promise_of(JOB.key, promised) == Promise(job="ns/one", extra=1, expires_at=EPOCH + 20)
+    assert promise_of(JOB.key, STATE) is None
+    assert promise_of(JOB.key, replace(promised, extra=0)) is None

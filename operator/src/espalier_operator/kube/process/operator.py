@@ -9,13 +9,13 @@ from collections.abc import Callable
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_operator.facts import Rules, Snapshot
+from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.kube.writer import Writer
 from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy, policy_named
 

@@ -19,7 +19,7 @@ from espalier_operator.kube.objects.resources import Raw, Resource, key_of, vers
 from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.reports import ReportObject, parse_report_object
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.view import alien
+from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.indexer import Indexer
 
 PODS_WATCHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
@@ -236,7 +236,7 @@ class Store:
     def _file(self, key: str, pod: Pod) -> None:
         if pod.job_uid is not None:
             self.crews.setdefault(pod.job_uid, {})[key] = pod
-        elif (worker := alien(pod)) is not None:
+        elif (worker := foreign_worker(pod)) is not None:
             self.aliens[key] = worker
         else:
             self.aliens.pop(key, None)

@@ -1,6 +1,6 @@
-"""What is to be done so that the cluster becomes what is remembered: pods made and deleted, the leader told. Pure.
+"""What is to be done so that the cluster becomes what is remembered: pods made and deleted, leaders notified. Pure.
 
-Steps follow from the record alone, never from what was done before; doing one twice is doing it once. Nothing here
+Steps follow from the state alone, never from what was done before; doing one twice is doing it once. Nothing here
 waits: a step that is not possible yet (a name still taken by a pod on its way out) comes at a later look.
 """
 
@@ -13,14 +13,15 @@ from espalier_api.documents import dumps
 from espalier_api.signal import ALLOCATION_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
-from espalier_operator.kube.crew import Crew
+from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.manifests import worker_pod
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.template import Manifest
-from espalier_operator.kube.record import Record
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.managed_job import expires_at
+from espalier_operator.kube.state.workers import JobPods
 
 KEPT_ENDED = 2
 """Pods of earlier attempts that have ended and are kept, the newest, for their logs."""
@@ -59,103 +60,89 @@ Step = CreatePod | DeletePod | Annotate | DeleteJob
 
 
 def steps(
-    job: KubeJob, record: Record, crew: Crew, status: JobStatus, now: float, settings: KubeSettings
+    job: KubeJob, state: JobState, pods: JobPods, status: JobStatus, now: float, settings: KubeSettings
 ) -> tuple[Step, ...]:
     """Return what is to be done now for `job`, whose status was written as `status`."""
-    return tuple(_steps(job, record, crew, status, now, settings))
-
-
-def due_at(job: KubeJob, record: Record, status: JobStatus, now: float = 0.0) -> float | None:
-    """Return when, after `now`, time alone will make `steps` say more.
-
-    That is at a start that was put off, the end of a promise that may not have been kept, the end of the ttl.
-    """
-    times = (record.not_before, record.promised_until) if record.outcome is None else (_expiry(job, status),)
-    return min((time for time in times if time is not None and time > now), default=None)
-
-
-def _expiry(job: KubeJob, status: JobStatus) -> float | None:
-    ttl = job.job.spec.ttl_seconds_after_finished
-    return None if ttl is None or status.completion_time is None else status.completion_time.timestamp() + ttl
+    return tuple(_steps(job, state, pods, status, now, settings))
 
 
 def _steps(
-    job: KubeJob, record: Record, crew: Crew, status: JobStatus, now: float, settings: KubeSettings
+    job: KubeJob, state: JobState, pods: JobPods, status: JobStatus, now: float, settings: KubeSettings
 ) -> Iterator[Step]:
-    if record.outcome is not None or record.admitted_at is None:
-        for pod in (*crew.base, *crew.extra, *crew.rest):
+    if state.outcome is not None or state.admitted_at is None:
+        for pod in (*pods.base, *pods.extra, *pods.rest):
             if pod is not None and not pod.deleting and not pod.ended:
                 yield DeletePod(pod=pod)
-        due = _expiry(job, status)
-        if record.outcome is not None and due is not None and now >= due:
+        due = expires_at(job, status)
+        if state.outcome is not None and due is not None and now >= due:
             yield DeleteJob(uid=job.uid)
         return
-    yield from _superseded(crew)
-    yield from _base(job, record, crew, status, now, settings)
-    yield from _extra(job, record, crew, status, now, settings)
-    leader = crew.leader
+    yield from _superseded(pods)
+    yield from _base(job, state, pods, status, now, settings)
+    yield from _extra(job, state, pods, status, now, settings)
+    leader = pods.leader
     document = allocation_document(job.job, status)
     if leader is not None and not leader.ended and leader.told != (document.allocation.generation, document.stop):
         yield Annotate(pod=leader, annotations={ALLOCATION_ANNOTATION: dumps(document)})
 
 
-def _superseded(crew: Crew) -> Iterator[Step]:
+def _superseded(pods: JobPods) -> Iterator[Step]:
     """End what runs of earlier attempts; keep the newest that have ended, for their logs."""
-    ended = sorted((pod for pod in crew.rest if pod.ended), key=lambda pod: (pod.finished_at or 0.0, pod.name))
+    ended = sorted((pod for pod in pods.rest if pod.ended), key=lambda pod: (pod.finished_at or 0.0, pod.name))
     for pod in ended[: max(0, len(ended) - KEPT_ENDED)]:
         if not pod.deleting:
             yield DeletePod(pod=pod)
-    for pod in crew.rest:
+    for pod in pods.rest:
         if not pod.ended and not pod.deleting:
             yield DeletePod(pod=pod)
 
 
 def _base(
-    job: KubeJob, record: Record, crew: Crew, status: JobStatus, now: float, settings: KubeSettings
+    job: KubeJob, state: JobState, pods: JobPods, status: JobStatus, now: float, settings: KubeSettings
 ) -> Iterator[Step]:
-    if _is_ending(record) or (record.not_before is not None and now < record.not_before):
+    if not state.may_start(now):
         return
-    for index, attempt in enumerate(record.attempts[: job.terms.min_replicas]):
-        if crew.worker(index) is None and not record.pod_uids[index] and not _predecessor_lives(crew, index):
-            yield CreatePod(manifest=worker_pod(job, status, Role.BASE, index, attempt, settings, record.gpu_type))
+    for index, attempt in enumerate(state.attempts[: job.terms.min_replicas]):
+        if pods.worker(index) is None and not state.incarnations[index] and not _predecessor_lives(pods, index):
+            yield CreatePod(manifest=worker_pod(job, status, Role.BASE, index, attempt, settings, state.gpu_type))
 
 
-def _predecessor_lives(crew: Crew, index: int) -> bool:
+def _predecessor_lives(pods: JobPods, index: int) -> bool:
     """Return whether an earlier pod of base worker `index` has not ended: it may be saving what the next one reads.
 
     One whose node is lost is not waited for.
     """
     return any(
-        pod.role is Role.BASE and pod.index == index and not pod.done and pod.uid not in crew.lost for pod in crew.rest
+        pod.role is Role.BASE and pod.index == index and not pod.done and pod.uid not in pods.lost for pod in pods.rest
     )
 
 
 def _extra(
-    job: KubeJob, record: Record, crew: Crew, status: JobStatus, now: float, settings: KubeSettings
+    job: KubeJob, state: JobState, pods: JobPods, status: JobStatus, now: float, settings: KubeSettings
 ) -> Iterator[Step]:
-    for pod in crew.extra[record.extra :]:
+    for pod in pods.extra[state.extra :]:
         yield DeletePod(pod=pod)
-    kept = crew.extra[: record.extra]
-    if record.promised_until is None:
+    kept = pods.extra[: state.extra]
+    if state.promised_until is None:
         return
-    if now >= record.promised_until:
+    if now >= state.promised_until:
         # Nothing holds their place any more; once they are gone the planner sees that they never came.
         yield from (DeletePod(pod=pod) for pod in kept if pod.node is None)
         return
-    if record.reclaim is not None or _is_ending(record):
+    if state.reclaim is not None or state.ending:
         return
-    there = {pod.name: pod for pod in (*crew.rest, *kept)}
+    there = {pod.name: pod for pod in (*pods.rest, *kept)}
     held = {pod.index for pod in kept}
-    attempt, missing, index = record.extra_generation, record.extra - len(kept), 0
+    attempt, missing, index = state.extra_generation, state.extra - len(kept), 0
     while missing > 0:
         name = names.pod_name(job.name, Role.EXTRA, index, attempt)
         if index not in held:
             missing -= 1
             if name not in there:  # what has ended is not made again: the planner takes note of the loss
-                yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, record.gpu_type))
+                yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, state.gpu_type))
         index += 1
 
 
-def _is_ending(record: Record) -> bool:
+def _is_ending(state: JobState) -> bool:
     """Return whether the job is about to be ended: nobody is started any more."""
-    return record.ended is not None or record.stopping is not None
+    return state.ended is not None or state.stopping is not None

@@ -1,10 +1,9 @@
-"""Runs flushes: many jobs at once, one job never twice at once, what is urgent before what is not."""
+"""Flushes jobs: many at once, one job never twice at once, what is urgent before what is not."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -13,19 +12,11 @@ logger = logging.getLogger(__name__)
 PARALLEL: Final = 16
 """Jobs that are flushed at once."""
 PATIENT: Final = 8
-"""Of them at most so many that have time: what is urgent finds a place, and an API server that is not busy."""
+"""At most this many of them may be such as have time: what is urgent finds a place, and an API server that is not
+busy."""
 
 
-def together(since: float, seconds: float) -> float:
-    """Return when what was last written at `since` is due: after `seconds` and a little, at the same time as others.
-
-    Otherwise a thousand jobs would be due at a thousand times, each of which is a plan.
-    """
-    step = min(1.0, seconds / 8)
-    return math.ceil((since + seconds) / step) * step if step else since
-
-
-class Flusher:
+class WorkQueue:
     """Calls `flush(key)` for each key that was added since it was last called for it."""
 
     def __init__(self, flush: Callable[[str], Awaitable[None]], parallel: int = PARALLEL) -> None:
@@ -90,7 +81,7 @@ class Flusher:
         try:
             await self._flush(key)
         except Exception:
-            logger.exception("flushing %s came to an error that should not happen; other jobs go on", key)
+            logger.exception("flushing %s failed by an error that should not happen; other jobs go on", key)
         finally:
             del self._tasks[key]
             self._patient.discard(key)

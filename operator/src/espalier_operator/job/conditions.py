@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from espalier_api.allocation import Allocation
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Report, TrainerPhase
 from espalier_api.status import (
@@ -17,14 +16,13 @@ from espalier_api.status import (
     ConditionType,
     JobPhase,
     JobStatus,
-    SchedulingStatus,
-    TimeBudgetStatus,
     TrainingStatus,
 )
 from espalier_operator.facts import JobFacts
+from espalier_operator.job.state import JobState, Outcome
+from espalier_operator.job.status import Wall, memory_of, utc
+from espalier_operator.job.transitions import MAX_MESSAGE
 
-MAX_MESSAGE: Final = 4096
-"""Characters of a condition's message."""
 MAX_TEXT: Final = 1024
 """Characters of a text that a leader reports."""
 MAX_NAME: Final = 128
@@ -37,59 +35,40 @@ MAX_NUMBER: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a finished job ended."""
-
-    reason: Reason
-    failed: bool
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """What a status is made of besides the planner's facts."""
 
     generation: int = 0
     """`metadata.generation` of the job that was looked at."""
-    allocation: Allocation = field(default_factory=Allocation)
     report: Report | None = None
     refusal: Reason | None = None
     """Why the last plan gave the job nothing (more)."""
-    outcome: Outcome | None = None
-    restarts: int = 0
-    preemptions: int = 0
     selector: str = ""
-    scheduling: SchedulingStatus = field(default_factory=SchedulingStatus)
 
 
-def status_of(job: JobFacts, observed: Observed, previous: JobStatus | None, wall: datetime) -> JobStatus:
-    """Return the status at `wall`; what has not changed since `previous` keeps its time."""
+def status_of(
+    job: JobFacts, state: JobState, observed: Observed, previous: JobStatus | None, now: datetime, wall: Wall = utc
+) -> JobStatus:
+    """Return the status at `now`; what has not changed since `previous` keeps its time.
+
+    `wall` turns times of `state` into times of day.
+    """
     before = previous or JobStatus()
-    outcome, report = observed.outcome, observed.report
-    conditions = _conditions(job, observed, before, wall)
-    started = before.start_time or (wall if job.trained else None)
-    return JobStatus(
-        observed_generation=observed.generation,
-        phase=phase_of(job, outcome),
-        conditions=conditions,
-        start_time=started,
-        completion_time=None if outcome is None else before.completion_time or wall,
-        time_budget=TimeBudgetStatus(
-            used_seconds=job.used_seconds,
-            remaining_seconds=job.remaining_seconds,
-            gpu_seconds_used=job.gpu_seconds_used,
-        ),
-        allocation=observed.allocation,
-        training=before.training if report is None else _training(report),
-        adaptations=before.adaptations if report is None else _adaptations(before, report),
-        adaptation_count=before.adaptation_count if report is None else _grown(before, report),
-        restarts=observed.restarts,
-        preemptions=observed.preemptions,
-        last_checkpoint_time=before.last_checkpoint_time if report is None else report.last_checkpoint_time,
-        replicas=job.terms.min_replicas + job.extra if job.admitted_at is not None else 0,
-        selector=observed.selector,
-        scheduling=observed.scheduling,
-    )
+    outcome, report = state.outcome, observed.report
+    seen: dict[str, object] = {
+        "observed_generation": observed.generation,
+        "phase": phase_of(job, outcome),
+        "conditions": _conditions(job, outcome, observed, before, now),
+        "start_time": before.start_time or (now if job.trained else None),
+        "completion_time": None if outcome is None else before.completion_time or now,
+        "training": before.training if report is None else _training(report),
+        "adaptations": before.adaptations if report is None else _adaptations(before, report),
+        "adaptation_count": before.adaptation_count if report is None else _grown(before, report),
+        "last_checkpoint_time": before.last_checkpoint_time if report is None else report.last_checkpoint_time,
+        "replicas": job.terms.min_replicas + job.extra if job.admitted_at is not None else 0,
+        "selector": observed.selector,
+    }
+    return memory_of(state, job.terms, wall).model_copy(update=seen)
 
 
 def status_of_invalid(
@@ -119,11 +98,13 @@ def phase_of(job: JobFacts, outcome: Outcome | None) -> JobPhase:
     return JobPhase.RUNNING if job.training else JobPhase.STARTING
 
 
-def _conditions(job: JobFacts, observed: Observed, before: JobStatus, wall: datetime) -> tuple[Condition, ...]:
+def _conditions(
+    job: JobFacts, outcome: Outcome | None, observed: Observed, before: JobStatus, wall: datetime
+) -> tuple[Condition, ...]:
     known = {condition.type: condition for condition in before.conditions}
     conditions = []
     for kind in ConditionType:
-        holds, reason, message = _judge(kind, job, observed)
+        holds, reason, message = _judge(kind, job, outcome, observed)
         was = known.get(kind)
         if was is None and not holds and kind not in _always_listed(job):
             continue  # what was never so is not listed
@@ -141,9 +122,9 @@ def _conditions(job: JobFacts, observed: Observed, before: JobStatus, wall: date
     return tuple(conditions)
 
 
-def _judge(kind: ConditionType, job: JobFacts, observed: Observed) -> tuple[bool, Reason, str]:
+def _judge(kind: ConditionType, job: JobFacts, outcome: Outcome | None, observed: Observed) -> tuple[bool, Reason, str]:
     """Return whether the condition holds, why or why not, and a message where the reason's sentence is too little."""
-    outcome, admitted = observed.outcome, job.admitted_at is not None
+    admitted = job.admitted_at is not None
     ended = None if outcome is None else (False, outcome.reason, outcome.message)
     waiting = observed.refusal or (Reason.SUSPENDED if job.terms.suspend else Reason.NO_FREE_GPU)
     stands = _stands(job, waiting)

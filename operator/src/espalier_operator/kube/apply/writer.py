@@ -1,7 +1,7 @@
 """Brings one job's status, Events and objects up to what is remembered of it, in this order.
 
-The status is written first, for it is the memory: whatever ends the operator after that is made good by the next one,
-which reads it and takes the same steps. Every step is safe to take twice.
+The status is written first, for it is the memory: whatever ends the operator after that is made up for by the next
+one, which reads it and takes the same steps. Every step is safe to take twice.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Role
+from espalier_operator.job.view import Trouble
+from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
 from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError
-from espalier_operator.kube.converge import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.objects import names, resources
@@ -27,8 +28,7 @@ from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
 from espalier_operator.kube.objects.manifests import owned_objects
 from espalier_operator.kube.objects.resources import Raw
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.tracked import Tracked
-from espalier_operator.kube.view import Trouble
+from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
 
@@ -48,26 +48,26 @@ class Writer:
         self._metrics = metrics
         self._client, self._store, self._settings, self._clock = client, store, settings, clock
 
-    async def flush(self, job: Tracked) -> None:
+    async def flush(self, job: ManagedJob) -> None:
         """Write and do what is due for `job`; what fails is tried again later, longer later each time."""
-        job.stirred = job.lapsed = False
-        now = self._clock.now()
+        due, now = job.take_due(), self._clock.now()
         status = job.status(now)
-        record, crew, before = job.record, job.crew, job.written
-        if job.must_write(status, now):
+        state, pods, before = job.state, job.pods, job.written
+        if job.must_write(status, due, now):
             try:
                 if not await self._write(job, status, now):
                     return
             except BackendError as error:
+                job.hear(News.NONE, max(due, Due.CHANGES))
                 self._failed(job, error, "its status cannot be written")
                 return
             job.writing.succeeded()
-            await self._tell(job, events(before, status))
+            await self._post(job, events(before, status))
         await self._complain(job)
         if job.job is not None:
             try:
                 if not job.doing.holds(now):
-                    await self._do(job, steps(job.job, record, crew, status, now, self._settings))
+                    await self._do(job, steps(job.job, state, pods, status, now, self._settings))
                     job.doing.succeeded()
             except BackendError as error:
                 job.doing.failed(self._clock.now())
@@ -79,9 +79,9 @@ class Writer:
 
     # ---- status and Events
 
-    async def _write(self, job: Tracked, status: JobStatus, now: float) -> bool:
+    async def _write(self, job: ManagedJob, status: JobStatus, now: float) -> bool:
         """Write the status; return whether the job is still there."""
-        namespace, name, uid = _place(job)
+        namespace, name, uid = _name(job)
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         answer = await self._client.put_status(resources.JOBS, namespace, name, uid, body)
         if answer is None:
@@ -92,7 +92,7 @@ class Writer:
         self._store.jobs.put(answer)
         return True
 
-    def _failed(self, job: Tracked, error: BackendError, what: str) -> None:
+    def _failed(self, job: ManagedJob, error: BackendError, what: str) -> None:
         self._metrics.failed("status")
         now = self._clock.now()
         if isinstance(error, ApiRefusalError) and error.code in _TOO_MUCH and job.mute():
@@ -100,34 +100,33 @@ class Writer:
         else:
             job.writing.failed(now)
             logger.warning("%s: %s: %s; trying again in %.0f s", job.key, what, error, job.writing.until - now)
-        job.stirred = True
         job.plan_ahead(job.status(now), now)
 
-    async def _tell(self, job: Tracked, told: Iterable[Event]) -> None:
+    async def _post(self, job: ManagedJob, news: Iterable[Event]) -> None:
         """Post Events; they are for people, so one that cannot be posted holds nothing up."""
-        for note in told:
+        for event in news:
             try:
-                await self._client.create(event_of(job, note, self._clock.now()), owner=None)
+                await self._client.create(event_of(job, event, self._clock.now()), owner=None)
             except BackendError as error:
                 self._metrics.failed("event")
                 text = "%s: an Event was not posted: %s: %s: %s"
-                logger.log(_level(error), text, job.key, note.reason, note.message, error)
+                logger.log(_level(error), text, job.key, event.reason, event.message, error)
 
-    async def _complain(self, job: Tracked) -> None:
-        """Say once what is wrong with a new specification of a job that goes on with its old one."""
+    async def _complain(self, job: ManagedJob) -> None:
+        """Report once what is wrong with a new specification of a job that goes on with its old one."""
         problems = None if job.problems is None or job.job is None else "; ".join(job.problems.problems)
         if problems is not None:
-            await self._say(job, Reason.INVALID_SPEC, f"it goes on with the specification it had: {problems}")
+            await self._warn_once(job, Reason.INVALID_SPEC, f"it goes on with the specification it had: {problems}")
 
-    async def _say(self, job: Tracked, reason: Reason, message: str) -> None:
+    async def _warn_once(self, job: ManagedJob, reason: Reason, message: str) -> None:
         text = message[:LONGEST_MESSAGE]
         if text != job.complaint:
             job.complaint = text
-            await self._tell(job, [Event(reason=str(reason), message=text, warning=True)])
+            await self._post(job, [Event(reason=str(reason), message=text, warning=True)])
 
     # ---- objects
 
-    async def _do(self, job: Tracked, due: Iterable[Step]) -> None:
+    async def _do(self, job: ManagedJob, due: Iterable[Step]) -> None:
         creations: list[CreatePod] = []
         deletions: list[DeletePod] = []
         for step in due:
@@ -139,7 +138,7 @@ class Writer:
                 case Annotate():
                     await self._annotate(step)
                 case DeleteJob():
-                    namespace, name, _ = _place(job)
+                    namespace, name, _ = _name(job)
                     await self._client.delete(resources.JOBS, namespace, name, step.uid)
         for start in range(0, len(deletions), PODS_AT_ONCE):
             await _all(*(self._delete(step) for step in deletions[start : start + PODS_AT_ONCE]))
@@ -163,22 +162,22 @@ class Writer:
         elif answer is not None and answer.get("kind") == "Pod":
             self._store.pods.put(answer)
 
-    async def _equip(self, job: Tracked) -> None:
+    async def _equip(self, job: ManagedJob) -> None:
         """Make the objects that the job's pods need."""
         if job.equipped or job.job is None:
             return
         try:
             for manifest in owned_objects(job.job):
-                await self._client.create(manifest, owner=job.seen.uid)
+                await self._client.create(manifest, owner=job.uid)
         except (ApiRefusalError, NotOwnedError) as error:
             job.reject(_trouble(error))
             raise
         job.equipped = True
 
-    async def _create(self, job: Tracked, manifest: Raw) -> None:
+    async def _create(self, job: ManagedJob, manifest: Raw) -> None:
         base = manifest["metadata"]["labels"][names.ROLE_LABEL] == Role.BASE
         try:
-            answer = await self._client.create(manifest, owner=job.seen.uid)
+            answer = await self._client.create(manifest, owner=job.uid)
         except (ApiRefusalError, NotOwnedError) as error:
             trouble = _trouble(error)
             if base and isinstance(error, ApiRefusalError) and error.code in _INVALID:
@@ -186,7 +185,9 @@ class Writer:
             elif base:
                 job.reject(trouble)
             else:
-                await self._say(job, trouble.reason, f"extra worker {manifest['metadata']['name']}: {trouble.message}")
+                await self._warn_once(
+                    job, trouble.reason, f"extra worker {manifest['metadata']['name']}: {trouble.message}"
+                )
             raise
         if base:
             job.reject(None)
@@ -194,9 +195,9 @@ class Writer:
             self._store.pods.put(answer)
 
 
-def event_of(job: Tracked, note: Event, now: float) -> dict[str, Any]:
+def event_of(job: ManagedJob, event: Event, now: float) -> dict[str, Any]:
     """Return a Kubernetes Event about `job`."""
-    namespace, name, uid = _place(job)
+    namespace, name, uid = _name(job)
     time = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
@@ -210,9 +211,9 @@ def event_of(job: Tracked, note: Event, now: float) -> dict[str, Any]:
             "namespace": namespace,
             "uid": uid,
         },
-        "reason": note.reason,
-        "message": note.message,
-        "type": "Warning" if note.warning else "Normal",
+        "reason": event.reason,
+        "message": event.message,
+        "type": "Warning" if event.warning else "Normal",
         "firstTimestamp": time,
         "lastTimestamp": time,
         "count": 1,
@@ -221,9 +222,9 @@ def event_of(job: Tracked, note: Event, now: float) -> dict[str, Any]:
     }
 
 
-def _place(job: Tracked) -> tuple[str, str, str]:
+def _name(job: ManagedJob) -> tuple[str, str, str]:
     namespace, _, name = job.key.partition("/")
-    return namespace, name, job.seen.uid
+    return namespace, name, job.uid
 
 
 def _level(error: BackendError) -> int:

@@ -1,0 +1,198 @@
+"""The end of a base worker: whether it is the job's, a failure, or somebody else's doing.
+
+An end is judged once: the same change of the state that counts it raises the worker's attempt, so that another look,
+by this scheduler or the next, sees a worker that has not been started yet. An attempt whose incarnation was seen and is
+gone without a trace was ended by somebody else.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.report import Report, TrainerPhase
+from espalier_operator.facts import Ended, Terms
+from espalier_operator.job.observation import LAST_PHASES, End, Incarnation, Observation
+from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.transitions import MAX_MESSAGE
+
+INVALID_SPEC_CODE: Final = 2
+LOSS_NOT_FINITE_CODE: Final = 3
+_STOPPED_CODES: Final = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
+_NEEDS_REPORT: Final = (0, INVALID_SPEC_CODE, LOSS_NOT_FINITE_CODE, *_STOPPED_CODES)
+"""Exit codes whose meaning, or message, the last report decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The leader is to be started again, and the failure counted."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """The leader was ended by somebody else; it is started again and that is not its fault."""
+
+    message: str
+
+
+def judge_exit(code: int, report: Report | None) -> Ended | Failure | Preemption:
+    """Return what exit `code` means (negative: the signal), given the last report of that process, if any.
+
+    0 is an end; 2 (`InvalidSpec`) and 3 (`LossNotFinite`) would only happen again; the rest is worth another try. A
+    leader stopped by a signal that the scheduler did not send was preempted, provided it had got to training: one
+    that always ends itself by SIGTERM before that counts as failing.
+    """
+    phase = report.phase if report is not None else TrainerPhase.STARTING
+    reason = report.reason if report is not None else None
+    message = report.message if report is not None else ""
+    if code == INVALID_SPEC_CODE:
+        return Ended(reason=Reason.INVALID_SPEC, failed=True, message=message or "exit code 2; see its log")
+    if code == LOSS_NOT_FINITE_CODE:
+        return Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message=message or "exit code 3; see its log")
+    stopped = phase is TrainerPhase.STOPPED or code in _STOPPED_CODES
+    if code == 0 and not stopped:
+        completed = reason if phase is TrainerPhase.COMPLETED and reason is not None else Reason.COMPLETED
+        return Ended(reason=completed, failed=False, message=message)
+    if stopped and phase is not TrainerPhase.STARTING:
+        return Preemption(_describe(code))
+    return Failure(f"{_describe(code)}{': ' + message if message else '; see its log'}")
+
+
+def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: float, timing: Timing) -> JobState:
+    """Return the state after a look at base worker `index`."""
+    worker, known = seen.worker(index), state.incarnations[index]
+    leads = index == 0
+    if leads and (verdict := _completed(seen, known or (worker.id if worker else ""), worker, now, timing)) is not None:
+        return replace(state, ended=verdict)
+    if worker is None:
+        return _ended_by_others(state, index, Reason.PREEMPTED) if known else state
+    if worker.lost is not None:
+        return _ended_by_others(state, index, worker.lost)
+    if worker.end is None:
+        if leads and _lingers(seen, now, timing):
+            return _overdue(state, seen, terms, now, timing)
+        return state if known == worker.id else state.with_worker(index, incarnation=worker.id)
+    if leads:
+        return _judge_leader(state, seen, worker, worker.end, terms, now, timing)
+    if worker.end.external:
+        return _ended_by_others(state, index, Reason.PREEMPTED, _again_at(worker, now, timing))
+    if worker.end.code == 0 or state.stopping is not None:
+        return state  # a user's own worker that is done before its leader
+    text = f"base worker {index}: {_joined(f'exit code {worker.end.code}', worker.end.message)}"
+    return failed(state, index, text, terms, now, timing)
+
+
+def failed(state: JobState, index: int, message: str, terms: Terms, now: float, timing: Timing) -> JobState:
+    """Count a failure and put the next start off, twice as long each time; past `backoffLimit` there is none."""
+    failures = state.failures + 1
+    wait = min(timing.restart * 2.0 ** min(failures - 1, 30), timing.max_restart)
+    again = state.with_worker(index, attempt=state.attempts[index] + 1, incarnation="")
+    return replace(
+        again,
+        failures=failures,
+        restarts=state.restarts + (index == 0 and failures <= terms.backoff_limit),
+        last_failure=message[:MAX_MESSAGE],
+        not_before=now + wait,
+    )
+
+
+def turning_points(seen: Observation, timing: Timing) -> Iterator[float]:
+    """Yield the times at which `judge` may change its answer by the passing of time alone."""
+    leader = seen.leader
+    if leader is None:
+        return
+    if leader.end is not None and leader.end.at is not None:
+        yield leader.end.at + timing.report
+    elif seen.phase in LAST_PHASES:
+        yield seen.reported_at + timing.linger
+
+
+def _completed(seen: Observation, known: str, worker: Incarnation | None, now: float, timing: Timing) -> Ended | None:
+    """Return the end of a leader that reported that it completed, whatever became of it after that."""
+    report = seen.report_of(known)
+    if report is None or report.phase is not TrainerPhase.COMPLETED:
+        return None
+    if worker is not None and worker.end is None and worker.lost is None and not _lingers(seen, now, timing):
+        return None  # its process is about to end
+    return Ended(reason=report.reason or Reason.COMPLETED, failed=False, message=report.message[:MAX_MESSAGE])
+
+
+def _judge_leader(
+    state: JobState, seen: Observation, leader: Incarnation, end: End, terms: Terms, now: float, timing: Timing
+) -> JobState:
+    report = seen.report_of(leader.id)
+    if _may_report_still(end, report, now, timing):
+        return state
+    if end.external:
+        return _ended_by_others(state, 0, Reason.PREEMPTED, _again_at(leader, now, timing))
+    code = 1 if end.code is None else end.code
+    verdict = judge_exit(code, report)
+    if leader.started_at is None:
+        verdict = Failure(f"it could not be started, exit code {code}")  # of an init container, or the runtime's
+    if isinstance(verdict, Ended):
+        message = verdict.message if report is not None and report.message else _joined(verdict.message, end.message)
+        return replace(state, ended=replace(verdict, message=message[:MAX_MESSAGE]))
+    if state.stopping is not None:
+        return state  # it ended as it was asked to
+    if isinstance(verdict, Failure):
+        return failed(state, 0, _joined(verdict.message, end.message), terms, now, timing)
+    return _ended_by_others(state, 0, Reason.PREEMPTED)
+
+
+def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
+    """Judge a leader that sent its last report, and does not end, by that report; `_completed` does where it did."""
+    report = seen.report
+    if report is None or state.stopping is not None:
+        return state  # the demand to stop has its own deadline
+    if report.phase is TrainerPhase.STOPPED:
+        return _ended_by_others(state, 0, Reason.PREEMPTED)
+    if report.reason in (Reason.INVALID_SPEC, Reason.LOSS_NOT_FINITE):
+        return replace(state, ended=Ended(reason=report.reason, failed=True, message=report.message[:MAX_MESSAGE]))
+    return failed(state, 0, _joined("it failed and did not end", report.message), terms, now, timing)
+
+
+def _may_report_still(end: End, report: Report | None, now: float, timing: Timing) -> bool:
+    """Return whether the last report of a leader that has ended may be on its way."""
+    if end.code not in _NEEDS_REPORT or end.at is None or (report is not None and report.phase in LAST_PHASES):
+        return False
+    return abs(now - end.at) < timing.report  # a node whose clock is far ahead is not waited for
+
+
+def _lingers(seen: Observation, now: float, timing: Timing) -> bool:
+    return seen.phase in LAST_PHASES and now >= seen.reported_at + timing.linger
+
+
+def _again_at(worker: Incarnation, now: float, timing: Timing) -> float | None:
+    """Return when a worker that somebody else ended may start again: at once, unless its node refused it."""
+    return now + timing.rejected_restart if worker.started_at is None and not worker.removed else None
+
+
+def _ended_by_others(state: JobState, index: int, reason: Reason, not_before: float | None = None) -> JobState:
+    """Count a worker that somebody else ended."""
+    if state.stopping is not None:
+        return state  # the job is about to be ended: no worker is started again
+    again = state.with_worker(index, attempt=state.attempts[index] + 1, incarnation="")
+    again = replace(again, not_before=not_before)
+    if index != 0:
+        return again
+    return replace(
+        again, restarts=state.restarts + 1, preemptions=state.preemptions + 1, last_failure=SENTENCES[reason]
+    )
+
+
+def _joined(*texts: str) -> str:
+    return ": ".join(text for text in texts if text)
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"

@@ -1,0 +1,84 @@
+"""What a backend sees of a job's base workers and of its leader's report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from espalier_api.reasons import Reason
+from espalier_api.report import Report, TrainerPhase
+
+LAST_PHASES: Final = (TrainerPhase.COMPLETED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
+"""What a leader reports last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a worker ended."""
+
+    code: int | None
+    """Exit code (negative: the signal); None where nobody knows."""
+    at: float | None
+    external: bool
+    """Somebody else ended it: its pod was deleted or evicted, its process asked to end by the scheduler."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incarnation:
+    """One start of a base worker: a pod, or a process. Times on the backend's clock."""
+
+    id: str
+    running: bool = False
+    """Its process runs, as far as is known."""
+    started_at: float | None = None
+    lost: Reason | None = None
+    """Set where it is given up, whether or not it still runs: its node is gone, or its GPUs are."""
+    removed: bool = False
+    """It is being deleted."""
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A job's base workers and its leader's report at a moment."""
+
+    base: tuple[Incarnation | None, ...] = ()
+    """By index, those of the current attempt; None where there is none."""
+    extra_bound: int = 0
+    """Extra workers that have their GPUs."""
+    report: Report | None = None
+    """The last, whichever leader it is of."""
+    reporter: str = ""
+    """The incarnation that wrote it."""
+    reported_at: float = 0.0
+    """When it was written, on the backend's clock."""
+
+    def worker(self, index: int) -> Incarnation | None:
+        """Return base worker `index`, None where there is none."""
+        return self.base[index] if index < len(self.base) else None
+
+    @property
+    def leader(self) -> Incarnation | None:
+        """The leader."""
+        return self.worker(0)
+
+    @property
+    def leader_runs(self) -> bool:
+        """Whether the leader's process runs, as far as is known."""
+        leader = self.leader
+        return leader is not None and leader.running and leader.end is None and leader.lost is None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the report is of the leader that is there now."""
+        return self.leader is not None and self.report_of(self.leader.id) is not None
+
+    @property
+    def phase(self) -> TrainerPhase:
+        """What the leader that is there now reported last."""
+        return self.report.phase if self.fresh and self.report is not None else TrainerPhase.STARTING
+
+    def report_of(self, incarnation: str) -> Report | None:
+        """Return the last report if it is of this incarnation of the leader."""
+        return self.report if self.report is not None and incarnation and self.reporter == incarnation else None

@@ -1,0 +1,120 @@
+"""What an observation means: how much of the budgets is used, what has ended, which promise was kept.
+
+Budgets are counted while the leader trains, by the backend's clock. What the scheduler did not see, because it was
+away or the leader vanished, is taken from the leader's own count, and from the time for which its process ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from espalier_api.report import TrainerPhase
+from espalier_operator.facts import Terms
+from espalier_operator.job import ends
+from espalier_operator.job.budget import Leader, Meter
+from espalier_operator.job.observation import LAST_PHASES, Observation
+from espalier_operator.job.state import JobState, Timing
+
+
+def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
+    """Return the state after a look at the job's workers and report at `now`."""
+    if state.outcome is not None:
+        return state
+    if state.admitted_at is None:
+        return _count_reported(state, seen, terms, now)  # its last leader may take a while to end
+    state = _count(state.with_workers(terms.min_replicas), seen, terms, now, timing)
+    if state.not_before is not None and now >= state.not_before:
+        state = replace(state, not_before=None)
+    if state.promised_until is not None and seen.extra_bound >= state.extra:
+        state = replace(state, promised_until=None)  # kept: what is lost from now on is lost
+    for index in range(terms.min_replicas):
+        if state.ended is None:
+            state = ends.judge(state, seen, index, terms, now, timing)
+    return state
+
+
+def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterator[float]:
+    """Yield the times, some of them past, at which `look` may change its answer by the passing of time alone."""
+    if not state.active or state.ended is not None:
+        return
+    if state.not_before is not None:
+        yield state.not_before
+    if state.promised_until is not None:
+        yield state.promised_until
+    yield from ends.turning_points(seen, timing)
+    leader = seen.leader
+    if seen.leader_runs and leader is not None and leader.started_at is not None and _is_starting(seen):
+        yield leader.started_at + timing.start_up_allowance
+
+
+def leader_of(seen: Observation, now: float, timing: Timing) -> Leader:
+    """Return what the leader does, as far as budgets go; one that keeps silent for long counts as training."""
+    if not seen.leader_runs or seen.phase in LAST_PHASES:
+        return Leader.ABSENT
+    return Leader.STARTING if _is_starting(seen) and not _is_silent(seen, now, timing) else Leader.TRAINING
+
+
+def _is_silent(seen: Observation, now: float, timing: Timing) -> bool:
+    """Return whether the leader has run past the start-up allowance without a report that it trains."""
+    started = seen.leader.started_at if seen.leader_runs and seen.leader is not None else None
+    return _is_starting(seen) and started is not None and now - started >= timing.start_up_allowance
+
+
+def _is_starting(seen: Observation) -> bool:
+    return seen.phase is TrainerPhase.STARTING
+
+
+def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
+    leader = seen.leader
+    began = now if leader is None or leader.started_at is None else leader.started_at
+    # The scheduler was away while this leader ran: what it ran meanwhile is counted, what was before it is not.
+    earliest = began if began <= now else now - timing.gap
+    read_at = now if state.counted_until is None else max(state.counted_until, earliest)
+    meter = Meter(
+        used_seconds=state.used_seconds,
+        gpu_seconds_used=state.gpu_seconds_used,
+        read_at=read_at,
+        starting_since=min(began, now),
+    )
+    gpus = (terms.min_replicas + state.extra) * terms.gpus_per_worker
+    if leader is not None and leader.end is not None:
+        # Its own count holds, or all of its time where it was past the allowance.
+        kind = Leader.STARTING if _is_starting(seen) else Leader.ABSENT
+        until = max(read_at, min(now, now if leader.end.at is None else leader.end.at))
+    else:
+        kind, until = leader_of(seen, now, timing), now
+        if kind is Leader.TRAINING and _is_starting(seen):
+            kind = Leader.STARTING  # a silent one: counted from its start, by the allowance
+        elif kind is Leader.TRAINING and now - read_at > timing.gap and now - seen.reported_at > timing.quiet:
+            # Nobody watched: it trained while it reported so, and may have ended since, unseen by its node as well.
+            until = max(read_at, seen.reported_at)
+    meter = meter.advance(until, kind, gpus, timing.start_up_allowance, _reported(state, seen, now))
+    return replace(
+        state,
+        used_seconds=meter.used_seconds,
+        gpu_seconds_used=meter.gpu_seconds_used,
+        counted_until=now,
+        trained=state.trained or _has_trained(seen, now, timing),
+    )
+
+
+def _count_reported(state: JobState, seen: Observation, terms: Terms, now: float) -> JobState:
+    more = _reported(state, seen, now) - state.used_seconds
+    if more <= 0:
+        return state
+    gpus = terms.min_replicas * terms.gpus_per_worker
+    return replace(state, used_seconds=state.used_seconds + more, gpu_seconds_used=state.gpu_seconds_used + more * gpus)
+
+
+def _reported(state: JobState, seen: Observation, now: float) -> float:
+    """Return leaders' own count, also that of one that is gone; none can have trained for longer than its job is."""
+    most = now if state.submitted_at is None else now - state.submitted_at
+    return 0.0 if seen.report is None else min(seen.report.used_seconds, max(0.0, most))
+
+
+def _has_trained(seen: Observation, now: float, timing: Timing) -> bool:
+    if leader_of(seen, now, timing) is Leader.TRAINING:
+        return True
+    report = seen.report if seen.fresh else None
+    return report is not None and (report.phase is TrainerPhase.COMPLETED or report.step > 0)

@@ -1,0 +1,113 @@
+"""A job's state as its status keeps it, and back. Times are RFC 3339 there, exact to the microsecond."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from espalier_api.allocation import Allocation
+from espalier_api.status import (
+    ConditionStatus,
+    ConditionType,
+    JobStatus,
+    SchedulingStatus,
+    StandingReclaim,
+    StandingStop,
+    TimeBudgetStatus,
+)
+from espalier_operator.facts import Reclaim, Stopping, Terms
+from espalier_operator.job.state import Grant, JobState, Outcome
+
+Wall = Callable[[float], datetime]
+"""Turns seconds of the backend's clock into a time of day."""
+
+_TIMES: Final = ("admitted_at", "granted_at", "changed_at", "promised_until", "counted_until", "not_before")
+_PLAIN: Final = ("gpu_type", "extra", "extra_generation", "trained", "failures", "last_failure", "attempts")
+
+
+def utc(seconds: float) -> datetime:
+    """Return epoch seconds as a time in UTC."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def memory_of(state: JobState, terms: Terms, wall: Wall = utc) -> JobStatus:
+    """Return a status that says what is remembered of a job; the outcome is for the conditions to say."""
+    reclaim, stopping, times = state.reclaim, state.stopping, {name: getattr(state, name) for name in _TIMES}
+    return JobStatus(
+        allocation=allocation_of(state.grant, wall),
+        time_budget=TimeBudgetStatus(
+            used_seconds=state.used_seconds,
+            remaining_seconds=max(0.0, terms.time_budget_seconds - state.used_seconds),
+            gpu_seconds_used=state.gpu_seconds_used,
+        ),
+        restarts=state.restarts,
+        preemptions=state.preemptions,
+        scheduling=SchedulingStatus(
+            **{name: getattr(state, name) for name in _PLAIN},
+            **{name: None if time is None else wall(time) for name, time in times.items()},
+            reclaim=None
+            if reclaim is None
+            else StandingReclaim(extra=reclaim.extra, deadline=wall(reclaim.deadline), reason=reclaim.reason),
+            stopping=None
+            if stopping is None
+            else StandingStop(reason=stopping.reason, deadline=wall(stopping.deadline)),
+            pod_uids=state.incarnations,
+        ),
+    )
+
+
+def state_of(status: JobStatus | None, submitted_at: float | None = None) -> JobState:
+    """Return the state that `status` keeps, in epoch seconds; a new one where there is no status yet."""
+    if status is None:
+        return JobState(submitted_at=submitted_at)
+    kept, allocation = status.scheduling, status.allocation
+    reclaim, stopping = kept.reclaim, kept.stopping
+    times: dict[str, Any] = {name: getattr(kept, name) for name in _TIMES}
+    seconds: dict[str, Any] = {name: None if time is None else time.timestamp() for name, time in times.items()}
+    return JobState(
+        submitted_at=submitted_at,
+        grant=Grant(
+            generation=allocation.generation,
+            replicas=allocation.replicas,
+            gpus=allocation.gpus,
+            direction=allocation.direction,
+            reason=allocation.reason,
+            deadline=None if allocation.deadline is None else allocation.deadline.timestamp(),
+        ),
+        **{name: getattr(kept, name) for name in _PLAIN},
+        **seconds,
+        reclaim=None
+        if reclaim is None
+        else Reclaim(extra=reclaim.extra, deadline=reclaim.deadline.timestamp(), reason=reclaim.reason),
+        stopping=None if stopping is None else Stopping(reason=stopping.reason, deadline=stopping.deadline.timestamp()),
+        used_seconds=status.time_budget.used_seconds,
+        gpu_seconds_used=status.time_budget.gpu_seconds_used,
+        restarts=status.restarts,
+        preemptions=status.preemptions,
+        incarnations=(*kept.pod_uids, *[""] * (len(kept.attempts) - len(kept.pod_uids)))[: len(kept.attempts)],
+        outcome=_outcome(status),
+    )
+
+
+def allocation_of(grant: Grant, wall: Wall = utc) -> Allocation:
+    """Return `grant` as trainers and people read it."""
+    return Allocation(
+        generation=grant.generation,
+        replicas=grant.replicas,
+        gpus=grant.gpus,
+        direction=grant.direction,
+        reason=grant.reason,
+        deadline=None if grant.deadline is None else wall(grant.deadline),
+    )
+
+
+def _outcome(status: JobStatus) -> Outcome | None:
+    for condition in status.conditions:
+        if condition.status is ConditionStatus.TRUE and condition.type in (
+            ConditionType.COMPLETE,
+            ConditionType.FAILED,
+        ):
+            failed = condition.type is ConditionType.FAILED
+            return Outcome(reason=condition.reason, failed=failed, message=condition.message)
+    return None

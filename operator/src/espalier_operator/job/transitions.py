@@ -1,0 +1,133 @@
+"""How a decision changes what is remembered of a job. Applying a decision twice is applying it once.
+
+What follows from it (workers started and ended, the allocation written) is not done here: a backend derives it from
+the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from espalier_api.allocation import Direction
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_operator.actions import (
+    Action,
+    Admit,
+    Fail,
+    Finish,
+    GrantExtra,
+    NoticeReclaim,
+    ReleaseExtra,
+    Requeue,
+    Stop,
+)
+from espalier_operator.facts import Reclaim, Stopping, Terms
+from espalier_operator.job.state import Grant, JobState, Outcome, Timing
+
+MAX_MESSAGE = 4096
+"""Characters of a message that is kept."""
+_TAKEN = (Reason.RECLAIM_FORCED, Reason.GPU_LOST)
+"""Reasons for which lent GPUs went without having been given back."""
+
+
+def after(state: JobState, action: Action, terms: Terms, now: float, timing: Timing) -> JobState:
+    """Return what is remembered once `action` is decided; what has been done already changes nothing."""
+    if _is_done(state, action):
+        return state
+    match action:
+        case Admit():
+            fresh = replace(state.with_workers(terms.min_replicas), not_before=None, ended=None, trained=False)
+            fresh = replace(fresh, admitted_at=now, gpu_type=action.gpu_type, extra=0, counted_until=now)
+            return _grant(fresh, terms.min_replicas, Direction.UP, action.reason, terms)
+        case GrantExtra():
+            lent = replace(
+                state,
+                extra=action.extra,
+                extra_generation=state.grant.generation + 1,
+                granted_at=now,
+                changed_at=now,
+                promised_until=now + timing.promise,
+            )
+            return _grant(lent, terms.min_replicas + action.extra, Direction.UP, action.reason, terms)
+        case NoticeReclaim():
+            reclaim = Reclaim(extra=action.extra, deadline=action.deadline, reason=action.reason)
+            noticed, replicas = replace(state, reclaim=reclaim), terms.min_replicas + action.extra
+            return _grant(noticed, replicas, Direction.DOWN, action.reason, terms, deadline=action.deadline)
+        case ReleaseExtra():
+            less = replace(
+                state,
+                extra=action.extra,
+                reclaim=None,
+                changed_at=now,
+                promised_until=state.promised_until if action.extra else None,
+                preemptions=state.preemptions + (action.forced and action.reason in _TAKEN),
+            )
+            replicas = terms.min_replicas + action.extra
+            if state.grant.replicas == replicas:
+                return less
+            return _grant(less, replicas, Direction.DOWN, action.reason, terms)
+        case Stop():
+            return replace(state, stopping=Stopping(reason=action.reason, deadline=action.deadline))
+        case Requeue():
+            # Whose leader is lost has had that counted; one that was not there yet lost nothing.
+            lost = action.reason is Reason.GPU_LOST and any(state.incarnations[:1])
+            waiting = replace(
+                _without_workers(state),
+                admitted_at=None,
+                gpu_type=None,
+                trained=False,
+                not_before=None,
+                ended=None,
+                attempts=tuple(attempt + 1 for attempt in state.attempts),
+                incarnations=("",) * len(state.attempts),
+                preemptions=state.preemptions + lost,
+            )
+            return _grant(waiting, 0, Direction.DOWN, action.reason, terms)
+        case Finish() | Fail():
+            message = action.message or SENTENCES[action.reason]
+            over = replace(
+                _without_workers(state),
+                outcome=Outcome(reason=action.reason, failed=isinstance(action, Fail), message=message[:MAX_MESSAGE]),
+            )
+            return _grant(over, 0, Direction.DOWN, action.reason, terms)
+
+
+def _is_done(state: JobState, action: Action) -> bool:
+    """Return whether `action` says nothing new, or nothing that still applies."""
+    if state.outcome is not None:
+        return True
+    match action:
+        case Finish() | Fail():
+            return False
+        case Admit():
+            return state.admitted_at is not None
+        case _ if state.admitted_at is None:
+            return True
+        case GrantExtra():
+            return state.extra >= action.extra
+        case NoticeReclaim():
+            return state.reclaim is not None and state.reclaim.extra <= action.extra
+        case ReleaseExtra():
+            return state.reclaim is None and state.extra <= action.extra
+        case Stop():
+            return state.stopping is not None
+        case Requeue():
+            return False
+
+
+def _without_workers(state: JobState) -> JobState:
+    return replace(state, extra=0, reclaim=None, stopping=None, promised_until=None)
+
+
+def _grant(
+    state: JobState, replicas: int, direction: Direction, reason: Reason, terms: Terms, deadline: float | None = None
+) -> JobState:
+    grant = Grant(
+        generation=state.grant.generation + 1,
+        replicas=replicas,
+        gpus=replicas * terms.gpus_per_worker,
+        direction=direction,
+        reason=reason,
+        deadline=deadline,
+    )
+    return replace(state, grant=grant)

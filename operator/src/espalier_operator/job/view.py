@@ -1,0 +1,68 @@
+"""What the planner reads of a job: its state and the last observation of it, turned into facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.report import TrainerPhase
+from espalier_operator.facts import JobFacts, Promise, Terms
+from espalier_operator.job.budget import Leader
+from espalier_operator.job.observation import Observation
+from espalier_operator.job.progress import leader_of
+from espalier_operator.job.state import JobState, Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What keeps a job's workers from starting."""
+
+    reason: Reason
+    message: str
+
+
+def facts_of(
+    key: str,
+    state: JobState,
+    seen: Observation,
+    terms: Terms,
+    now: float,
+    timing: Timing,
+    trouble: Trouble | None = None,
+) -> JobFacts:
+    """Return what the planner reads of the job `key`; `trouble` is what keeps its workers from starting."""
+    generation, report = state.grant.generation, seen.report
+    return JobFacts(
+        key=key,
+        terms=terms,
+        submitted_at=state.submitted_at or 0.0,
+        admitted_at=state.admitted_at,
+        gpu_type=state.gpu_type,
+        generation=generation,
+        acknowledged_generation=0 if report is None else min(report.acknowledged_generation, generation),
+        extra=state.extra,
+        reclaim=state.reclaim,
+        granted_at=state.granted_at,
+        changed_at=state.changed_at,
+        leader_running=seen.leader_runs,
+        has_reported=seen.fresh,
+        training=leader_of(seen, now, timing) is Leader.TRAINING,
+        evaluating=seen.phase is TrainerPhase.EVALUATING,
+        trained=state.trained,
+        used_seconds=state.used_seconds,
+        gpu_seconds_used=state.gpu_seconds_used,
+        failures=state.failures,
+        last_failure=state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],
+        trouble=None if trouble is None else trouble.reason,
+        preemptions=state.preemptions,
+        stopping=state.stopping,
+        ended=state.ended,
+        finished=state.outcome is not None,
+    )
+
+
+def promise_of(key: str, state: JobState) -> Promise | None:
+    """Return the promise that stands for the job's extra workers."""
+    if state.promised_until is None or not state.extra:
+        return None
+    return Promise(job=key, extra=state.extra, expires_at=state.promised_until)

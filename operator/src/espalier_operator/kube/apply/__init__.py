@@ -1,0 +1,1 @@
+"""Jobs' statuses, Events and objects, brought up to what is remembered of them."""

@@ -1,0 +1,1 @@
+"""Jobs as the operator has them in mind, from what the API server's objects say."""

@@ -1,0 +1,365 @@
+"""One job as the operator has it in mind: its state, its pods, and when something is to be written or done about it.
+
+The state is read from the job's status when the job is first seen; from then on it is the truth and the status
+follows it. No I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Flag, IntEnum, auto
+from typing import Any
+
+from espalier_api.reasons import Reason
+from espalier_api.report import Report
+from espalier_api.status import JobStatus
+from espalier_operator.actions import Action
+from espalier_operator.facts import Ended, JobFacts, Promise, Worker
+from espalier_operator.job import progress
+from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
+from espalier_operator.job.observation import Observation
+from espalier_operator.job.state import JobState
+from espalier_operator.job.status import memory_of, state_of, utc
+from espalier_operator.job.transitions import after
+from espalier_operator.job.view import Trouble, facts_of, promise_of
+from espalier_operator.kube.backoff import Backoff
+from espalier_operator.kube.metrics.measurements import Owner
+from espalier_operator.kube.metrics.series import LiveJob
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
+from espalier_operator.kube.reports import news_of
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.workers import (
+    JobPods,
+    last_report,
+    observation_of,
+    sort_pods,
+    trouble_of,
+    workers_of,
+)
+from espalier_operator.kube.watch.store import JobObject, Store
+
+logger = logging.getLogger(__name__)
+
+
+class News(Flag):
+    """What is newer than the job's facts."""
+
+    NONE = 0
+    PODS = auto()
+    """Its pods, their nodes, or which of its pods count."""
+    REPORT = auto()
+    FACTS = auto()
+    """The state, or the time: what follows from both."""
+
+
+class Due(IntEnum):
+    """How urgently a job is to be flushed: its status written, its objects brought up to it."""
+
+    NOTHING = 0
+    FIGURES = 1
+    """When there is time: only figures are old."""
+    CHANGES = 2
+    """Now: more than figures changed, or something is still to be done."""
+    REWRITE = 3
+    """Now, and its status is to be written even if it is as it was: somebody else has written it."""
+
+
+class ManagedJob:
+    """One job. Times are epoch seconds."""
+
+    def __init__(self, seen: JobObject, store: Store, settings: KubeSettings, now: float) -> None:
+        """Take up what the job's status says. `ValueError` where it cannot be read."""
+        self._store, self._settings, self._timing = store, settings, settings.timing
+        self.written: JobStatus | None = parse_status({"status": seen.status})
+        """The status as it was last written, or found."""
+        self.written_at = now
+        self.answered = seen.status
+        """The same as the API server sent it back."""
+        self.state: JobState = state_of(self.written, seen.created_at)
+        self.job: KubeJob | None = None
+        """None as long as its specification cannot be run."""
+        self.problems: InvalidJob | None = None
+        self.pods = JobPods()
+        self.seen = Observation()
+        self._report: Report | None = None
+        self._muted: Report | None = None
+        self.refusal: Reason | None = None
+        """Why the last plan gave it nothing (more)."""
+        self.rejected: Trouble | None = None
+        """What the API server last said to its base workers' pods."""
+        self.complaint: str | None = None
+        """What a person was last told that no condition shows."""
+        self.equipped = False
+        """Its objects other than pods are there, as far as this operator has seen to it."""
+        self.facts: JobFacts | None = None
+        """None as long as its specification cannot be run, and before the first look."""
+        self.workers: tuple[Worker, ...] = ()
+        self.promise: Promise | None = None
+        self.looked_at = now
+        self.news = News.PODS | News.REPORT | News.FACTS
+        self.due = Due.CHANGES
+        self._due_later: dict[Due, float] = {}
+        """When it will be due though nothing happens."""
+        self.writing, self.doing = Backoff(longest=10.0), Backoff()
+        self.meet(seen)
+
+    def meet(self, seen: JobObject) -> None:
+        """Take note of the job's object."""
+        self.object = seen
+        if isinstance(seen.parsed, KubeJob):
+            if self.job is not seen.parsed:
+                self.hear(News.PODS, Due.CHANGES)
+                self.doing.succeeded()  # what was refused may be taken now
+            self.job, self.problems = seen.parsed, None
+            if self.state.admitted_at is not None:
+                self.state = self.state.with_workers(self.job.terms.min_replicas)
+        elif self.problems is not seen.parsed:
+            self.problems = seen.parsed
+            self.hear(News.NONE, Due.CHANGES)
+            if self.state.admitted_at is None and self.state.outcome is None:
+                self.job, self.facts = None, None  # one that runs, or is over, keeps its last good specification
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return self.object.key
+
+    @property
+    def uid(self) -> str:
+        """`metadata.uid`."""
+        return self.object.uid
+
+    @property
+    def due_at(self) -> float | None:
+        """When it is to be looked at or flushed though nothing happens."""
+        return min(self._due_later.values(), default=None)
+
+    def hear(self, news: News, due: Due = Due.NOTHING) -> None:
+        """Take note that there is news, and that it is to be flushed."""
+        self.news |= news
+        self.due = max(self.due, due)
+
+    def take_due(self) -> Due:
+        """Return how urgently it is to be flushed, which is being done now."""
+        due, self.due = self.due, Due.NOTHING
+        return due
+
+    def validate(self) -> None:
+        """Raise `ValueError` where its parts contradict each other. Costly: for tests."""
+        if self.job is None and (self.facts is not None or self.state.active):
+            raise ValueError(f"{self.key}: it is planned for, or runs, without a specification")
+        if self.state.extra and not self.state.active:
+            raise ValueError(f"{self.key}: it is lent GPUs and does not run")
+        if len(self.state.attempts) != len(self.state.incarnations):
+            raise ValueError(f"{self.key}: {self.state.attempts} attempts of {self.state.incarnations}")
+        if self.due is Due.NOTHING and not self.news and self.state.active and self.due_at is None:
+            raise ValueError(f"{self.key}: it runs and nobody will look at it again")
+        if self.due is Due.NOTHING and not self.writing.failures and self.job is not None:
+            now, written = memory_of(self.state, self.job.terms), self.written or JobStatus()
+            if (now.allocation, _solid(now).scheduling) != (written.allocation, _solid(written).scheduling):
+                raise ValueError(f"{self.key}: {now} is not due, and {written} is written")
+
+    # ---- for metrics
+
+    def live(self) -> LiveJob:
+        """Return it as metrics show it: what its status says, or last said."""
+        status = self.written or JobStatus()
+        return LiveJob(owner=self.owner, name=self.key.partition("/")[2], status=status, facts=self.facts)
+
+    @property
+    def owner(self) -> Owner:
+        """Whose it is, for metrics."""
+        namespace, terms = self.key.partition("/")[0], None if self.job is None else self.job.terms
+        return Owner(
+            namespace=namespace,
+            queue="" if terms is None else terms.queue,
+            base_gpus=0 if terms is None else terms.min_replicas * terms.gpus_per_worker,
+            gpus_per_worker=0 if terms is None else terms.gpus_per_worker,
+            created_at=self.object.created_at,
+        )
+
+    # ---- looking
+
+    def look(self, now: float) -> None:
+        """Bring state and facts up to `now`."""
+        for due, time in list(self._due_later.items()):
+            if now >= time:
+                del self._due_later[due]
+                self.hear(News.FACTS, due)
+        if self.job is None:
+            return
+        self.observe()
+        if not self.news and self.facts is not None:
+            self.facts = _later(self.facts, now - self.looked_at)
+            self.looked_at = now
+            return
+        before, trained = self.state, self.facts is not None and self.facts.training
+        self._count(now)
+        if (self.state.attempts, self.state.incarnations) != (before.attempts, before.incarnations):
+            self.hear(News.PODS)
+            self.observe()
+        self.facts = self._facts()
+        self.workers = tuple(workers_of(self.key, self.pods))
+        self.promise = promise_of(self.key, self.state)
+        self.news = News.NONE
+        if trained != self.facts.training or _essence(before) != _essence(self.state):
+            self.hear(News.NONE, Due.CHANGES)
+
+    def observe(self) -> None:
+        """Read its report and sort its pods again where there is news of them."""
+        if self.job is None:
+            return
+        if self._store.has_news(self.uid):
+            self.news |= News.PODS
+        if News.REPORT in self.news:
+            before, self._report = self._report, self._read_report()
+            if news_of(before) != news_of(self._report):
+                self.hear(News.NONE, Due.CHANGES)
+        if News.PODS in self.news:
+            pods = self._store.crews.get(self.uid, {}).values()
+            self.pods = sort_pods(self.job, self.state, pods, self._store.ready_for(pods))
+        if self.news & (News.PODS | News.REPORT):
+            self.seen = observation_of(self.pods, self._report)
+            self.news = News.FACTS
+
+    def act(self, action: Action) -> None:
+        """Remember a decision, from which all else follows. Its budgets are counted up to the last look first."""
+        if self.job is not None:
+            self._count_up()
+            self.state = after(self.state, action, self.job.terms, self.looked_at, self._timing)
+            self.hear(News.PODS, Due.CHANGES)
+
+    def refuse(self, reason: Reason | None) -> None:
+        """Take note why the plan gave it nothing (more)."""
+        if reason is not self.refusal:
+            self.refusal = reason
+            self.hear(News.NONE, Due.CHANGES)
+
+    def reject(self, trouble: Trouble | None) -> None:
+        """Take note of what the API server says to its pods; None: it takes them."""
+        if trouble != self.rejected:
+            self.rejected = trouble
+            self.hear(News.PODS, Due.CHANGES)
+
+    def condemn(self, message: str) -> None:
+        """Take note that the API server will never take its pods as they are."""
+        if self.state.active and self.state.ended is None:
+            verdict = Ended(reason=Reason.INVALID_SPEC, failed=True, message=message)
+            self.state = replace(self.state, ended=verdict)
+            self.hear(News.PODS, Due.CHANGES)
+
+    # ---- what is to be written, and when
+
+    def status(self, now: float) -> JobStatus:
+        """Return the status that says what is remembered now; its figures are those of the last look."""
+        wall = utc(now)
+        if self.job is None:
+            problems = () if self.problems is None else self.problems.problems
+            return status_of_invalid(self.object.generation, problems, self.written, wall)
+        self._count_up()
+        self.observe()
+        observed = Observed(
+            generation=self.job.generation,
+            report=None if self._report is self._muted else self._report,
+            refusal=self.refusal,
+            selector=names.selector(self.job.name),
+        )
+        return status_of(self._facts(), self.state, observed, self.written, wall)
+
+    def must_write(self, status: JobStatus, due: Due, now: float) -> bool:
+        """Return whether `status` is to be written now; figures alone have time."""
+        if self.written is None or due is Due.REWRITE or _solid(status) != _solid(self.written):
+            return True
+        return now >= self.written_at + self._settings.persist_seconds and status != self.written
+
+    def wrote(self, status: JobStatus, answered: Mapping[str, Any] | None, now: float) -> None:
+        """Take note of what was written, and what the API server made of it."""
+        self.written, self.written_at, self.answered = status, now, answered
+
+    def plan_ahead(self, status: JobStatus, now: float) -> None:
+        """Set when it is to be looked at or flushed next though nothing happens; `status` is how it stands."""
+        times = [self.writing.until, self.doing.until]
+        if self.job is not None:
+            times.append((self.state.outcome and expires_at(self.job, status)) or 0.0)
+        times += progress.turning_points(self.state, self.seen, self._timing)
+        later = {Due.CHANGES: min((time for time in times if time > now), default=None)}
+        if status != self.written or self.state.active:
+            later[Due.FIGURES] = _together(self.written_at, self._settings.persist_seconds)
+        self._due_later = {due: time for due, time in later.items() if time is not None}
+
+    def mute(self) -> bool:
+        """Leave the report out of the status until there is another; return whether there was one to leave out."""
+        had, self._muted = self._muted is not self._report, self._report
+        return had
+
+    # ---- within
+
+    def _count(self, now: float) -> None:
+        if self.job is not None:
+            self.state = progress.look(self.state, self.seen, self.job.terms, now, self._timing)
+            self.looked_at = now
+
+    def _count_up(self) -> None:
+        """Bring the figures up to the last look, where that took only the facts further."""
+        if self.state.counted_until != self.looked_at:
+            self._count(self.looked_at)
+
+    def _facts(self) -> JobFacts:
+        if self.job is None:
+            raise ValueError(f"{self.key} has no specification that can be run")
+        trouble = self.rejected or trouble_of(self.pods)
+        return facts_of(self.key, self.state, self.seen, self.job.terms, self.looked_at, self._timing, trouble)
+
+    def _read_report(self) -> Report | None:
+        """Return the leader's report; one that cannot be read leaves the last good one."""
+        found = self._store.report(self.uid)
+        if found is None or found.report is None:
+            if found is not None and found.problem:
+                logger.warning("%s: its last good report is kept: %s", self.key, found.problem)
+            return self._report
+        return last_report(self.state, self._report, found.report)
+
+
+def expires_at(job: KubeJob, status: JobStatus) -> float | None:
+    """Return when a job that is over is to be deleted, `ttlSecondsAfterFinished` after its end; None: never."""
+    ttl = job.job.spec.ttl_seconds_after_finished
+    return None if ttl is None or status.completion_time is None else status.completion_time.timestamp() + ttl
+
+
+def _together(since: float, seconds: float) -> float:
+    """Return when what was last written at `since` is due: after `seconds` and a little, at the same time as others.
+
+    Otherwise a thousand jobs would be due at a thousand times, each of which is a plan.
+    """
+    step = min(1.0, seconds / 8)
+    return math.ceil((since + seconds) / step) * step if step else since
+
+
+def _later(facts: JobFacts, seconds: float) -> JobFacts:
+    """Return the facts of a job `seconds` later if nothing but time has passed: its budgets run on if they ran."""
+    if not facts.training or seconds <= 0:
+        return facts
+    used, gpu_seconds = facts.used_seconds + seconds, facts.gpu_seconds_used + seconds * facts.gpus_held
+    return replace(facts, used_seconds=used, gpu_seconds_used=gpu_seconds)
+
+
+def _essence(state: JobState) -> JobState:
+    """Return `state` without the figures that time alone changes."""
+    return replace(state, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)
+
+
+def _solid(status: JobStatus) -> JobStatus:
+    """Return `status` without the figures that may be written later."""
+    blank = JobStatus()
+    return status.model_copy(
+        update={
+            "time_budget": blank.time_budget,
+            "training": blank.training,
+            "last_checkpoint_time": None,
+            "scheduling": status.scheduling.model_copy(update={"counted_until": None}),
+        }
+    )

@@ -1,0 +1,162 @@
+"""A job's pods sorted: who leads, who else works, who is on the way out; and what the planner counts of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+
+from espalier_api.reasons import Reason
+from espalier_api.report import Report
+from espalier_operator.facts import Role, Worker, WorkerState
+from espalier_operator.job.observation import End, Incarnation, Observation
+from espalier_operator.job.state import JobState
+from espalier_operator.job.view import Trouble
+from espalier_operator.kube.objects.jobs import KubeJob
+from espalier_operator.kube.objects.pods import Pod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPods:
+    """The pods of a job."""
+
+    base: tuple[Pod | None, ...] = ()
+    """By index, those of the current attempt; None where there is none."""
+    extra: tuple[Pod, ...] = ()
+    """Those alive, in the order in which they are kept: the last is given back first."""
+    rest: tuple[Pod, ...] = ()
+    """Of earlier attempts, ended, or on their way out."""
+    lost: Container[str] = frozenset()
+    """UIDs of pods whose node is gone, or not heard of."""
+
+    @property
+    def leader(self) -> Pod | None:
+        """The pod of the leader."""
+        return self.worker(0)
+
+    def worker(self, index: int) -> Pod | None:
+        """Return the pod of base worker `index`, None where there is none."""
+        return self.base[index] if index < len(self.base) else None
+
+
+def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], ready: Container[str]) -> JobPods:
+    """Sort the pods of `job`; `ready` are the names of the nodes that are there and heard of."""
+    base: list[Pod | None] = [None] * len(state.attempts)
+    extra, rest, lost = [], [], set()
+    for pod in pods:
+        if pod.job_uid != job.uid:
+            continue
+        if pod.node is not None and pod.node not in ready and not pod.ended:
+            lost.add(pod.uid)
+        if pod.role is Role.BASE and _is_current(pod, job, state):
+            base[pod.index] = pod
+        elif pod.role is Role.EXTRA and not (pod.done or pod.deleting or pod.uid in lost):
+            extra.append(pod)
+        else:
+            rest.append(pod)
+    extra.sort(key=lambda pod: (pod.index, pod.attempt))
+    return JobPods(base=tuple(base), extra=tuple(extra), rest=tuple(rest), lost=lost)
+
+
+def observation_of(pods: JobPods, report: Report | None) -> Observation:
+    """Return what the pods and the last report say of the job's base workers."""
+    return Observation(
+        base=tuple(None if pod is None else _incarnation(pod, pod.uid in pods.lost) for pod in pods.base),
+        extra_bound=sum(pod.node is not None for pod in pods.extra),
+        report=report,
+        reporter="" if report is None else report.incarnation,
+        reported_at=0.0 if report is None else report.updated_time.timestamp(),
+    )
+
+
+def last_report(state: JobState, known: Report | None, found: Report) -> Report:
+    """Return which report counts: `found`, or the `known` one where that is of the leader and `found` is not.
+
+    A leader on a node that was given up may go on for a while and write over what its successor reports.
+    """
+    leader = state.incarnations[0] if state.incarnations else ""
+    successor_has_reported = known is not None and known.incarnation == leader != found.incarnation
+    return known if known is not None and successor_has_reported else found
+
+
+def trouble_of(pods: JobPods) -> Trouble | None:
+    """Return what keeps a base worker from starting, the leader's trouble first."""
+    for pod in pods.base:
+        if pod is not None and pod.trouble is not None and pod.phase == "Pending":
+            return Trouble(reason=pod.trouble, message=pod.message)
+    return None
+
+
+def workers_of(key: str, pods: JobPods) -> Iterator[Worker]:
+    """Yield the job's workers as the planner counts them; extra ones are numbered in the order they are kept in."""
+    for index, pod in enumerate(pods.base):
+        if pod is not None:
+            yield from _worker(pod, key, Role.BASE, index, pods.lost)
+    for index, pod in enumerate(pods.extra):
+        yield from _worker(pod, key, Role.EXTRA, index, pods.lost)
+    for pod in pods.rest:
+        if not pod.ended:
+            yield Worker(
+                name=pod.key,
+                job=key,
+                role=pod.role,
+                index=pod.index,
+                node=pod.node,
+                gpus=pod.gpus,
+                state=WorkerState.TERMINATING,
+            )
+
+
+def foreign_worker(pod: Pod) -> Worker | None:
+    """Return a pod that is nobody's worker as the planner counts it; None where it neither holds nor wants GPUs.
+
+    One whose job is gone, or cannot be understood, wants nothing any more.
+    """
+    waits = pod.node is None
+    if pod.ended or pod.gpus == 0 or (waits and (pod.gated or pod.deleting or pod.job is not None)):
+        return None
+    return Worker(
+        name=pod.key,
+        job=None,
+        role=Role.ALIEN,
+        node=pod.node,
+        gpus=pod.gpus,
+        state=_state(pod),
+        gpu_type=pod.gpu_type,
+    )
+
+
+def _incarnation(pod: Pod, is_lost: bool) -> Incarnation:
+    external = pod.deleting or pod.disrupted or pod.exit_code is None
+    end = End(code=pod.exit_code, at=pod.finished_at, external=external, message=pod.message) if pod.done else None
+    return Incarnation(
+        id=pod.uid,
+        running=pod.phase == "Running",
+        started_at=pod.started_at,
+        lost=Reason.NODE_LOST if is_lost else None,
+        removed=pod.deleting,
+        end=end,
+    )
+
+
+def _is_current(pod: Pod, job: KubeJob, state: JobState) -> bool:
+    workers = min(len(state.attempts), job.terms.min_replicas)
+    return pod.index < workers and pod.attempt == state.attempts[pod.index]
+
+
+def _worker(pod: Pod, job: str, role: Role, index: int, lost: Container[str]) -> Iterator[Worker]:
+    if pod.ended:
+        # One that is done before its leader still counts as in its place, though no GPU is held; another that has
+        # ended is judged by its exit and started again.
+        if role is Role.BASE and index > 0 and pod.exit_code == 0:
+            yield Worker(
+                name=pod.key, job=job, role=role, index=index, node=pod.node, gpus=0, state=WorkerState.RUNNING
+            )
+        return
+    state = WorkerState.TERMINATING if pod.uid in lost else _state(pod)
+    yield Worker(name=pod.key, job=job, role=role, index=index, node=pod.node, gpus=pod.gpus, state=state)
+
+
+def _state(pod: Pod) -> WorkerState:
+    if pod.deleting:
+        return WorkerState.TERMINATING
+    return WorkerState.RUNNING if pod.phase == "Running" else WorkerState.PENDING

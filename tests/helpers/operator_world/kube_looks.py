@@ -1,0 +1,70 @@
+"""A look of the Kubernetes backend at one job, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from espalier_api.reasons import Reason
+from espalier_api.report import Report
+from espalier_api.status import JobStatus
+from espalier_operator.facts import JobFacts
+from espalier_operator.job import progress, view
+from espalier_operator.job.conditions import Observed, status_of
+from espalier_operator.job.observation import Observation
+from espalier_operator.job.state import JobState
+from espalier_operator.job.status import utc
+from espalier_operator.job.view import Trouble
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.jobs import KubeJob
+from espalier_operator.kube.objects.pods import Pod
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods, trouble_of
+
+ONE_NODE = ("node",)
+
+
+def observed(
+    job: KubeJob,
+    state: JobState,
+    pods: Iterable[Pod] = (),
+    report: Report | None = None,
+    ready: Container[str] = ONE_NODE,
+) -> Observation:
+    """Return what is seen of the job's workers."""
+    return observation_of(sort_pods(job, state, pods, ready), report)
+
+
+def look(job: KubeJob, state: JobState, seen: Observation, now: float, settings: KubeSettings) -> JobState:
+    """Return the state after a look."""
+    return progress.look(state, seen, job.terms, now, settings.timing)
+
+
+def facts_of(
+    job: KubeJob,
+    state: JobState,
+    now: float,
+    settings: KubeSettings,
+    pods: JobPods | None = None,
+    report: Report | None = None,
+    rejected: Trouble | None = None,
+) -> JobFacts:
+    """Return what the planner reads of the job."""
+    pods = JobPods() if pods is None else pods
+    trouble = rejected or trouble_of(pods)
+    return view.facts_of(job.key, state, observation_of(pods, report), job.terms, now, settings.timing, trouble)
+
+
+def status_at(
+    job: KubeJob,
+    state: JobState,
+    now: float,
+    settings: KubeSettings,
+    pods: JobPods | None = None,
+    report: Report | None = None,
+    refusal: Reason | None = None,
+    before: JobStatus | None = None,
+) -> JobStatus:
+    """Return the status that the operator writes."""
+    facts = facts_of(job, state, now, settings, pods, report)
+    said = Observed(generation=job.generation, report=report, refusal=refusal, selector=names.selector(job.name))
+    return status_of(facts, state, said, before, utc(now))

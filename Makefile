@@ -120,6 +120,10 @@ bench-digits: .venv/.ready  ## does growing pay on the example? ten seeds beside
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/pays.py examples/digits.yaml --picture $(RUNS)/digits.png
 
+.PHONY: bench-study
+bench-study: .venv/.ready  ## the paper's agents learnt again, its figures and tables beside ours, in runs/paper (10 minutes)
+	.venv/bin/python benchmarks/study.py --output $(RUNS)/paper $(ARGS)
+
 .PHONY: bench-cifar8
 bench-cifar8: .venv/.ready  ## the same on CIFAR-10 at 8×8 pixels: five seeds (8 minutes); DATA=folder or archive
 	@mkdir -p $(RUNS)

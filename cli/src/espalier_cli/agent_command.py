@@ -1,4 +1,4 @@
-"""`espalier agent`: the agent's own commands, and those that need more: a trainer, or what draws."""
+"""`espalier agent`: the agent's own commands, and `collect`, which needs a trainer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import click
 
 from espalier_agent.commands.agent import agent as own
 from espalier_cli.collect.command import collect
-from espalier_cli.study.command import reproduce
 
 agent = click.Group(
     name=own.name,
     help=own.help,
     epilog=own.epilog,
-    commands={**own.commands, "collect": collect, "reproduce": reproduce},
+    commands={**own.commands, "collect": collect},
 )

@@ -136,6 +136,9 @@ class PolicyNetwork(nn.Module):
         """
         return self.decider.score(self.encoder(prepared), models, time_left_s, time_budget_s)
 
+    forward = logits
+    """Under the name that `torch.func.functional_call` calls: for networks whose weights are stacked."""
+
 
 def masked_log_probabilities(logits: Tensor, legal: Tensor, temperature: float = 1.0) -> Tensor:
     """Return log softmax(logits / temperature) over the legal actions; -inf for the others.

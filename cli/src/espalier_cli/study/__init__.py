@@ -1,1 +1,0 @@
-"""`espalier agent reproduce`: the paper's study, drawn and written beside the paper's own figures."""

@@ -66,7 +66,7 @@ class ApiServer:
         self.kubeconfig = directory / "kubeconfig"
         self._etcd_url = f"http://127.0.0.1:{etcd_port}"
         self._names = itertools.count(1)
-        self._served: list[str] = []
+        self._served: dict[str, str] = {}
         self._server: subprocess.Popen[bytes] | None = None
         self._api: httpx.Client | None = None
         (directory / "tokens.csv").write_text(f'{self.admin_token},admin,admin,"system:masters"\n')
@@ -115,7 +115,7 @@ class ApiServer:
             return False
         try:
             # Its own word comes too early: just started, it answers requests for our kinds with 429.
-            return all(self.api.get(path, timeout=2).status_code == 200 for path in ("/readyz", *self._served))
+            return all(self.api.get(path, timeout=2).status_code == 200 for path in ("/readyz", *self._served.values()))
         except (httpx.TransportError, ssl.SSLError):
             return False
 
@@ -252,8 +252,14 @@ class ApiServer:
             if answer.is_error:
                 raise ServerError(f"{file.name}: {_message(answer)}")
             group, version = definition["spec"]["group"], definition["spec"]["versions"][0]["name"]
-            self._served.append(f"/apis/{group}/{version}/{definition['spec']['names']['plural']}")
+            self._served[name] = f"/apis/{group}/{version}/{definition['spec']['names']['plural']}"
             self._wait(f"{name} is served", self._is_ready)
+
+    def uninstall(self, *names: str) -> None:
+        """Delete CRDs and their objects, where they are there."""
+        self.kubectl("delete", "crd", *names, "--ignore-not-found", "--timeout=30s")
+        for name in names:
+            self._served.pop(name, None)
 
     def namespace(self, name: str | None = None) -> str:
         """Make a namespace (a new name where none is given) with its ServiceAccount `default`; return its name."""

@@ -84,7 +84,7 @@ def world(cluster: ApiServer, kubelet: FakeKubelet) -> Iterator[World]:
         yield world
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chart_server(kubernetes_binaries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """Give an API server of its own, without our kinds, that writes down what ServiceAccounts ask for."""
     folder = tmp_path_factory.mktemp("chart")
@@ -92,7 +92,7 @@ def chart_server(kubernetes_binaries: Path, tmp_path_factory: pytest.TempPathFac
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def helm(chart_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Give helm for that server."""
     return helm_or_skip(tmp_path_factory.mktemp("helm"), chart_server.kubeconfig)

@@ -32,6 +32,9 @@ _COLLECT_SECONDS = 0.25
 _WATCH_SECONDS = 300
 PATIENCE = 90.0
 """Seconds for what takes a few on a machine that does nothing else."""
+_MOST_SECONDS = 0.2
+"""Between two looks at what a test waits for; the first ones come sooner."""
+_JOBS = f"{JOBS}/adaptivetrainingjobs"
 _OWNED = (
     *("/api/v1/pods", "/api/v1/services", "/api/v1/serviceaccounts", "/api/v1/configmaps"),
     *("/apis/rbac.authorization.k8s.io/v1/roles", "/apis/rbac.authorization.k8s.io/v1/rolebindings"),
@@ -58,6 +61,7 @@ class FakeKubelet:
         self._server = server
         self._pods: dict[str, Pod] = {}
         self._nodes: dict[str, Node] = {}
+        self._jobs: dict[str, dict[str, Any]] = {}
         self._timers: set[asyncio.Task[None]] = set()
         self._busy: set[tuple[str, str]] = set()
         self._trouble: BaseException | None = None
@@ -130,13 +134,17 @@ class FakeKubelet:
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
     def wait_for(self, what: str, holds: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-        """Return the first true value of `holds`, asked every 20 ms; `AssertionError` when there is none in time."""
-        deadline = time.monotonic() + seconds
+        """Return the first true value of `holds`, `AssertionError` when there is none in time.
+
+        Asked often at first and five times a second later: each question is a request, and keeps others waiting.
+        """
+        deadline, pause = time.monotonic() + seconds, 0.02
         while not (value := holds()):
             if self._trouble is not None:
                 raise self._trouble
             assert time.monotonic() < deadline, f"not true after {seconds:g} s: {what}"
-            time.sleep(0.02)
+            time.sleep(pause)
+            pause = min(1.2 * pause, _MOST_SECONDS)
         return value
 
     def wait_no_pods(self, namespace: str, seconds: float = PATIENCE) -> None:
@@ -175,6 +183,7 @@ class FakeKubelet:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._doubt = asyncio.Event()
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -190,8 +199,10 @@ class FakeKubelet:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow("/api/v1/nodes", self._nodes, self._on_node))
                 group.create_task(self._follow("/api/v1/pods", self._pods, self._on_pod))
-                for kind in _OWNED:
-                    group.create_task(self._collect(kind))
+                group.create_task(self._follow(_JOBS, self._jobs, self._on_job))
+                for kind in _OWNED[1:]:
+                    group.create_task(self._follow(kind, {}, self._on_owned))
+                group.create_task(self._collect())
         finally:
             timers = list(self._timers)
             for timer in timers:
@@ -205,14 +216,18 @@ class FakeKubelet:
                 async for kind, item in self._changes(path):
                     if kind == "LISTED":
                         uids = {each["metadata"]["uid"] for each in item}
-                        for uid in seen.keys() - uids:
-                            del seen[uid]
+                        gone = seen.keys() - uids
                         items = item
                     elif kind == "DELETED":
-                        seen.pop(item["metadata"]["uid"], None)
+                        gone = {item["metadata"]["uid"]}
                         items = []
                     else:
+                        gone = set()
                         items = [item]
+                    for uid in gone:
+                        seen.pop(uid, None)
+                    if gone and seen is self._jobs:
+                        self._doubt.set()
                     for each in items:
                         seen[each["metadata"]["uid"]] = each
                         await on_change(each)
@@ -222,6 +237,9 @@ class FakeKubelet:
 
     async def _changes(self, path: str) -> AsyncIterator[tuple[str, Any]]:
         listed = await self._do("GET", path)
+        if listed is None:  # the kind itself is gone, or not there yet
+            yield "LISTED", []
+            raise _Again(path)
         yield "LISTED", listed["items"]
         version = listed["metadata"]["resourceVersion"]
         parameters = {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
@@ -280,6 +298,7 @@ class FakeKubelet:
     # ---- pods
 
     async def _on_pod(self, pod: Pod) -> None:
+        await self._on_owned(pod)
         node = pod["spec"].get("nodeName")
         ready = next((_is_ready(each) for each in self._nodes.values() if each["metadata"]["name"] == node), False)
         phase = pod.get("status", {}).get("phase", "Pending")
@@ -346,27 +365,46 @@ class FakeKubelet:
 
     # ---- garbage
 
-    async def _collect(self, kind: str) -> None:
-        """Delete, again and again, what belongs to jobs that are gone; each kind by itself, as pods hold GPUs."""
+    async def _on_job(self, job: dict[str, Any]) -> None:
+        """Nothing: only that one goes is of interest, and `_follow` says so."""
+
+    async def _on_owned(self, item: dict[str, Any]) -> None:
+        """Doubt whether its job is still there: it may have been made after that went, or seen before that."""
+        owners = _owners(item)
+        if owners and not self._jobs.keys() & owners:
+            self._doubt.set()
+
+    async def _collect(self) -> None:
+        """On doubt, delete what belongs to jobs that are gone; each kind by itself, as pods hold GPUs."""
         while True:
-            await asyncio.sleep(_COLLECT_SECONDS)
+            await self._doubt.wait()
+            self._doubt.clear()
             try:
-                owned = (await self._do("GET", kind))["items"]
-                # Listed after what they own: an owner of something seen is seen, or is gone.
-                listed = await self._do("GET", f"{JOBS}/adaptivetrainingjobs") if owned else None
-                jobs = [] if listed is None else listed["items"]  # their kind itself may be gone
-                there = {job["metadata"]["uid"] for job in jobs}
-                for item in owned:
-                    owners = [each["uid"] for each in item["metadata"].get("ownerReferences", ()) if _is_job(each)]
-                    if owners and not there.intersection(owners) and "deletionTimestamp" not in item["metadata"]:
-                        options = {"preconditions": {"uid": item["metadata"]["uid"]}}
-                        await self._do("DELETE", _path(item, kind), options)
+                await asyncio.gather(*(self._collect_kind(kind) for kind in _OWNED))
             except (httpx.HTTPError, _Again):
-                continue
+                self._doubt.set()
+            await asyncio.sleep(_COLLECT_SECONDS)
+
+    async def _collect_kind(self, kind: str) -> None:
+        owned = (await self._do("GET", kind))["items"]
+        # Listed after what they own: an owner of something seen is seen, or is gone.
+        listed = await self._do("GET", _JOBS) if owned else None
+        jobs = [] if listed is None else listed["items"]  # their kind itself may be gone
+        there = {job["metadata"]["uid"] for job in jobs}
+        for item in owned:
+            owners = _owners(item)
+            if owners and not there & owners and "deletionTimestamp" not in item["metadata"]:
+                options = {"preconditions": {"uid": item["metadata"]["uid"]}}
+                await self._do("DELETE", _path(item, kind), options)
 
 
 class _Again(Exception):  # noqa: N818
     """The server is not ready, or a watch is too old: what was wanted is to be done again."""
+
+
+def _owners(item: dict[str, Any]) -> set[str]:
+    """Return the uids of the jobs that own an object."""
+    return {each["uid"] for each in item["metadata"].get("ownerReferences", ()) if _is_job(each)}
 
 
 def _path(item: dict[str, Any], collection: str = "/api/v1/pods") -> str:

@@ -33,7 +33,7 @@ def installable(server: ApiServer, helm: Helm, *, monitored: bool = False) -> It
     release = Release(server, helm, f"system-{next(_NUMBERS)}", monitored=monitored)
     yield release
     release.uninstall()
-    server.kubectl("delete", "crd", "adaptivetrainingjobs.espalier.dev", "--ignore-not-found", "--timeout=30s")
+    server.uninstall("adaptivetrainingjobs.espalier.dev")
     server.kubectl("delete", "nodes", "--all", "--timeout=30s")
     server.kubectl("delete", "pods", "--all", "--all-namespaces", "--force", "--grace-period=0")
 
@@ -75,15 +75,10 @@ class Release:
 
     def there(self, objects: Iterable[Raw]) -> set[str]:
         """Return the names of those that the API server has."""
-        found = set()
-        for each in objects:
-            metadata = each["metadata"]
-            where = [] if "namespace" not in metadata else ["--namespace", metadata["namespace"]]
-            kind, name = each["kind"], metadata["name"]
-            out = self.server.kubectl("get", kind, name, *where, "--ignore-not-found", "--output=name")
-            if out.strip():
-                found.add(f"{kind}/{name}")
-        return found
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        out = self.server.kubectl("get", "--filename=-", "--ignore-not-found", "--output=json", stdin=text)
+        found = json.loads(out) if out.strip() else {"kind": "List", "items": []}
+        return {key(each) for each in (found["items"] if found["kind"] == "List" else [found])}
 
     def uninstall(self) -> str:
         """Uninstall, where it is installed."""

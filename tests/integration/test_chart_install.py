@@ -19,7 +19,7 @@ def test_a_release_s_whole_life_and_the_jobs_that_live_through_it(release: Relea
 
     said = release.run("install")
     _, _, notes = said.partition("NOTES:")
-    assert f"Espalier 0.1.0 is in namespace {release.namespace}; jobs are looked after in all namespaces." in notes
+    assert f"Espalier 0.1.0 is in namespace {release.namespace}; it manages jobs in all namespaces." in notes
     assert f"helm test espalier --namespace {release.namespace}" in notes
     (applied,) = re.findall(r"kubectl apply.* -f (\S+)", notes)
     assert (ROOT / applied).exists()

@@ -16,12 +16,14 @@ NAMESPACES = ("team-a", "team-b", "monitoring")
 
 
 @pytest.fixture(scope="module")
-def monitored_server(chart_server: ApiServer) -> ApiServer:
-    """Give an API server that knows the Prometheus operator's kinds, for as long as it lives."""
+def monitored_server(chart_server: ApiServer) -> Iterator[ApiServer]:
+    """Give an API server that knows the Prometheus operator's kinds, for the tests of this file."""
     chart_server.install(monitoring_crds())
     for name in NAMESPACES:
-        chart_server.namespace(name)
-    return chart_server
+        if chart_server.api.get(f"/api/v1/namespaces/{name}").status_code == 404:
+            chart_server.namespace(name)
+    yield chart_server
+    chart_server.uninstall(*(f"{plural}.monitoring.coreos.com" for plural in PLURALS.values()))
 
 
 @pytest.fixture

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
+from espalier_api.growth import NOTHING, described, known_name, operation
+from espalier_api.growth.deepen import DEEPEN
+from espalier_api.growth.widen import WIDEN
 from espalier_api.report import Metric
 
 MAX_DECISION_IDS: Final = 1000
@@ -18,12 +20,8 @@ DecisionId = Annotated[str, Field(max_length=200)]
 """The agent's are UUIDs of 36 characters; another agent may have its own."""
 
 
-class ActionKind(StrEnum):
-    """The kinds of growth, and doing nothing."""
-
-    DEEPEN = "Deepen"
-    WIDEN = "Widen"
-    NOTHING = "Nothing"
+def _growth_or_nothing(kind: str) -> str:
+    return known_name(kind, NOTHING)
 
 
 class Action(Record):
@@ -32,7 +30,8 @@ class Action(Record):
     Equation 1 of Lamelas, `{Deepen(l_1), ..., Deepen(l_n), Do Nothing}`, and beside it `Widen(g_1), ..., Widen(g_m)`.
     """
 
-    kind: ActionKind
+    kind: Annotated[str, AfterValidator(_growth_or_nothing)]
+    """A growth operation: `Deepen`, `Widen`, or one that a package adds; or `Nothing`."""
     target: str | None = None
     """The growth point's id for `Deepen`, the group's for `Widen`; absent for `Nothing`."""
     width: int | None = Field(default=None, ge=1)
@@ -40,11 +39,16 @@ class Action(Record):
 
     @model_validator(mode="after")
     def _target_fits_kind(self) -> Self:
-        if (self.kind is ActionKind.NOTHING) != (self.target is None):
-            raise ValueError(f"a {self.kind} action {'has no' if self.target else 'needs a'} target")
-        if self.width is not None and self.kind is not ActionKind.WIDEN:
+        if self.grows != (self.target is not None):
+            raise ValueError(f"a {self.kind} action {'needs a' if self.grows else 'has no'} target")
+        if self.width is not None and not (self.grows and operation(self.kind).sized):
             raise ValueError(f"a {self.kind} action has no width")
         return self
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is anything else than `Nothing`."""
+        return self.kind != NOTHING
 
     def __str__(self) -> str:
         if self.width is not None:
@@ -54,32 +58,36 @@ class Action(Record):
     @classmethod
     def nothing(cls) -> Action:
         """Leave the model as it is."""
-        return cls(kind=ActionKind.NOTHING)
+        return cls(kind=NOTHING)
 
     @classmethod
     def deepen(cls, point: str) -> Action:
         """Add a layer at growth point `point`."""
-        return cls(kind=ActionKind.DEEPEN, target=point)
+        return cls(kind=DEEPEN.name, target=point)
 
     @classmethod
     def widen(cls, group: str, width: int | None = None) -> Action:
-        """Give `group` so many channels; without a width, twice as many as it has."""
-        return cls(kind=ActionKind.WIDEN, target=group, width=width)
+        """Give `group` `width` channels; without a width, twice as many as it has."""
+        return cls(kind=WIDEN.name, target=group, width=width)
 
     def carried_out(self, architecture: Architecture) -> Architecture:
         """Return the description after this action; raises `GrowthError` where it cannot be carried out."""
         if self.target is None:
             return architecture
-        if self.kind is ActionKind.DEEPEN:
-            return architecture.deepen(self.target)
-        return architecture.widen(self.target, self.new_width(architecture))
+        return operation(self.kind).grown(architecture, self.target, self.width)
 
-    def new_width(self, architecture: Architecture) -> int:
-        """Return how many channels a `Widen` asks for; raises `GrowthError` where there is no such group."""
-        if self.target is None or self.kind is not ActionKind.WIDEN:
-            raise ValueError(f"{self} widens nothing")
-        width = architecture.channel_group(self.target).width
-        return 2 * width if self.width is None else self.width
+    def is_possible(self, architecture: Architecture) -> bool:
+        """Tell whether the width that the action names is one that its target can have."""
+        return self.width is None or operation(self.kind).takes(architecture, str(self.target), self.width)
+
+
+def offered(architecture: Architecture) -> tuple[Action, ...]:
+    """Return every growth that a description offers: operation by operation, each target in its order."""
+    return tuple(
+        Action(kind=each.name, target=target)
+        for each in described(architecture)
+        for target in each.targets(architecture)
+    )
 
 
 class Progress(Record):
@@ -102,23 +110,24 @@ class AdviceRequest(Record):
     allocation: Allocation = Allocation()
     progress: Progress = Progress()
     allowed_actions: tuple[Action, ...] | None = None
-    """What may be answered; absent: every growth point and every group of the architecture, and `Nothing`."""
+    """What may be answered; absent: all that the architecture offers, and `Nothing`."""
 
     def actions(self) -> tuple[Action, ...]:
         """Return the allowed actions that the architecture offers.
 
-        Growth points in their order, then groups in theirs (doubled, then to widths that were asked for), and `Nothing`
-        always last.
+        They come in the order of `offered`; after a target's own growth, those to widths that were listed, ascending.
+        `Nothing` is always last.
 
         `Nothing` is allowed even when it is not listed: a trainer can always leave its model as it is.
         """
         allowed = None if self.allowed_actions is None else set(self.allowed_actions)
-        offered = [Action.deepen(point.id) for point in self.architecture.growth_points]
-        for group in self.architecture.channel_groups:
-            offered.append(Action.widen(group.id))
-            widths = {action.width for action in allowed or () if action.target == group.id}
-            offered += (Action.widen(group.id, width) for width in sorted(filter(None, widths)) if group.accepts(width))
-        return (*(a for a in offered if allowed is None or a in allowed), Action.nothing())
+        named = sorted((action for action in allowed or () if action.width is not None), key=lambda one: one.width or 0)
+        found: list[Action] = []
+        for growth in offered(self.architecture):
+            found.append(growth)
+            alike = (one for one in named if (one.kind, one.target) == (growth.kind, growth.target))
+            found += (one for one in alike if one.is_possible(self.architecture))
+        return (*(a for a in found if allowed is None or a in allowed), Action.nothing())
 
 
 class PolicyVersion(Record):

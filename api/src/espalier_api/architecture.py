@@ -1,21 +1,19 @@
-"""The description of a network: layers, edges, growth points; and growth carried out on the description alone.
+"""The description of a network: layers, edges, and what can be grown.
 
-The agent sees only this. `espalier_trainer.architecture.describe` makes it from a module, and growing symbolically
-commutes with growing for real: `describe(deepen(model, p)) == describe(model).deepen(p)`, and likewise for `widen`.
+The agent sees only this. `espalier_trainer.architecture.describe` makes it from a module; `espalier_api.growth` grows
+it, and that commutes with growing the module: `describe(deepen(model, p)) == deepened(describe(model), p)`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from espalier_api.base import Record, Unicode
-from espalier_api.channel_insertion import inserted
-from espalier_api.channels import Changes, ChannelGroup, Channels
+from espalier_api.channel_groups import ChannelGroup, Channels
 
 AttributeValue = bool | int | float | str | tuple[int, ...] | None
 
@@ -72,6 +70,8 @@ class Architecture(Record):
     growth_points: tuple[GrowthPoint, ...] = ()
     channels: Channels | None = None
     """Where it can be widened; absent where nobody asked. Groups are those of the starting model, as points are."""
+    targets: dict[str, tuple[Unicode, ...]] | None = None
+    """Ids of the targets of each other growth operation that the model was described for, by the operation's name."""
 
     @model_validator(mode="after")
     def _is_a_dag_in_order(self) -> Self:
@@ -131,54 +131,6 @@ class Architecture(Record):
         known = ", ".join(point.id for point in self.growth_points) or "none"
         raise GrowthError(f"{point_id!r} is not a growth point of this model; its growth points: {known}")
 
-    def deepen(self, point_id: str) -> Architecture:
-        """Return the description after one growth at `point_id`; raises `GrowthError` where there is no such point."""
-        point = self.growth_point(point_id)
-        prefix = f"{point.block}.{point.grown}."
-
-        def absolute(relative: str) -> str:
-            return prefix + relative if relative else point.after
-
-        added = tuple(
-            layer.model_copy(
-                update={"name": prefix + layer.name, "inputs": tuple(absolute(name) for name in layer.inputs)}
-            )
-            for layer in point.insertion
-        )
-        output = added[-1].name
-
-        def rewired(names: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(output if name == point.after else name for name in names)
-
-        layers: list[Layer] = []
-        for layer in self.layers:
-            inputs = rewired(layer.inputs)
-            layers.append(layer if inputs == layer.inputs else layer.model_copy(update={"inputs": inputs}))
-            if layer.name == point.after:
-                layers.extend(added)
-        points = []
-        for other in self.growth_points:
-            update: dict[str, object] = {}
-            if other.id == point_id:
-                update["grown"] = other.grown + 1
-            if other.after == point.after:
-                update["after"] = output
-            points.append(other.model_copy(update=update) if update else other)
-        return Architecture(
-            layers=tuple(layers),
-            outputs=rewired(self.outputs),
-            growth_points=tuple(points),
-            channels=self._channels_with(point, layers, output, absolute),
-        )
-
-    def _channels_with(
-        self, point: GrowthPoint, layers: Sequence[Layer], output: str, absolute: Callable[[str], str]
-    ) -> Channels | None:
-        if self.channels is None or point.channels is None:
-            return None
-        inputs = {layer.name: layer.inputs for layer in layers}
-        return inserted(self.channels, point.channels.renamed(absolute), point.after, output, inputs)
-
     @property
     def channel_groups(self) -> tuple[ChannelGroup, ...]:
         """The groups that can be widened; none where nobody asked for them."""
@@ -191,52 +143,3 @@ class Architecture(Record):
                 return group
         known = ", ".join(group.id for group in self.channel_groups) or "none"
         raise GrowthError(f"{group_id!r} is not a widening group of this model; its groups: {known}")
-
-    def widen(self, group_id: str, width: int) -> Architecture:
-        """Return the description with `width` channels in a group.
-
-        Raises `GrowthError` where there is no such group, and for a width that it cannot have.
-        """
-        group = self.channel_group(group_id)
-        if self.channels is None or not group.accepts(width):
-            raise GrowthError(
-                f"{group_id!r} has {group.width} channels and cannot be widened to {width}; "
-                f"give a multiple of {group.multiple_of} above {group.width}"
-            )
-        more = width - group.width
-        channels, changes = self.channels.widened({group_id: more})
-        return Architecture(
-            layers=tuple(_changed(layer, changes) for layer in self.layers),
-            outputs=self.outputs,
-            growth_points=tuple(
-                _widened(point, more * group.carriers.get(point.after, 0)) for point in self.growth_points
-            ),
-            channels=channels,
-        )
-
-
-def _widened(point: GrowthPoint, more: int) -> GrowthPoint:
-    """Return the point when the output that its insertion reads has so many more channels."""
-    if point.channels is None or not more:
-        return point
-    channels, changes = point.channels.widened({group.id: more for group in point.channels.groups})
-    insertion = tuple(_changed(layer, changes) for layer in point.insertion)
-    return point.model_copy(update={"insertion": insertion, "channels": channels})
-
-
-def _changed(layer: Layer, changes: Changes) -> Layer:
-    attributes = dict(layer.attributes)
-    for (name, attribute, dim), more in changes.attributes.items():
-        if name == layer.name and attribute in attributes:
-            attributes[attribute] = _raised(attributes[attribute], dim, more)
-    parameters = layer.parameters + changes.parameters.get(layer.name, 0)
-    if attributes == layer.attributes and parameters == layer.parameters:
-        return layer
-    return layer.model_copy(update={"attributes": attributes, "parameters": parameters})
-
-
-def _raised(value: AttributeValue, dim: int, more: int) -> AttributeValue:
-    """Return a size that has grown: a number, or one of a shape."""
-    if isinstance(value, tuple):
-        return tuple(size + more if place == dim else size for place, size in enumerate(value))
-    return value + more if isinstance(value, int) else value

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from espalier_api.base import Strict
+from espalier_api.growth import OperationName
+from espalier_api.growth.deepen import DEEPEN
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_api.status import JobStatus
 
@@ -68,15 +70,6 @@ class Fallback(StrEnum):
     HEURISTIC = "Heuristic"
     """Deepen the first growth point, or widen the first group where only that is allowed, while enough budget is
     left."""
-
-
-class GrowthAction(StrEnum):
-    """The kinds of growth that a job allows."""
-
-    DEEPEN = "Deepen"
-    """A layer more at a growth point."""
-    WIDEN = "Widen"
-    """Twice the channels in a group of layers. The shipped policy never chooses it."""
 
 
 class OnReclaim(StrEnum):
@@ -139,7 +132,7 @@ class AdaptationSpec(Strict):
     """Whether and how the model grows when extra GPUs come."""
 
     mode: AdaptationMode = AdaptationMode.AUTO
-    actions: tuple[GrowthAction, ...] = Field(default=(GrowthAction.DEEPEN,), min_length=1)
+    actions: tuple[OperationName, ...] = Field(default=(DEEPEN.name,), min_length=1)
     """The kinds of growth that are allowed."""
     max_parameters: int | None = Field(default=None, ge=1, le=10**13)
     """No growth beyond so many trainable parameters. When absent, a job that may widen ends at 16 times those of the

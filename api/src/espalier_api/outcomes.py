@@ -16,9 +16,11 @@ from typing import Annotated, Final, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from espalier_api.advice import offered
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, DoubledKeyError, first_fault, read_bounded, without_doubles
+from espalier_api.growth import operation, target_counts
 
 MEAN_TOLERANCE: Final = 1e-4
 """How far a mean or a deviation may be from that of the figures beside it: both are rounded."""
@@ -66,8 +68,8 @@ class Control(_Measured):
 class OutcomeTable(_TablePart):
     """All sequences of `decisions_per_episode` decisions among the actions, each with its outcome.
 
-    Action i deepens the starting model's growth point i. Where its architecture has groups of channels, the next
-    actions each double the channels of one. The last action does nothing.
+    The first actions are all growths that the starting model's description offers, in its order: each deepens a growth
+    point, then, where it has groups of channels, each doubles one. The last action does nothing.
     """
 
     source: _Text
@@ -117,25 +119,22 @@ class OutcomeTable(_TablePart):
                 missing = len(self.actions) ** count - len(seen)
                 raise ValueError(f"sequence {list(sequence)} is missing ({missing} in all)")
         self._check_actions()
-        for point in self.architecture.growth_points if self.architecture else ():
-            if not point.id.isprintable():
-                raise ValueError(f"architecture: growth point {point.id!r} has a name that cannot be printed")
         self._check_seeds()
         return self
 
     def _check_actions(self) -> None:
         if self.architecture is None:
             return
-        points, groups = len(self.architecture.growth_points), len(self.architecture.channel_groups)
-        if points + groups != len(self.actions) - 1:
-            widened = f" and {groups} groups of channels" if groups else ""
+        growths = offered(self.architecture)
+        if len(growths) != len(self.actions) - 1:
             raise ValueError(
-                f"architecture has {points} growth points{widened}, "
+                f"architecture has {target_counts(self.architecture)}, "
                 f"where {len(self.actions)} actions need {len(self.actions) - 1}"
             )
-        for group in self.architecture.channel_groups:
-            if not group.id.isprintable():
-                raise ValueError(f"architecture: group {group.id!r} has a name that cannot be printed")
+        for growth in growths:
+            if not str(growth.target).isprintable():
+                what = operation(growth.kind).target_is
+                raise ValueError(f"architecture: {what} {growth.target!r} has a name that cannot be printed")
 
     def _check_seeds(self) -> None:
         _check_distinct("seeds", self.seeds or ())

@@ -16,8 +16,9 @@ from espalier_agent.policies.advice import advise, decide
 from espalier_agent.policies.files import make_policy
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import Action, ActionKind, AdviceRequest
+from espalier_api.advice import Action, AdviceRequest
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
+from espalier_api.growth.deepen import deepened
 
 HEAD = 3
 """Growth points that the head of `fixed_policy` has outputs for."""
@@ -83,7 +84,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
     architecture = Architecture(layers=tuple(layers), outputs=(f"layer{count - 1}",), growth_points=points)
     for point in points:
         if draw(st.booleans()):
-            architecture = architecture.deepen(point.id)
+            architecture = deepened(architecture, point.id)
     return architecture
 
 
@@ -103,7 +104,7 @@ def test_only_what_is_allowed_is_ever_advised(either: Policy, data: st.DataObjec
     for seed in (None, 0):
         decision = decide(either, request, sample_seed=seed)
         head = HEAD if either.network.config.encoder == "lstm" else len(offered)
-        if decision.action.kind is ActionKind.DEEPEN:
+        if decision.action.kind == "Deepen":
             assert decision.action.target in legal
             assert decision.action.target in offered[:head]
         assert [str(entry.action) for entry in decision.probabilities] == [*(f"Deepen({p})" for p in legal), "Nothing"]

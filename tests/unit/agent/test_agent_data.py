@@ -12,6 +12,7 @@ from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import table_digest
 from espalier_api.advice import Action, AdviceRequest
+from espalier_api.growth.deepen import deepened
 from espalier_api.job import Insertion
 from espalier_api.outcomes import OutcomeTable
 from espalier_trainer import models
@@ -36,10 +37,10 @@ def test_growing_a_starting_model_adds_the_papers_layers(name: str) -> None:
     """A convolution of the same kernel, padded by half of it, normalisation and activation; or linear, activation."""
     start = named_architecture(name)
     for point, added in (("block0", 3), ("block1", 3), ("block2", 2)):
-        grown = start.deepen(point)
+        grown = deepened(start, point)
         assert len(grown.layers) == len(start.layers) + added
         assert grown.depth == start.depth + 1
-    convolution = start.deepen("block0").layers[4]
+    convolution = deepened(start, "block0").layers[4]
     assert convolution.attributes["padding"] == (1, 1)
     assert convolution.attributes["in_channels"] == convolution.attributes["out_channels"]
 

@@ -21,6 +21,7 @@ from espalier_agent.policies.files import load_policy
 from espalier_agent.policies.policy import Policy
 from espalier_api.advice import AdviceRequest
 from espalier_api.architecture import Architecture
+from espalier_api.growth.deepen import deepened
 from espalier_api.outcomes import OutcomeTable
 
 QUICK = DistilledConfig(members=3, updates=40, student_updates=150)
@@ -51,7 +52,7 @@ def test_it_answers_as_its_members_do_on_the_average(tables: dict[str, OutcomeTa
     members = learn_many([SeededRun(two, seed) for seed in (12, 13, 14)], config=ExpectedConfig(updates=80))
     start = named_architecture("cnn2")
     apart, off = [], []
-    for model in (start, start.deepen("block1")):
+    for model in (start, deepened(start, "block1")):
         for share in (0.05, 0.3, 0.55, 0.8, 1.0):
             said = torch.stack([chances(member, model, share) for member in members])
             apart.append((said - said.mean(dim=0)).abs().max().item())

@@ -33,6 +33,7 @@ from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_api.advice import Action, AdviceRequest, PolicyVersion, Progress
 from espalier_api.allocation import Allocation
+from espalier_api.growth.deepen import deepened
 from espalier_api.outcomes import OutcomeTable
 
 QUICK = HistoryConfig(updates=60, learning_rate=5e-3)
@@ -152,7 +153,7 @@ def test_which_jobs_are_held_out_does_not_depend_on_the_files(tmp_path: Path, ba
 @pytest.mark.parametrize("encoder", ["graph", "lstm"])
 def test_a_batch_of_states_says_what_each_says_alone(encoder: str) -> None:
     policy = untaught(3, encoder)
-    grown = MODEL.deepen(MODEL.growth_points[1].id)
+    grown = deepened(MODEL, MODEL.growth_points[1].id)
     some = (ACTIONS[1], ACTIONS[-1])
     made = [
         decision("a"),

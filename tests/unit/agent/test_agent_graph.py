@@ -20,6 +20,7 @@ from espalier_agent.policies.policy import Lineage, Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_api.advice import Action, AdviceRequest
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
+from espalier_api.growth.deepen import deepened
 
 VOCABULARY = Vocabulary.build((), 0)
 NETWORK = PolicyNetwork.seeded(NetworkConfig(encoder="graph", growth_points=1), 7)
@@ -152,7 +153,7 @@ def test_an_edge_is_seen(chain: Callable[..., Architecture]) -> None:
 
 def test_growing_a_point_changes_its_score(chain: Callable[..., Architecture]) -> None:
     model = chain(3)
-    assert logits(model.deepen("layer1")) != pytest.approx(logits(model), abs=1e-4)
+    assert logits(deepened(model, "layer1")) != pytest.approx(logits(model), abs=1e-4)
 
 
 def test_without_growth_points_nothing_is_the_only_answer(graph_policy: Policy) -> None:

@@ -23,6 +23,7 @@ from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.policies.files import READINGS, PolicyDocument, PolicyError, load_policy, make_policy, save_policy
 from espalier_agent.policies.policy import Policy
 from espalier_api.documents import read_bounded, write_document
+from espalier_api.growth.deepen import deepened
 from espalier_api.outcomes import OutcomeTable
 
 PATIENCE = 30.0
@@ -58,7 +59,7 @@ def test_saving_twice_writes_the_same_bytes(policy: Policy, saved: Path) -> None
 
 
 def test_replacing_a_policy_leaves_one(policy: Policy, saved: Path) -> None:
-    larger = policy.vocabulary.extended([named_architecture("cnn1").deepen("block0")])
+    larger = policy.vocabulary.extended([deepened(named_architecture("cnn1"), "block0")])
     network = policy.network
     with torch.no_grad():
         changed = make_policy("other", network, larger, policy.lineage)
@@ -341,6 +342,6 @@ def test_a_policy_that_was_changed_since_it_was_made_is_not_written(policy: Poli
 def test_version_follows_contents(policy: Policy) -> None:
     same = make_policy("renamed", policy.network, policy.vocabulary, policy.lineage)
     assert same.version == policy.version
-    with_more = policy.vocabulary.extended([named_architecture("cnn1").deepen("block2").deepen("block0")])
+    with_more = policy.vocabulary.extended([deepened(deepened(named_architecture("cnn1"), "block2"), "block0")])
     changed = make_policy(policy.name, policy.network, with_more, policy.lineage)
     assert (changed.version != policy.version) == (len(with_more) != len(policy.vocabulary))

@@ -16,6 +16,7 @@ from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Game, Returns
 from espalier_agent.tables.tree import TableError, decision_tree
+from espalier_api.growth.deepen import deepened
 from espalier_api.outcomes import OutcomeTable
 
 Tables = dict[str, OutcomeTable]
@@ -63,7 +64,7 @@ def test_one_episode_is_algorithm_4_step_by_step(tables: Tables) -> None:
         budget = torch.tensor([400.0], dtype=torch.float64)
         logits = network.logits(network.prepare([model], vocabulary), torch.tensor([0]), time_left, budget)
         recorded_slowly.append(torch.log_softmax(logits[0], dim=0)[action])
-        model = model if action == 3 else model.deepen(f"block{action}")
+        model = model if action == 3 else deepened(model, f"block{action}")
         at = tree.following[at][action]
     terms = [-p * 100 * math.tan(outcome.accuracy * math.pi / 2) for p in recorded_slowly]
     slow = sum(terms[1:], terms[0]) / len(terms)

@@ -26,6 +26,7 @@ from espalier_agent.service.app import create_app
 from espalier_agent.service.serving import Settings
 from espalier_api.advice import MAX_DECISION_IDS, AdviceRequest, AdviceResponse, OutcomeReceipt
 from espalier_api.architecture import Architecture, Layer
+from espalier_api.growth.deepen import deepened
 
 Send = Callable[[FastAPI, Sequence[tuple[str, str, dict[str, Any]]]], list[httpx.Response]]
 Ask = Callable[..., httpx.Response]
@@ -413,7 +414,7 @@ def test_an_outcome_that_cannot_be_is_refused(ask: Ask, change: dict[str, Any], 
 
 def test_many_at_once_are_answered_as_one_by_one(call: Send, policy: Policy, tmp_path: Path) -> None:
     app = app_with(policy, tmp_path / "o.db")
-    models = [named_architecture(name).deepen(point) for name in ("cnn1", "cnn2") for point in ("block0", "block2")]
+    models = [deepened(named_architecture(name), point) for name in ("cnn1", "cnn2") for point in ("block0", "block2")]
     questions = [
         question(architecture=m.to_json(), timeLeftSeconds=left) for m in models for left in range(10, 400, 40)
     ]

@@ -12,6 +12,7 @@ import pytest
 from espalier_agent.data import carried_tables, named_architecture, table_sets
 from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.tables.tree import TableError, decision_tree, read_playable, table_digest
+from espalier_api.growth.deepen import deepened
 from espalier_api.outcomes import OutcomeTable
 
 Tables = dict[str, OutcomeTable]
@@ -29,7 +30,7 @@ def test_every_sequence_is_walked_through_the_states_it_grew(tables: Tables) -> 
             assert state.architecture == model
             assert state.time_left_s == pytest.approx(outcome.time_left_s[place], abs=5.0)
             if action < 3:
-                model = model.deepen(f"block{action}")
+                model = deepened(model, f"block{action}")
             at = tree.following[at][action]
         assert tree.sequences[at] == outcome.actions
         assert tree.accuracies[at] == outcome.accuracy

@@ -32,9 +32,11 @@ from espalier_agent.policies.files import default_policy, load_policy, make_poli
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import TableError, decision_tree
-from espalier_api.advice import Action, ActionKind, AdviceRequest, PolicyVersion, Progress
+from espalier_api.advice import Action, AdviceRequest, PolicyVersion, Progress
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture, GrowthError
+from espalier_api.growth.deepen import deepened
+from espalier_api.growth.widen import WIDEN
 from espalier_api.outcomes import OutcomeTable
 from espalier_trainer.architecture import describe
 from espalier_trainer.models import cifar8, digits
@@ -45,7 +47,7 @@ GROUPS = ("block0.0", "block1.0", "block2.0")
 @pytest.fixture(scope="module")
 def described() -> Architecture:
     """Return the digits net with its groups."""
-    return describe(digits(), torch.randn(2, 1, 8, 8), widening=True)
+    return describe(digits(), torch.randn(2, 1, 8, 8), operations=["Widen"])
 
 
 def ask(architecture: Architecture, left: float = 60.0, **changes: object) -> AdviceRequest:
@@ -65,14 +67,14 @@ def test_actions_are_points_then_groups_then_nothing(described: Architecture) ->
 
 
 def test_actions_say_what_they_lead_to(described: Architecture) -> None:
-    assert Action.widen("block0.0").carried_out(described) == described.widen("block0.0", 12)
-    assert Action.widen("block0.0", 9).carried_out(described) == described.widen("block0.0", 9)
-    assert Action.deepen("block0").carried_out(described) == described.deepen("block0")
+    assert Action.widen("block0.0").carried_out(described) == WIDEN.grown(described, "block0.0", 12)
+    assert Action.widen("block0.0", 9).carried_out(described) == WIDEN.grown(described, "block0.0", 9)
+    assert Action.deepen("block0").carried_out(described) == deepened(described, "block0")
     assert Action.nothing().carried_out(described) is described
     with pytest.raises(GrowthError, match="'nowhere' is not a widening group of this model; its groups: block0.0, "):
         Action.widen("nowhere").carried_out(described)
     with pytest.raises(ValueError, match="a Deepen action has no width"):
-        Action(kind=ActionKind.DEEPEN, target="block0", width=3)
+        Action(kind="Deepen", target="block0", width=3)
 
 
 @pytest.mark.parametrize("left", [5.0, 35.0, 65.0, 95.0])
@@ -172,8 +174,8 @@ def test_a_policy_learns_to_widen(learnt: Any, widened: OutcomeTable, tmp_path: 
 
 
 def test_a_policy_that_widens_serves_any_model(learnt: Any, described: Architecture) -> None:
-    other = describe(cifar8(), torch.randn(2, 3, 8, 8), widening=True)
-    for architecture in (other, described.model_copy(update={"channels": None}), described.deepen("block1")):
+    other = describe(cifar8(), torch.randn(2, 3, 8, 8), operations=["Widen"])
+    for architecture in (other, described.model_copy(update={"channels": None}), deepened(described, "block1")):
         decision = decide(learnt, ask(architecture))
         assert [entry.action for entry in decision.probabilities] == list(ask(architecture).actions())
         assert sum(entry.probability for entry in decision.probabilities) == pytest.approx(1.0)

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from espalier_api.architecture import Architecture, GrowthError, GrowthPoint, Layer
+from espalier_api.growth.deepen import deepened
 
 
 def linear(name: str, reads: str, parameters: int = 20) -> Layer:
@@ -58,7 +59,7 @@ def branching() -> Architecture:
 
 
 def test_all_readers_of_the_place_read_the_new_layer(branching: Architecture) -> None:
-    grown = branching.deepen("a")
+    grown = deepened(branching, "a")
     assert [layer.name for layer in grown.layers] == [
         "input",
         "a",
@@ -79,32 +80,32 @@ def test_all_readers_of_the_place_read_the_new_layer(branching: Architecture) ->
 
 
 def test_growing_again_follows_the_layer_added_before(branching: Architecture) -> None:
-    twice = branching.deepen("a").deepen("a")
+    twice = deepened(deepened(branching, "a"), "a")
     by_name = {layer.name: layer for layer in twice.layers}
     assert by_name["a_relu.grown.1.linear"].inputs == ("a_relu.grown.0.relu",)
     assert by_name["b"].inputs == ("a_relu.grown.1.relu",)
 
 
 def test_a_residual_block_at_the_output_becomes_the_output(branching: Architecture) -> None:
-    grown = branching.deepen("end")
+    grown = deepened(branching, "end")
     assert grown.outputs == ("add.grown.0.sum",)
     by_name = {layer.name: layer for layer in grown.layers}
     assert by_name["add.grown.0.sum"].inputs == ("add", "add.grown.0.relu")
 
 
 def test_growth_at_different_points_commutes(branching: Architecture) -> None:
-    assert branching.deepen("a").deepen("end") == branching.deepen("end").deepen("a")
+    assert deepened(deepened(branching, "a"), "end") == deepened(deepened(branching, "end"), "a")
 
 
 def test_the_description_given_is_not_changed(branching: Architecture) -> None:
     before = branching.fingerprint
-    assert branching.deepen("a").fingerprint != before
+    assert deepened(branching, "a").fingerprint != before
     assert branching.fingerprint == before
 
 
 def test_an_unknown_point_is_refused_with_the_known_ones(branching: Architecture) -> None:
     with pytest.raises(GrowthError, match="'c' is not a growth point of this model; its growth points: a, end"):
-        branching.deepen("c")
+        deepened(branching, "c")
 
 
 def test_json_keeps_everything(branching: Architecture) -> None:

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from espalier_agent.data import carried_tables
+from espalier_api.growth.deepen import deepened
 from espalier_cli.collect.cost import StepCost, StepCostError, parse_cost
 from espalier_cli.collect.plan import Kind, Run, next_run, runs_for
 
@@ -70,7 +71,7 @@ def test_a_step_costs_more_for_each_layer_added() -> None:
     assert cost == StepCost(0.002, (("block0", 0.0005), ("block1", 0.00025), ("block2", 0.0)))
     start = carried_tables("digits")[0].architecture
     assert start is not None
-    architecture = start.deepen("block0").deepen("block1").deepen("block0")
+    architecture = deepened(deepened(deepened(start, "block0"), "block1"), "block0")
     assert cost(None) == cost(start) == 0.002
     assert cost(architecture) == pytest.approx(0.00325)
 

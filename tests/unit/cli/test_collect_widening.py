@@ -15,6 +15,8 @@ from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.tables.tree import decision_tree, read_playable
 from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
+from espalier_api.growth.deepen import deepened
+from espalier_api.growth.widen import widened
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.validation import load_job
 from espalier_cli.collect.cost import StepCost, parse_cost
@@ -62,7 +64,7 @@ def setting(job: AdaptiveTrainingJob, *, decisions: int, step_cost: str | None =
 
 
 def described() -> Architecture:
-    return describe(digits(), torch.randn(2, 1, 8, 8), widening=True)
+    return describe(digits(), torch.randn(2, 1, 8, 8), operations=["Widen"])
 
 
 def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go() -> None:
@@ -123,9 +125,9 @@ def test_a_step_costs_more_for_each_channel() -> None:
     cost = parse_cost(COST, ("block0", "block1", "block2"), groups)
     assert cost.doubled == (("block0.0", 6, 0.0003), ("block1.0", 8, 0.0002), ("block2.0", 8, 0.0001))
     assert cost(described()) == pytest.approx(0.002)
-    assert cost(described().widen("block0.0", 12)) == pytest.approx(0.0023)
-    assert cost(described().widen("block0.0", 24)) == pytest.approx(0.0029)
-    assert cost(described().widen("block1.0", 12).deepen("block0")) == pytest.approx(0.0027)
+    assert cost(widened(described(), "block0.0", 12)) == pytest.approx(0.0023)
+    assert cost(widened(described(), "block0.0", 24)) == pytest.approx(0.0029)
+    assert cost(deepened(widened(described(), "block1.0", 12), "block0")) == pytest.approx(0.0027)
     assert str(cost).endswith("for channels doubled block0.0 0.300 ms, block1.0 0.200 ms, block2.0 0.100 ms")
     with pytest.raises(
         Exception, match="4 numbers; write 7 numbers of ms: .* then what twice the channels add in block0"

@@ -10,6 +10,7 @@ import torch
 from growth_cases import assert_same_behaviour, behaviour
 from torch import nn
 
+from espalier_api.growth.deepen import deepened
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import deepen, growth_points, widen, widening_groups
@@ -55,7 +56,7 @@ def test_a_block_behind_a_widened_block_has_its_width(name: str, insertion: Inse
     wider = widen(once, group, 10, IMAGE, seed=0)
     before = behaviour(copy.deepcopy(wider), IMAGE)
     grown = deepen(wider, point, IMAGE, insertion)
-    assert describe(grown, IMAGE, insertion) == describe(wider, IMAGE, insertion).deepen(point)
+    assert describe(grown, IMAGE, insertion) == deepened(describe(wider, IMAGE, insertion), point)
     assert grown.get_parameter(group.replace(".0.", ".1.") + ".weight").shape[0] == 10
     if insertion is Insertion.EXACT:
         assert_same_behaviour(grown, before, IMAGE, name)

@@ -11,6 +11,9 @@ from test_widening import IMAGE, MODELS, Written, conv
 from torch import Tensor, nn
 
 from espalier_api.architecture import Architecture, GrowthError
+from espalier_api.channel_groups import ChannelGroup, Channels
+from espalier_api.growth.deepen import deepened
+from espalier_api.growth.widen import widened
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.models import cifar8, cnn1, cnn2, digits
@@ -60,21 +63,23 @@ STRUCTURES = {name: (build, IMAGE) for name, (build, _) in MODELS.items()} | {
 }  # fmt: skip
 
 
-def _described(model: nn.Module, example: Tensor, insertion: Insertion, tried: list[str] | None) -> Architecture:
-    return describe(model, example, insertion, widening=True, tried=tried)
+def _described(
+    model: nn.Module, example: Tensor, insertion: Insertion, before: Architecture | None = None
+) -> Architecture:
+    return describe(model, example, insertion, operations=["Widen"], before=before)
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_group_of_a_structure_widens_alike(name: str) -> None:
     build, example = STRUCTURES[name]
     model = build()
-    before = _described(model, example, Insertion.EXACT, None)
+    before = _described(model, example, Insertion.EXACT)
     assert [group.id for group in before.channel_groups] == [one.id for one in widening_groups(model, example)]
     for group in before.channel_groups:
         width = group.width + 2 * group.multiple_of
         wider = widen(model, group.id, width, example, seed=1)
-        found = _described(wider, example, Insertion.EXACT, None)
-        assert found == before.widen(group.id, width)
+        found = _described(wider, example, Insertion.EXACT)
+        assert found == widened(before, group.id, width)
         assert found.channel_group(group.id).width == width
         assert found.parameters == sum(parameter.numel() for parameter in wider.parameters())
         assert found.depth == before.depth
@@ -86,7 +91,7 @@ def test_growth_in_any_order_commutes(name: str, insertion: Insertion, data: st.
     torch.manual_seed(0)
     build, example = STRUCTURES[name]
     model = build()
-    described = _described(model, example, insertion, None)
+    described = start = _described(model, example, insertion)
     known = [group.id for group in described.channel_groups]
     for _ in range(data.draw(st.integers(1, 4), label="growths")):
         points = [("deepen", point.id) for point in described.growth_points]
@@ -95,12 +100,12 @@ def test_growth_in_any_order_commutes(name: str, insertion: Insertion, data: st.
             return
         kind, target = data.draw(st.sampled_from(choices))
         if kind == "deepen":
-            model, described = deepen(model, target, example, insertion), described.deepen(target)
+            model, described = deepen(model, target, example, insertion), deepened(described, target)
         else:
             group = described.channel_group(target)
             width = group.width + data.draw(st.integers(1, 2)) * group.multiple_of
-            model, described = widen(model, target, width, example, seed=3), described.widen(target, width)
-        found = _described(model, example, insertion, known)
+            model, described = widen(model, target, width, example, seed=3), widened(described, target, width)
+        found = _described(model, example, insertion, start)
         assert found == described
         # Groups and points are those of the starting model, whatever was grown.
         assert [group.id for group in found.channel_groups] == known
@@ -113,26 +118,29 @@ def test_networks_of_torchvision_commute(name: str) -> None:
     model, example = case.model, case.example
     known = [group.id for group in widening_groups(model, example)][:3]
     point = growth_points(model, example)[1].id
-    described = describe(model, example, widening=True, tried=known)
+    # As if three groups had been tried on values, all of which take their time.
+    tried = Channels(groups=tuple(ChannelGroup(id=group, width=1, makers=(), carriers={}) for group in known))
+    start = describe(model, example).model_copy(update={"channels": tried})
+    described = describe(model, example, before=start)
     for target in known:
         width = described.channel_group(target).width + described.channel_group(target).multiple_of
-        model, described = widen(model, target, width, example, seed=0), described.widen(target, width)
-    model, described = deepen(model, point, example), described.deepen(point)
-    assert describe(model, example, widening=True, tried=known) == described
+        model, described = widen(model, target, width, example, seed=0), widened(described, target, width)
+    model, described = deepen(model, point, example), deepened(described, point)
+    assert describe(model, example, before=start) == described
 
 
 def test_who_does_not_ask_is_told_nothing() -> None:
     described = describe(digits(), torch.randn(2, 1, 8, 8))
     assert described.channels is None
     assert "channels" not in described.to_json()
-    assert described.deepen("block0").channels is None
+    assert deepened(described, "block0").channels is None
     with pytest.raises(GrowthError, match="'block0.0' is not a widening group of this model; its groups: none"):
-        described.widen("block0.0", 12)
+        widened(described, "block0.0", 12)
 
 
 def test_a_width_that_cannot_be_is_refused_with_the_remedy() -> None:
-    described = describe(MODELS["grouped"][0](), IMAGE, widening=True)
+    described = describe(MODELS["grouped"][0](), IMAGE, operations=["Widen"])
     with pytest.raises(GrowthError, match="'0' has 12 channels and cannot be widened to 13; give a multiple of 3 "):
-        described.widen("0", 13)
+        widened(described, "0", 13)
     with pytest.raises(GrowthError, match="'x' is not a widening group of this model; its groups: 0, 2"):
-        described.widen("x", 13)
+        widened(described, "x", 13)

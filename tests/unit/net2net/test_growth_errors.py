@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from espalier_api.growth.deepen import deepened
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, GrowthError, deepen, growth_points
 
@@ -269,4 +270,4 @@ def test_marked_places_of_a_model_that_decides_by_values_grow() -> None:
     ]
     grown = deepen(model, "block.0", example)
     assert torch.equal(grown(example), model(example))
-    assert describe(grown, example) == described.deepen("block.0")
+    assert describe(grown, example) == deepened(described, "block.0")

@@ -11,6 +11,7 @@ from growth_cases import assert_learns, assert_same_behaviour, behaviour, relati
 from torch import Tensor, nn
 from torch.nn import functional
 
+from espalier_api.growth.deepen import deepened
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, deepen, growth_points
@@ -60,8 +61,8 @@ def _check(model: nn.Module, example: Tensor, *, kind: Insertion = Insertion.EXA
     for point in points:
         once = deepen(model, point.id, example, kind)
         twice = deepen(once, point.id, example, kind)
-        assert describe(once, example, kind) == described.deepen(point.id)
-        assert describe(twice, example, kind) == described.deepen(point.id).deepen(point.id)
+        assert describe(once, example, kind) == deepened(described, point.id)
+        assert describe(twice, example, kind) == deepened(deepened(described, point.id), point.id)
         everywhere = deepen(everywhere, point.id, example, kind)
         if exact:
             for grown in (once, twice):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from espalier_api.growth.deepen import deepened
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, deepen, growth_points, rebuild
 
@@ -92,7 +93,7 @@ def test_any_growth_of_any_network_is_exact(drawn: tuple[nn.Module, Tensor], dat
     sequence = data.draw(st.lists(st.sampled_from(points), min_size=1, max_size=4)) if points else []
     for point in sequence:
         model = deepen(model, point, example)
-        described = described.deepen(point)
+        described = deepened(described, point)
         assert describe(model, example) == described
         assert [found.id for found in growth_points(model, example)] == points
     assert_same_behaviour(copy.deepcopy(model), before, example, str(sequence))

@@ -16,6 +16,7 @@ from growth_cases import (
 )
 from torchvision import models
 
+from espalier_api.growth.deepen import deepened
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import deepen, growth_points
@@ -54,7 +55,7 @@ def test_growing_the_description_and_growing_the_model_commute(name: str) -> Non
     assert described.parameters == sum(p.numel() for p in case.model.parameters())
     for point in described.growth_points[:: max(1, len(described.growth_points) // 4)]:
         grown = deepen(case.model, point.id, case.example)
-        assert describe(grown, case.example) == described.deepen(point.id), point.id
+        assert describe(grown, case.example) == deepened(described, point.id), point.id
 
 
 @pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "shufflenet_v2_x0_5"])
@@ -65,7 +66,7 @@ def test_all_points_one_after_the_other(name: str) -> None:
     grown = case.model
     for point in growth_points(case.model, case.example):
         grown = deepen(grown, point.id, case.example)
-        described = described.deepen(point.id)
+        described = deepened(described, point.id)
     assert describe(grown, case.example) == described
     assert_same_behaviour(grown, before, case.example, name)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from espalier_api.advice import Action, ActionKind, AdviceRequest
+from espalier_api.advice import Action, AdviceRequest
 from espalier_api.architecture import Architecture
 from espalier_api.events import Warned
 from espalier_api.job import Fallback
@@ -149,7 +149,7 @@ def test_growth_is_bounded(run, make_job, bound, most):
     done = run(job, advisor=greedy, up_at=0.0)
     assert most / 2 < done.result.parameters_after <= most
     for asked in greedy.asked:
-        grown = [action for action in asked.actions() if action.kind is not ActionKind.NOTHING]
+        grown = [action for action in asked.actions() if action.grows]
         assert all(action.carried_out(asked.architecture).parameters <= most for action in grown)
     # What is left out is beyond the bound, no more.
     asked = greedy.asked[-1]

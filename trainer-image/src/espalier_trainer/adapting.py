@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 
 from torch import Tensor
 
-from espalier_api.advice import Action, ActionKind, AdviceRequest, OutcomeReport
+from espalier_api.advice import Action, AdviceRequest, OutcomeReport
 from espalier_api.advice import Progress as AdviceProgress
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import GrowthError
+from espalier_api.growth import operation
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
@@ -48,7 +49,7 @@ class Adapter:
     """A control for studies: where the advice is to grow, only the learning-rate schedule begins again."""
     clock: Callable[[], float] = time.monotonic
     seed: int = 0
-    """Of the choice of channels that widenings copy."""
+    """Of whatever growths draw."""
 
     def consult(self, network: Network, progress: Progress, allocation: Allocation) -> Consultation:
         """Ask and, in mode Auto, grow. Training is never stopped by what goes wrong here."""
@@ -99,7 +100,7 @@ class Adapter:
             accuracy_before=progress.metrics.get("validation_accuracy"),
             seconds=self.clock() - started,
         )
-        wanted = decision.action.kind is not ActionKind.NOTHING
+        wanted = decision.action.grows
         restart = (self.restart_only and wanted) or (
             result is AdaptationResult.GROWN and self.job.spec.training.schedule.restart_on_growth
         )
@@ -107,8 +108,7 @@ class Adapter:
 
     def _carry_out(self, decision: Decision, network: Network) -> tuple[Network, AdaptationResult, str]:
         problem = decision.problem[1] if decision.problem else ""
-        target = decision.action.target
-        if target is None:
+        if not decision.action.grows:
             return network, AdaptationResult.DECLINED, problem
         if self.restart_only:
             return network, AdaptationResult.DRY_RUN, "control: only the learning-rate schedule begins again"
@@ -117,25 +117,19 @@ class Adapter:
         if self.scheduler.time_left() <= 0:
             return network, AdaptationResult.FAILED, "the time budget was used up while advice was waited for"
         try:
-            grown = self._grown(network, decision.action)
+            # Another seed for each growth, the same for whoever does it again.
+            seed = (self.seed << 16) + len(network.history)
+            insertion = self.job.spec.adaptation.insertion
+            grown = network.grown(decision.action, self.example_input, insertion, seed)
         except GrowthError as error:
             return network, AdaptationResult.FAILED, str(error)
         return grown, AdaptationResult.GROWN, problem
 
-    def _grown(self, network: Network, action: Action) -> Network:
-        insertion = self.job.spec.adaptation.insertion
-        if action.kind is ActionKind.WIDEN and network.architecture is not None:
-            width = action.new_width(network.architecture)
-            # Another seed for each growth, the same for whoever does it again.
-            seed = (self.seed << 16) + len(network.history)
-            return network.widened(str(action.target), width, self.example_input, insertion, seed)
-        return network.deepened(str(action.target), self.example_input, insertion)
-
 
 def _width(network: Network, action: Action, result: AdaptationResult) -> int | None:
-    if action.kind is not ActionKind.WIDEN or result is not AdaptationResult.GROWN or network.architecture is None:
+    if result is not AdaptationResult.GROWN or network.architecture is None:
         return None
-    return network.architecture.channel_group(str(action.target)).width
+    return operation(action.kind).width(network.architecture, str(action.target))
 
 
 def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation:

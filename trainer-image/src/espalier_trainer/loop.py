@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from espalier_api.allocation import Allocation
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, GrowthAction
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, TrainerPhase
 from espalier_trainer import saving
@@ -93,7 +93,7 @@ class Trainer:
             self._training.optimizer,
             self._example,
             job.spec.adaptation.insertion,
-            widening=GrowthAction.WIDEN in job.spec.adaptation.actions,
+            job.spec.adaptation.actions,
         )
         self._progress = Progress(self._start.depth, self._start.parameters)
         self._narrator = Narrator(
@@ -198,8 +198,7 @@ class Trainer:
         for warning in self._checkpoints.warnings if self._checkpoints else ():
             self._narrator.warn("CheckpointDamaged", warning)
         if self._cannot_grow and self._advisor is not None:
-            how = "trained as it is" if self._start.architecture is None else "deepened, not widened"
-            self._narrator.warn("NotGrowable", f"the model will be {how}: {self._cannot_grow}")
+            self._narrator.warn("NotGrowable", self._cannot_grow)
 
     def _train(self) -> Ending:
         while (ending := self._boundary()) is None:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from espalier_api.architecture import WEIGHT_OPERATORS, Architecture
+from espalier_api.advice import Action
+from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthError
+from espalier_api.growth import described, operation
+from espalier_api.growth.deepen import DEEPEN
 from espalier_api.job import Insertion, OptimizerSpec
 from espalier_trainer.architecture import describe
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.errors import CheckpointMismatchError
-from espalier_trainer.net2net import (
-    Deepened,
-    Growth,
-    GrowthError,
-    Widened,
-    deepen,
-    grow_optimizer,
-    plan_widening,
-    rebuild,
-    replay,
-    widen_optimizer,
-    widened,
-)
-from espalier_trainer.net2net.rebuild import check_equal, history_of
+from espalier_trainer.net2net.deepening.step import history_of
+from espalier_trainer.net2net.history import GrowthStep, check_equal, replay, step_of
 from espalier_trainer.optimizers import build_optimizer, load_optimizer_state
 
 
@@ -37,7 +29,7 @@ class Network:
     optimizer: torch.optim.Optimizer
     architecture: Architecture | None
     """None where the module cannot be described; it is then trained, but never grown."""
-    history: tuple[Growth, ...] = ()
+    history: tuple[GrowthStep, ...] = ()
     """What was done to the starting module, in order."""
 
     @property
@@ -52,39 +44,18 @@ class Network:
         """Number of trainable scalars."""
         return sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
 
-    def deepened(self, point_id: str, example_input: Tensor, insertion: Insertion) -> Network:
-        """Return the network grown at `point_id`, computing the same; `GrowthError` where that cannot be.
+    def grown(self, action: Action, example_input: Tensor, insertion: Insertion, seed: int) -> Network:
+        """Return the network after `action`, computing the same; raises `GrowthError` where that cannot be.
 
-        This network is left as it is.
+        This network, which needs a description, is left as it is. `insertion` is how layers are inserted, `seed` says
+        whatever the growth draws.
         """
-        module = deepen(self.module, point_id, example_input, insertion=insertion)
-        optimizer = grow_optimizer(self.optimizer, self.module, module)
-        growth = Deepened(point=point_id, insertion=insertion)
-        return self._grown(module, optimizer, growth, example_input, insertion)
-
-    def widened(self, group_id: str, width: int, example_input: Tensor, insertion: Insertion, seed: int) -> Network:
-        """Return the network with `width` channels in a group, computing the same; raises `GrowthError` as `deepened`.
-
-        `seed` says which channels are copied. `insertion` is what the description's growth points tell of.
-        """
-        plan = plan_widening(self.module, group_id, width, example_input, seed=seed)
-        module = widened(self.module, plan)
-        optimizer = widen_optimizer(self.optimizer, self.module, module, plan)
-        growth = Widened(group=group_id, width=width, seed=seed)
-        return self._grown(module, optimizer, growth, example_input, insertion)
-
-    def _grown(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        growth: Growth,
-        example_input: Tensor,
-        insertion: Insertion,
-    ) -> Network:
-        before = self.architecture
-        groups = None if before is None or before.channels is None else {group.id for group in before.channel_groups}
-        description = describe(module, example_input, insertion, widening=groups is not None, tried=groups)
-        return Network(module, optimizer, description, (*self.history, growth))
+        if self.architecture is None:
+            raise GrowthError(f"the model is not described, so {action} cannot be carried out on it")
+        step = step_of(action.kind).planned(action, self.architecture, insertion, seed)
+        module, optimizer = step.grown(self.module, self.optimizer, example_input)
+        description = describe(module, example_input, insertion, before=self.architecture)
+        return Network(module, optimizer, description, (*self.history, step))
 
     def is_finite(self) -> bool:
         """Tell whether no parameter or buffer holds NaN or infinity."""
@@ -93,21 +64,31 @@ class Network:
 
 
 def new_network(
-    module: nn.Module, spec: OptimizerSpec, example_input: Tensor, insertion: Insertion, *, widening: bool = False
+    module: nn.Module,
+    spec: OptimizerSpec,
+    example_input: Tensor,
+    insertion: Insertion,
+    operations: Sequence[str] = (DEEPEN.name,),
 ) -> tuple[Network, str]:
-    """Return the starting network, and why it cannot grow ('' where it can); `widening`: it may be widened.
+    """Return the starting network, and what becomes of it where it cannot grow by all of `operations` ('' if it can).
 
-    One that cannot be widened, though it may, is described as one that deepens.
+    One that cannot grow by an operation is described for those before it; growth points come first.
     """
-    problem = ""
-    architecture = None
-    for asked in (True, False) if widening else (False,):
+    others = [name for name in operations if name != DEEPEN.name]
+    architecture, problem = None, ""
+    for count in range(len(others), -1, -1):
         try:
-            architecture = describe(module, example_input, insertion, widening=asked)
+            architecture = describe(module, example_input, insertion, others[:count])
         except GrowthError as error:
             problem = str(error)
         else:
             break
+    if architecture is None:
+        problem = f"the model will be trained as it is: {problem}"
+    elif problem:
+        done = " and ".join(each.participle for each in described(architecture))
+        left_out = " or ".join(operation(name).participle for name in others[count:])
+        problem = f"the model will be {done}, not {left_out}: {problem}"
     return Network(module, build_optimizer(spec, module), architecture), problem
 
 
@@ -120,12 +101,10 @@ def resumed_network(start: Network, checkpoint: Checkpoint, spec: OptimizerSpec,
     module, architecture = start.module, state.architecture
     history = state.growth or (() if architecture is None else history_of(architecture))
     try:
-        if any(not isinstance(growth, Deepened) for growth in history):
+        if history:
             module = replay(module, history, example_input)
-            if architecture is not None:
-                check_equal(module, architecture, example_input)
-        elif architecture is not None and history:
-            module = rebuild(module, architecture, example_input)
+        if history and architecture is not None:
+            check_equal(module, architecture, example_input)
         module.load_state_dict(checkpoint.model)
         optimizer = build_optimizer(spec, module)
         tensors = {
@@ -140,20 +119,21 @@ def resumed_network(start: Network, checkpoint: Checkpoint, spec: OptimizerSpec,
             f"the checkpoint does not fit the job's model ({' '.join(line.strip() for line in lines[:3])}); "
             "if the model's code was changed, remove the checkpoint folder to begin anew"
         ) from error
-    return Network(module, optimizer, _with_groups(architecture, start.architecture, history), history)
+    return Network(module, optimizer, _with_targets(architecture, start.architecture, history), history)
 
 
-def _with_groups(
-    architecture: Architecture | None, start: Architecture | None, history: tuple[Growth, ...]
+def _with_targets(
+    architecture: Architecture | None, start: Architecture | None, history: tuple[GrowthStep, ...]
 ) -> Architecture | None:
-    """Return the description of a checkpoint, with groups of channels where the job began to ask for them since."""
-    if architecture is None or architecture.channels is not None or start is None or start.channels is None:
+    """Return the description of a checkpoint, with the targets that the job has begun to ask for since."""
+    if architecture is None or start is None or set(described(start)) <= set(described(architecture)):
         return architecture
     grown = start
-    for growth in history:
-        if not isinstance(growth, Deepened):
-            return architecture
-        grown = grown.deepen(growth.point)
+    try:
+        for growth in history:
+            grown = growth.action.carried_out(grown)
+    except GrowthError:
+        return architecture
     # Not where the insertion is another than it was: then it is not this model that was grown on paper.
     return grown if grown.layers == architecture.layers else architecture
 

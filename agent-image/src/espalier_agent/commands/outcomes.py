@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ import click
 from espalier_agent.commands.errors import CommandError
 from espalier_agent.history import HistoryDecision, decisions
 from espalier_agent.history.schema import StoreError
-from espalier_api.advice import ActionKind
+from espalier_api.growth import operation, operation_names
 
 
 @dataclass
@@ -21,8 +21,7 @@ class Tally:
     """What became of one policy's decisions."""
 
     decisions: int = 0
-    deepened: int = 0
-    widened: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
     accuracies: list[float] = field(default_factory=list)
     shadowed: int = 0
     agreed: int = 0
@@ -30,8 +29,7 @@ class Tally:
     def take(self, decision: HistoryDecision) -> None:
         """Count a decision."""
         self.decisions += 1
-        self.deepened += decision.action.kind is ActionKind.DEEPEN
-        self.widened += decision.action.kind is ActionKind.WIDEN
+        self.kinds[decision.action.kind] += 1
         if decision.final_accuracy is not None:
             self.accuracies.append(decision.final_accuracy)
         self.shadowed += len(decision.shadows)
@@ -41,8 +39,7 @@ class Tally:
         """Return the figures; a mean or a share of nothing is null."""
         return {
             "decisions": self.decisions,
-            "deepened": self.deepened,
-            "widened": self.widened,
+            **{operation(name).participle: self.kinds[name] for name in operation_names()},
             "outcomes": len(self.accuracies),
             "meanAccuracy": sum(self.accuracies) / len(self.accuracies) if self.accuracies else None,
             "shadowed": self.shadowed,
@@ -82,12 +79,14 @@ def outcomes(sources: tuple[Path, ...], as_json: bool) -> None:
         lines = [{"policy": name, "version": version, **each.to_json()} for (name, version), each in found.items()]
         click.echo(json.dumps({"policies": lines}, indent=1))
         return
-    heads = ("policy", "decisions", "deepened", "widened", "outcomes", "accuracy", "agreement")
-    click.echo(f"{heads[0]:<32} {heads[1]:>9} {heads[2]:>8} {heads[3]:>7} {heads[4]:>8} {heads[5]:>8} {heads[6]:>9}")
+    grown = {name: operation(name).participle for name in operation_names()}
+    grown_heads = " ".join(f"{head:>{len(head)}}" for head in grown.values())
+    click.echo(f"{'policy':<32} {'decisions':>9} {grown_heads} {'outcomes':>8} {'accuracy':>8} {'agreement':>9}")
     for (name, version), each in found.items():
         figures = each.to_json()
         click.echo(
-            f"{f'{name}@{version}':<32} {each.decisions:>9} {each.deepened:>8} {each.widened:>7} "
+            f"{f'{name}@{version}':<32} {each.decisions:>9} "
+            f"{' '.join(f'{each.kinds[name]:>{len(head)}}' for name, head in grown.items())} "
             f"{len(each.accuracies):>8} "
             f"{_figure(figures['meanAccuracy']):>8} {_figure(figures['agreement']):>9}"
         )

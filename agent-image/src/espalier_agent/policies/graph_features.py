@@ -17,7 +17,7 @@ from torch import Tensor
 
 from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, LARGEST_LOG2, attribute_embedding, operator_embedding
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, Layer
-from espalier_api.channels import ChannelGroup
+from espalier_api.channel_groups import ChannelGroup
 
 READ_ATTRIBUTES: Final = (
     ("in_channels", "in_features", "num_features"),

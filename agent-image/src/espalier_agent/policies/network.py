@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from espalier_agent.policies.encoders import FixedHead, LstmModelEncoder
 from espalier_agent.policies.graph_encoder import GraphModelEncoder, PointerHead
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import Action, ActionKind
+from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
+from espalier_api.growth.deepen import DEEPEN
 
 Prepared = dict[str, Tensor]
 """Models as the fixed tensors that an encoder reads; made once, encoded in each update."""
@@ -56,7 +57,7 @@ class Outputs:
         def place(action: Action) -> int | None:
             if action.target is None:
                 return self.width - 1
-            if action.kind is ActionKind.DEEPEN:
+            if action.kind == DEEPEN.name:
                 return points.get(action.target)
             return groups.get(action.target) if action.width is None else None
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from espalier_agent.data import NAMED_MODELS, named_architecture
-from espalier_api.advice import Action
+from espalier_api.advice import Action, offered
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.documents import first_fault
+from espalier_api.growth import described, target_counts
 from espalier_api.outcomes import OutcomeTable, read_table
 
 
@@ -41,7 +42,7 @@ class DecisionTree:
     model: str
     scenario: str
     actions: tuple[Action, ...]
-    """In the table's order: each growth point of the starting model, each group of its channels, then `Nothing`."""
+    """In the table's order: all that the starting model's description offers, then `Nothing`."""
     decisions: int
     """In an episode."""
     states: tuple[State, ...]
@@ -71,12 +72,11 @@ def starting_architecture(table: OutcomeTable) -> Architecture:
                 f"({', '.join(NAMED_MODELS)}); add the starting model's architecture to the table"
             )
         architecture = named_architecture(table.model)
-    points, groups = len(architecture.growth_points), len(architecture.channel_groups)
-    if points + groups != len(table.actions) - 1:
-        widened = f" and {groups} groups of channels" if groups else ""
+    needed = len(offered(architecture)) + 1
+    if needed != len(table.actions):
         raise TableError(
-            f"table {table.name}: has {len(table.actions)} actions, where {table.model!r} with its {points} growth "
-            f"points{widened} needs {points + groups + 1}"
+            f"table {table.name}: has {len(table.actions)} actions, where {table.model!r} with its "
+            f"{target_counts(architecture)} needs {needed}"
         )
     _check_order(table, architecture)
     return architecture
@@ -87,10 +87,9 @@ def _check_order(table: OutcomeTable, architecture: Architecture) -> None:
 
     Labels are free text: one names a growth point if it ends in the id of that one alone, as a word of its own.
     """
-    points = [point.id for point in architecture.growth_points]
-    groups = [group.id for group in architecture.channel_groups]
-    # Apart, for a group may have the id of a growth point.
-    places = [*((points, point) for point in points), *((groups, group) for group in groups), (points, None)]
+    # Apart by operation, for a group of channels may have the id of a growth point.
+    alike = [each.targets(architecture) for each in described(architecture)]
+    places = [*((ids, target) for ids in alike for target in ids), (alike[0], None)]
     for index, (label, (ids, expected)) in enumerate(zip(table.actions, places, strict=True)):
         said = [each for each in ids if label == each or label.endswith(f" {each}")]
         if len(said) == 1 and said[0] != expected:
@@ -108,11 +107,7 @@ def decision_tree(table: OutcomeTable) -> DecisionTree:
     decisions were measured separately and differ by a few hundred milliseconds, so a state has their mean.
     """
     start = starting_architecture(table)
-    actions = (
-        *(Action.deepen(point.id) for point in start.growth_points),
-        *(Action.widen(group.id) for group in start.channel_groups),
-        Action.nothing(),
-    )
+    actions = (*offered(start), Action.nothing())
     outcomes = sorted(table.sequences, key=lambda outcome: outcome.actions)
     width = len(actions)
     states: list[State] = []

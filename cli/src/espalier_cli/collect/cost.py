@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from espalier_api.architecture import Architecture
-from espalier_api.channels import ChannelGroup
+from espalier_api.channel_groups import ChannelGroup
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.data.source import Data
 from espalier_trainer.models import build_model

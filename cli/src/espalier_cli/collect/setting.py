@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from espalier_api.architecture import Architecture
-from espalier_api.channels import ChannelGroup
-from espalier_api.job import AdaptiveTrainingJob, GrowthAction
+from espalier_api.channel_groups import ChannelGroup
+from espalier_api.growth.deepen import DEEPEN
+from espalier_api.job import AdaptiveTrainingJob
 from espalier_cli.collect.cost import StepCost, measure_cost, parse_cost
 from espalier_cli.collect.training import CollectError, Collection, Time, prepared, usable_device
 from espalier_trainer.architecture import describe
@@ -47,10 +48,9 @@ def set_up(
     example = data.example_input()
     model = build_model(job.spec.training.model, data.classes, example)
     spec = job.spec.adaptation
-    if GrowthAction.DEEPEN not in spec.actions:
+    if DEEPEN.name not in spec.actions:
         raise CollectError("adaptation.actions: every table has the growth points as actions; allow Deepen too")
-    widening = GrowthAction.WIDEN in spec.actions
-    architecture = describe(model, example, spec.insertion, widening=widening)
+    architecture = describe(model, example, spec.insertion, spec.actions)
     points, groups = tuple(point.id for point in architecture.growth_points), architecture.channel_groups
     if not points:
         raise CollectError(f"model {job.spec.training.model.name or job.spec.training.model.entrypoint}: cannot grow")

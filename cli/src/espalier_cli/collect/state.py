@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from espalier_api.base import Record
-from espalier_api.channels import ChannelGroup
+from espalier_api.channel_groups import ChannelGroup
 from espalier_api.documents import DocumentError, read_document, write_document
 from espalier_cli.collect.cost import StepCost, cost_of
 from espalier_cli.collect.plan import Run

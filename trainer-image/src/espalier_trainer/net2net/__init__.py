@@ -20,12 +20,13 @@ from espalier_api.architecture import GrowthError, GrowthPoint
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import DeepenBlock
 from espalier_trainer.net2net.deepening.deepen import deepen, growth_points
-from espalier_trainer.net2net.history import Deepened, Growth, Widened, replay
+from espalier_trainer.net2net.deepening.step import Deepened, rebuild
+from espalier_trainer.net2net.history import Growth, replay
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.optimizer import grow_optimizer
-from espalier_trainer.net2net.rebuild import rebuild
 from espalier_trainer.net2net.widening.groups import WideningGroup
 from espalier_trainer.net2net.widening.optimizer import widen_optimizer
+from espalier_trainer.net2net.widening.step import Widened
 from espalier_trainer.net2net.widening.widen import (
     Widening,
     plan_widening,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from espalier_api.advice import ActionKind
+from espalier_api.growth import NOTHING, operation_names
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_api.status import ConditionType, JobStatus
@@ -118,7 +118,7 @@ def _adaptations(was: JobStatus, after: JobStatus, place: tuple[str, str]) -> It
 def _kind(action: str) -> str:
     """Return the kind of an action; a trainer may write what it likes, and each kind is a series."""
     kind = action.partition("(")[0]
-    return kind if kind in {*ActionKind, "Distill"} else "other"
+    return kind if kind in {*operation_names(), NOTHING, "Distill"} else "other"
 
 
 def _change(adaptation: Adaptation) -> float | None:

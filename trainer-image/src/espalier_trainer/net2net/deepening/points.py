@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from torch import nn
 
 from espalier_api.architecture import GrowthError, GrowthPoint
-from espalier_api.channels import Channels
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import STACK, DeepenBlock, GrownStack
 from espalier_trainer.net2net.deepening.conditions import (
@@ -54,8 +53,8 @@ class Place:
         """Path of the host's `GrownStack`."""
         return f"{self.host}.{STACK}" if self.host else STACK
 
-    def point(self, insertion: Insertion, channels: Channels | None = None) -> GrowthPoint:
-        """Return the api's growth point, for this kind of insertion, with the channels of what is inserted."""
+    def point(self, insertion: Insertion) -> GrowthPoint:
+        """Return the api's growth point, for this kind of insertion."""
         return GrowthPoint(
             id=self.id,
             kind=self.block.operator,
@@ -63,7 +62,6 @@ class Place:
             block=self.stack,
             grown=self.grown,
             insertion=insertion_layers(self.block.variant(insertion)),
-            channels=channels,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from espalier_api.channels import ChannelGroup, Channels, Weight, in_order
+from espalier_api.channel_groups import ChannelGroup, Channels, Weight, in_order
 
 
 def inserted(

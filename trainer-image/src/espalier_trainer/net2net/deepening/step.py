@@ -1,0 +1,79 @@
+"""Deepening as a growth operation: one `deepen`; and the deepened model again from a description."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Literal, Self
+
+from torch import nn
+from torch.optim import Optimizer
+
+from espalier_api.advice import Action
+from espalier_api.architecture import Architecture, GrowthPoint
+from espalier_api.job import Insertion
+from espalier_trainer.net2net.deepening.deepen import deepen
+from espalier_trainer.net2net.deepening.trial import tried_places
+from espalier_trainer.net2net.history import GrowthStep, Traced, check_equal, replay
+from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.optimizer import grow_optimizer
+
+
+class Deepened(GrowthStep):
+    """One `deepen`."""
+
+    kind: Literal["Deepened"] = "Deepened"
+    point: str
+    insertion: Insertion = Insertion.EXACT
+
+    @classmethod
+    def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
+        """Return the description with its growth points; see `GrowthStep.described`."""
+        places = tried_places(traced.model, traced.graph, traced.example_input).found
+        points = tuple(place.point(traced.insertion) for place in places)
+        return architecture.model_copy(update={"growth_points": points})
+
+    @classmethod
+    def planned(cls, action: Action, architecture: Architecture, insertion: Insertion, seed: int) -> Self:
+        """Return the `deepen` at the action's growth point."""
+        return cls(point=str(action.target), insertion=insertion)
+
+    @property
+    def action(self) -> Action:
+        """`Deepen` with the growth point."""
+        return Action.deepen(self.point)
+
+    def again(self, model: nn.Module, example_input: ExampleInput) -> nn.Module:
+        """Return the grown copy; raises `GrowthError` as `deepen` does."""
+        return deepen(model, self.point, example_input, self.insertion)
+
+    def grown(self, model: nn.Module, optimizer: Optimizer, example_input: ExampleInput) -> tuple[nn.Module, Optimizer]:
+        """Return the grown copy and its optimizer; see `GrowthStep.grown`."""
+        deeper = self.again(model, example_input)
+        return deeper, grow_optimizer(optimizer, model, deeper)
+
+
+def rebuild(model: nn.Module, architecture: Architecture, example_input: ExampleInput) -> nn.Module:
+    """Return a copy of `model`, the result of the original constructor, deepened as `architecture` says.
+
+    The state dict of the model that `architecture` was made from loads into it strictly; until then the new layers
+    are identities. Raises `GrowthError` naming the first layer in which the two differ, where `model` is not the
+    starting model of that description.
+    """
+    deeper = replay(model, history_of(architecture), example_input)
+    check_equal(deeper, architecture, example_input)
+    return deeper
+
+
+def history_of(architecture: Architecture) -> tuple[Deepened, ...]:
+    """Return the growth in depth that a description tells of, point by point: in which order is not known."""
+    names = {layer.name for layer in architecture.layers}
+    return tuple(
+        Deepened(point=point.id, insertion=_insertion(point, index, names))
+        for point in architecture.growth_points
+        for index in range(point.grown)
+    )
+
+
+def _insertion(point: GrowthPoint, index: int, names: Container[str]) -> Insertion:
+    normed = f"{point.block}.{index}.norm" in names
+    return Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT

@@ -72,7 +72,7 @@ def copy_of_the_project(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "old", "new", "stale"),
     [
-        ("charts/espalier/values.yaml", "# Processor.", "# Processors.", ["values.schema.json", "README.md"]),
+        ("charts/espalier/values.yaml", "# CPU.", "# CPUs.", ["values.schema.json", "README.md"]),
         ("charts/espalier/values.yaml", "replicas: 1", "replicas: 2", ["README.md"]),
         ("crds/adaptivetrainingjobs.espalier.dev.yaml", "- atj", "- job", ["files/adaptivetrainingjobs"]),
     ],
@@ -101,7 +101,7 @@ def test_it_is_seen_when_something_is_stale_and_made_good(
     ("text", "message"),
     [
         ("# More.\nmore: 1\n", "values.schema.json lacks more"),
-        ("\nimage:\n  # Where.\n  registry: x\n", "values.yaml says nothing above image"),
+        ("\nimage:\n  # Where.\n  registry: x\n", "values.yaml has no comment above image"),
     ],
 )
 def test_a_value_without_schema_or_comment_is_an_error(tmp_path: Path, text: str, message: str) -> None:

@@ -90,7 +90,7 @@ BAD: tuple[tuple[str, Any, str, str], ...] = (
         "spec.training.dataset.path",
         ...,
         "spec.training.dataset.path",
-        "is needed for imagefolder: a folder with one folder of images a class",
+        "is needed for imagefolder: a folder with one folder of images per class",
     ),
     ("spec.training.seed", 2**32, "spec.training.seed", "should be less than"),
     ("spec.training.optimizer.momentum", 1, "spec.training.optimizer.momentum", "should be less than 1"),

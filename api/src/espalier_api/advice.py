@@ -1,4 +1,4 @@
-"""What a trainer asks the agent, what the agent answers, and what came of it."""
+"""Requests of a trainer to the agent, the agent's answers, and their outcomes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from espalier_api.growth.widen import WIDEN
 from espalier_api.report import Metric
 
 MAX_DECISION_IDS: Final = 1000
-"""In one report. A job decides a hundred times at most (`maxAdaptations`)."""
+"""Maximum in one report. A job makes at most a hundred decisions (`maxAdaptations`)."""
 DecisionId = Annotated[str, Field(max_length=200)]
-"""The agent's are UUIDs of 36 characters; another agent may have its own."""
+"""Maximum length. The agent uses UUIDs of 36 characters; another agent may use other ids."""
 
 
 def _growth_or_nothing(kind: str) -> str:
@@ -25,9 +25,9 @@ def _growth_or_nothing(kind: str) -> str:
 
 
 class Action(Record):
-    """One thing that may be done to a model.
+    """One change that a model allows.
 
-    Equation 1 of Lamelas, `{Deepen(l_1), ..., Deepen(l_n), Do Nothing}`, and beside it `Widen(g_1), ..., Widen(g_m)`.
+    Equation 1 of Lamelas, `{Deepen(l_1), ..., Deepen(l_n), Do Nothing}`, and in addition `Widen(g_1), ..., Widen(g_m)`.
     """
 
     kind: Annotated[str, AfterValidator(_growth_or_nothing)]
@@ -35,7 +35,7 @@ class Action(Record):
     target: str | None = None
     """The growth point's id for `Deepen`, the group's for `Widen`; absent for `Nothing`."""
     width: int | None = Field(default=None, ge=1)
-    """Of `Widen` only: how many channels the group is to have; absent: twice as many as it has."""
+    """For `Widen` only: the new number of channels of the group; if absent, twice the current number."""
 
     @model_validator(mode="after")
     def _target_fits_kind(self) -> Self:
@@ -57,21 +57,21 @@ class Action(Record):
 
     @classmethod
     def nothing(cls) -> Action:
-        """Leave the model as it is."""
+        """Return the action that does not change the model."""
         return cls(kind=NOTHING)
 
     @classmethod
     def deepen(cls, point: str) -> Action:
-        """Add a layer at growth point `point`."""
+        """Return the action that adds a layer at growth point `point`."""
         return cls(kind=DEEPEN.name, target=point)
 
     @classmethod
     def widen(cls, group: str, width: int | None = None) -> Action:
-        """Give `group` `width` channels; without a width, twice as many as it has."""
+        """Return the action that gives `group` `width` channels; without a width, twice the current number."""
         return cls(kind=WIDEN.name, target=group, width=width)
 
     def carried_out(self, architecture: Architecture) -> Architecture:
-        """Return the description after this action; raises `GrowthError` where it cannot be carried out."""
+        """Return the description after this action; raise `GrowthError` if it cannot be carried out."""
         if self.target is None:
             return architecture
         return operation(self.kind).grown(architecture, self.target, self.width)
@@ -91,7 +91,7 @@ def offered(architecture: Architecture) -> tuple[Action, ...]:
 
 
 class Progress(Record):
-    """How far training has come when advice is asked for."""
+    """The progress of training at a request for advice."""
 
     epoch: int = Field(default=0, ge=0)
     step: int = Field(default=0, ge=0)
@@ -110,7 +110,7 @@ class AdviceRequest(Record):
     allocation: Allocation = Allocation()
     progress: Progress = Progress()
     allowed_actions: tuple[Action, ...] | None = None
-    """What may be answered; absent: all that the architecture offers, and `Nothing`."""
+    """Allowed answers; if absent, everything that the architecture offers, and `Nothing`."""
 
     def actions(self) -> tuple[Action, ...]:
         """Return the allowed actions that the architecture offers.
@@ -118,7 +118,7 @@ class AdviceRequest(Record):
         They come in the order of `offered`; after a target's own growth, those to widths that were listed, ascending.
         `Nothing` is always last.
 
-        `Nothing` is allowed even when it is not listed: a trainer can always leave its model as it is.
+        `Nothing` is allowed even when it is not listed: a trainer can always keep its model.
         """
         allowed = None if self.allowed_actions is None else set(self.allowed_actions)
         named = sorted((action for action in allowed or () if action.width is not None), key=lambda one: one.width or 0)
@@ -166,4 +166,4 @@ class OutcomeReceipt(Record):
     """The answer to an `OutcomeReport`."""
 
     accepted: int = Field(ge=0)
-    """How many decision ids were taken in."""
+    """Number of decision ids that were accepted."""

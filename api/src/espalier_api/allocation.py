@@ -1,4 +1,4 @@
-"""What the scheduler grants a job at a moment, and how much of the time budget is used."""
+"""What the scheduler grants a job at a moment, and the used part of its time budget."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Allocation(Record):
     """
 
     generation: int = Field(default=0, ge=0)
-    """Rises by one with each change."""
+    """Increases by one with each change."""
     replicas: int = Field(default=0, ge=0)
     """Workers, base and extra together."""
     gpus: int = Field(default=0, ge=0)
@@ -53,7 +53,7 @@ class TimeBudget(Record):
 
 
 class AllocationDocument(Record):
-    """The allocation file: all that a scheduler tells a trainer without an API server.
+    """The allocation file: the complete message of a scheduler to a trainer without an API server.
 
     `time_budget.used_seconds` is true at the moment of writing and is read once, when the trainer starts; from
     then on the trainer counts by its own monotonic clock.
@@ -63,7 +63,7 @@ class AllocationDocument(Record):
     allocation: Allocation
     time_budget: TimeBudget
     base_replicas: int = Field(default=1, ge=0)
-    """`spec.minReplicas`: what is above it is extra."""
+    """`spec.minReplicas`: workers above this number are extra."""
     stop: Reason | None = None
-    """Set when the job is to end now, and why. `GPUBudgetExhausted` is a normal end: the trainer evaluates and
-    completes; after anything else (suspension) it leaves a checkpoint to go on from."""
+    """Set if the job must end now, with the reason. `GPUBudgetExhausted` is a normal end: the trainer evaluates and
+    completes. For any other reason (suspension), it saves a checkpoint to resume from."""

@@ -33,7 +33,7 @@ class Layer(Record):
     operator: str
     """Canonical: `Conv2d`, `BatchNorm2d`, `ReLU`, `Linear`, `Add`, `Concat`, ..., `Input`."""
     attributes: dict[str, AttributeValue] = Field(default_factory=dict)
-    """What tells two layers of one operator apart (channels, kernel size, ...)."""
+    """What distinguishes two layers of one operator (channels, kernel size, ...)."""
     inputs: tuple[str, ...] = ()
     """Names of the layers whose outputs it reads, in argument order."""
     parameters: int = Field(default=0, ge=0)
@@ -50,7 +50,7 @@ class GrowthPoint(Record):
     """
 
     id: Unicode
-    """Empty where the model itself is the marked block."""
+    """Empty if the model itself is the marked block."""
     kind: str
     """Operator of the layer that a growth repeats: `Linear` or `Conv2d`."""
     after: str
@@ -58,7 +58,7 @@ class GrowthPoint(Record):
     grown: int = Field(default=0, ge=0)
     insertion: tuple[Layer, ...] = Field(min_length=1)
     channels: Channels | None = None
-    """How the insertion's channels hang together, names relative to it; absent where the architecture's is."""
+    """How the insertion's channels depend on each other, with relative names; absent if the architecture has none."""
 
 
 class Architecture(Record):
@@ -124,7 +124,7 @@ class Architecture(Record):
         return {point.id: point.grown for point in self.growth_points if point.grown}
 
     def growth_point(self, point_id: str) -> GrowthPoint:
-        """Return the growth point with this id; `GrowthError` names the ids there are."""
+        """Return the growth point with this id; `GrowthError` lists the existing ids."""
         for point in self.growth_points:
             if point.id == point_id:
                 return point
@@ -133,11 +133,11 @@ class Architecture(Record):
 
     @property
     def channel_groups(self) -> tuple[ChannelGroup, ...]:
-        """The groups that can be widened; none where nobody asked for them."""
+        """The groups that can be widened; none unless requested."""
         return () if self.channels is None else self.channels.groups
 
     def channel_group(self, group_id: str) -> ChannelGroup:
-        """Return the group of channels with this id; `GrowthError` names the ids there are."""
+        """Return the group of channels with this id; `GrowthError` lists the existing ids."""
         for group in self.channel_groups:
             if group.id == group_id:
                 return group

@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 Unicode = Annotated[str, Field(min_length=0)]
-"""Text that can be written as UTF-8: JSON can carry half a character, and any bound on the length refuses it."""
+"""Text that can be written as UTF-8. JSON can contain a lone surrogate; any bound on the length rejects it."""
 
 
 class Strict(BaseModel):
-    """Written by a person: unknown fields are errors, numbers are finite."""
+    """Written by people: unknown fields are errors, numbers are finite."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -29,7 +29,7 @@ class Strict(BaseModel):
     )
 
     def to_json(self) -> dict[str, object]:
-        """Return the model as plain JSON types under its outside (camelCase) names, without unset optionals."""
+        """Return the model as plain JSON types under its camelCase names, without unset optionals."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

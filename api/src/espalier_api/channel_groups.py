@@ -25,7 +25,7 @@ class Follower(Record):
     at: str
     """The layer whose output has these channels: one that `layer` reads, or itself."""
     per_channel: int = Field(ge=1)
-    """By how much it rises with each channel: more than 1 behind a flattening."""
+    """Increase per channel: more than 1 after a flattening."""
     dim: int = Field(default=0, ge=0)
     """Of an attribute that is a shape: which entry rises."""
 
@@ -85,7 +85,7 @@ class Weight(Record):
     axes: tuple[Axis, ...]
 
     def widened(self, more: Mapping[str, int]) -> Self:
-        """Return it with so many more channels, by group."""
+        """Return the weight after groups gained channels; `more` is by group."""
         shape = list(self.shape)
         for axis in self.axes:
             shape[axis.dim] += more.get(axis.group, 0) * axis.per_channel // axis.parts

@@ -1,7 +1,7 @@
-"""Versioned JSON files, written atomically: how parts talk to each other without an API server.
+"""Versioned JSON files, written atomically: how parts communicate without an API server.
 
-A reader never sees half a document (written beside it, fsynced, renamed) unless something else damaged the file,
-and never guesses at a version it does not know.
+A document is written to a temporary file, fsynced and renamed, so a reader never sees half of it unless something else
+damaged the file. A reader rejects versions that it does not know.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 VERSION: Final = 1
-"""The version of all documents that this Espalier writes. Raised when an older reader would misread a newer one."""
+"""The version of all documents that this Espalier writes. Raise it if older readers would misread newer documents."""
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Of a file of text that is read. Those that Espalier writes are thousands of times smaller."""
+"""Maximum size of a text file that is read. The files that Espalier writes are thousands of times smaller."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -34,7 +34,7 @@ class DoubledKeyError(ValueError):
 
 
 def without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object as a dictionary: of a key that is there twice nobody knows which value was meant."""
+    """Return a JSON object as a dictionary; reject duplicate keys, whose meaning is ambiguous."""
     whole = dict(pairs)
     if len(whole) != len(pairs):
         key = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
@@ -43,7 +43,7 @@ def without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Return what is in a file; `DocumentError` where that is more than `limit` bytes, and no more is read."""
+    """Return the content of a file; raise `DocumentError` if it has more than `limit` bytes, without reading more."""
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -92,7 +92,7 @@ def loads(text: str, model: type[ModelT], source: str) -> ModelT:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the place and the reason of the first thing that a model found wrong.
+    """Return the position and the reason of the first error that a model found.
 
     Of what may be of several types all are tried, and the first to complain is not the one that knows best: a figure
     that is not finite is named before all else.
@@ -114,7 +114,7 @@ def read_document(path: Path, model: type[ModelT]) -> ModelT:
 
 
 def write_document(path: Path, model: BaseModel) -> None:
-    """Write `model` to `path` so that a reader sees the old document or the new one, nothing between."""
+    """Write `model` to `path` so that a reader sees the old document or the new one, and nothing in between."""
     write_text_atomically(path, dumps(model))
 
 
@@ -124,7 +124,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def print_or_write(text: str, arguments: Sequence[str]) -> None:
-    """Print a generated page, or write it to the path that is the first of a command's `arguments`."""
+    """Print a generated page, or write it to the path in the first of a command's `arguments`."""
     if arguments:
         write_text_atomically(Path(arguments[0]), text)
     else:
@@ -132,8 +132,8 @@ def print_or_write(text: str, arguments: Sequence[str]) -> None:
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to `path` by way of a temporary file in its folder, fsync and rename."""
-    # Not tempfile's: those are readable by their owner alone, and the other end may be another user.
+    """Write `content` to `path` through a temporary file in its folder, fsync and rename."""
+    # Not tempfile: its files are readable by their owner only, and the reader may be another user.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:

@@ -16,7 +16,7 @@ from espalier_api.report import Adaptation
 
 
 class Event(Record):
-    """What all events have."""
+    """Fields of all events."""
 
     time: AwareDatetime
     used_seconds: float = Field(ge=0)
@@ -60,7 +60,7 @@ class AdaptationFinished(Event):
 
 
 class TrialStarted(Event):
-    """GPUs were taken back: a smaller model learns from the grown one, which is kept till the two are compared."""
+    """GPUs were taken back: a smaller model learns from the grown one, which is kept until the two are compared."""
 
     type: Literal["TrialStarted"] = "TrialStarted"
     step: int
@@ -85,9 +85,9 @@ class WorkersChanged(Event):
 
     type: Literal["WorkersChanged"] = "WorkersChanged"
     workers: int
-    """That train together now, the leader included."""
+    """Number of workers that train together now, leader included."""
     seconds: float
-    """For which training paused."""
+    """Duration of the pause of training."""
 
 
 class Warned(Event):
@@ -127,7 +127,7 @@ class AllocationAcknowledged(Event):
     type: Literal["AllocationAcknowledged"] = "AllocationAcknowledged"
     generation: int
     seconds: float
-    """From the writing of the allocation to the sight of the acknowledgement, wall time."""
+    """Time from the write of the allocation until the scheduler saw the acknowledgement, wall time."""
 
 
 class GPUsChanged(Event):

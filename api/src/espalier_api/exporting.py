@@ -1,4 +1,4 @@
-"""The metrics of one part as Prometheus scrapes them, made of the catalogue in `espalier_api.metrics`."""
+"""The metrics of one part as Prometheus scrapes them, from the catalogue in `espalier_api.metrics`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from espalier_api.metrics import FAMILIES, Exporter, MetricType
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
-"""Of what `Metrics.text` returns."""
+"""Content type of `Metrics.text`."""
 
 
 class Metrics:
@@ -44,7 +44,7 @@ class Metrics:
                     self._histograms[name] = made
 
     def count(self, name: str, *labels: str, amount: float = 1.0) -> None:
-        """Let a counter rise by `amount`."""
+        """Increase a counter by `amount`."""
         counter = self._counters[name]
         (counter.labels(*labels) if labels else counter).inc(amount)
 
@@ -54,12 +54,12 @@ class Metrics:
         (gauge.labels(*labels) if labels else gauge).set(value)
 
     def observe(self, name: str, value: float, *labels: str) -> None:
-        """Let a histogram take in `value`."""
+        """Add `value` to a histogram."""
         histogram = self._histograms[name]
         (histogram.labels(*labels) if labels else histogram).observe(value)
 
     def forget(self, name: str, *labels: str) -> None:
-        """Take a series away; one that comes again begins at zero."""
+        """Remove a series; if it is used again, it starts at zero."""
         (self._counters.get(name) or self._histograms.get(name) or self._gauges[name]).remove(*labels)
 
     def is_counter(self, name: str) -> bool:
@@ -67,7 +67,7 @@ class Metrics:
         return name in self._counters
 
     def text(self) -> bytes:
-        """Return all of them in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.exposed)
 
 

@@ -1,6 +1,6 @@
-"""The page of the job field by field, made of the models.
+"""The page of the job, field by field, generated from the models.
 
-`python -m espalier_api.job_reference` prints it, with a path it writes it there.
+`python -m espalier_api.job_reference` prints it; with a path, it writes it there.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _HEAD: Final = """\
 
 <!-- Written by `make docs` from api/src/espalier_api/job.py and pod_template.py; change it there. -->
 
-All fields of `spec` of an `AdaptiveTrainingJob` (`espalier.dev/v1alpha1`), for `espalier run` and for a cluster alike.
-Only `timeBudgetSeconds` is required. Fields are written as paths below `spec`; what is not among them is refused. A
-field without default may be absent, which means what its sentence says.
+This page lists all fields of `spec` of an `AdaptiveTrainingJob` (`espalier.dev/v1alpha1`). They are the same for
+`espalier run` and for a cluster. Only `timeBudgetSeconds` is required. Fields are written as paths below `spec`; other
+fields are rejected. Fields without a default are optional; their description explains what their absence means.
 
 ```console
 $ .venv/bin/espalier validate examples/digits.yaml
 ```
 
-says every problem of a file with its line, field, value and what is allowed. `kubectl apply` says the same, as types
-and rules are in the custom resource, too. Below a table stands what is refused although each field alone is as it
-should be, in the API server's words.
+reports every problem in a file, with the line, the field, the value and the allowed values. `kubectl apply` reports the
+same, because the custom resource contains the same types and rules. Below each table are the combinations that are
+rejected although each field is valid by itself, with the messages of the API server.
 """
 _ALTERNATIVES: Final = re.compile(r"\^\(([A-Za-z0-9_:\[\]+*|-]+)\)\$")
-"""A pattern that is nothing but a choice of words."""
+"""A pattern that only lists alternatives."""
 _OPEN: Final = "x-kubernetes-preserve-unknown-fields"
 _INT_OR_STRING: Final = "x-kubernetes-int-or-string"
 _PLURALS: Final = {"text": "texts", "integer": "integers", "object": "objects", "number or text": "quantities"}
 
 
 def page() -> str:
-    """Return the page: for each object of a job's `spec` a table of its fields, and what the API server refuses."""
+    """Return the page: a table of fields for each object of a job's `spec`, and what the API server rejects."""
     schema = structural(JobSpec, RULES, defaults=True)
     return "\n".join([_HEAD, *_sections("spec", schema), *_rules_of_the_whole(), ""])
 
@@ -51,7 +51,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
     """Yield the object at `path`, then the objects in it, in the order of the models."""
     yield f"## `{path}`\n\n{_prose(schema)}\n"
     if schema.get(_OPEN):
-        yield "Other fields of Kubernetes' own are passed on as they are.\n"
+        yield "Other fields of Kubernetes are passed on unchanged.\n"
     yield "| field | type | default | allowed | meaning |\n| --- | --- | --- | --- | --- |"
     required = schema.get("required", ())
     below = path.partition(".")[2]
@@ -60,7 +60,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
         yield f"| `{below}{'.' if below else ''}{name}` |" + "".join(f" {cell} |" for cell in cells)
     yield ""
     if rules := schema.get("x-kubernetes-validations"):
-        yield "\n".join(["Refused:\n", *map(_said, rules), ""])
+        yield "\n".join(["Rejected:\n", *map(_message, rules), ""])
     for name, field in schema["properties"].items():
         inner = field.get("items", field)
         if "properties" in inner:
@@ -68,12 +68,12 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _rules_of_the_whole() -> Iterator[str]:
-    yield "## Names and changes\n\nRefused of a job as a whole:\n"
-    yield from map(_said, RULES[KIND])
+    yield "## Names and changes\n\nRejected for a job as a whole:\n"
+    yield from map(_message, RULES[KIND])
 
 
-def _said(rule: Mapping[str, Any]) -> str:
-    """Return what the API server says where a rule is broken, as an item of a list."""
+def _message(rule: Mapping[str, Any]) -> str:
+    """Return the API server's message for a broken rule, as an item of a list."""
     field = rule.get("fieldPath", "").removeprefix(".")
     return f"- `{field}`: {_cell(rule['message'])}" if field else f"- {_cell(rule['message'])}"
 
@@ -101,12 +101,12 @@ def _plural(items: Schema) -> str:
 def _default(field: Schema, required: bool) -> str:
     if required:
         return "required"
-    # What is left out of an object has defaults of its own, in its own table.
+    # The fields of an object have their own defaults, in its table.
     return f"`{json.dumps(field['default'])}`" if field.get("default") not in (None, {}) else ""
 
 
 def _allowed(field: Schema) -> str:
-    """Return what a value must be besides of its type."""
+    """Return the constraints on a value in addition to its type."""
     values = field.get("items", {}).get("enum") or field.get("enum")
     if values:
         return ", ".join(f"`{value}`" for value in values)
@@ -134,7 +134,7 @@ def _number(value: Any) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a pattern as code, without what a table, Markdown or a search for links would take for its own."""
+    """Return a pattern as code, with characters escaped that Markdown, tables or link checks would interpret."""
     if re.fullmatch(r"[\w:-]+", text):
         return f"`{text}`"
     return f"<code>{re.sub(r'[^A-Za-z0-9 .,:/?$+-]', lambda found: f'&#{ord(found[0])};', text)}</code>"
@@ -145,7 +145,7 @@ def _prose(field: Schema) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return `text` as one line, without what a table or Markdown would take for its own."""
+    """Return `text` as one line, with characters escaped that Markdown or tables would interpret."""
     line = " ".join(text.split()).replace("|", "&#124;")
     return "".join(
         part if index % 2 else html.escape(part, quote=False) for index, part in enumerate(re.split("(`[^`]*`)", line))
@@ -153,7 +153,7 @@ def _cell(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the page, or write it to the path that is given."""
+    """Print the page, or write it to the given path."""
     print_or_write(page(), arguments)
 
 

@@ -23,14 +23,14 @@ from espalier_api.documents import DocumentError, DoubledKeyError, first_fault, 
 from espalier_api.growth import operation, target_counts
 
 MEAN_TOLERANCE: Final = 1e-4
-"""How far a mean or a deviation may be from that of the figures beside it: both are rounded."""
+"""Tolerance between a stored mean or deviation and the one of its figures, because both are rounded."""
 
-# Strict: text and booleans are no figures, though they can be read as such.
+# Strict: text and booleans are not figures, although they could be parsed as such.
 _Index = Annotated[int, Field(strict=True)]
 _Seconds = Annotated[float, Field(strict=True)]
 _Accuracy = Annotated[float, Field(strict=True, ge=0, le=1)]
 _Text = Annotated[str, Field(min_length=1)]
-"""A bound on its length makes that it is Unicode, too: JSON can carry half a character."""
+"""A bound on the length also ensures valid Unicode: JSON can contain a lone surrogate."""
 MAX_DECISIONS: Final = 32
 """All sequences of more than these are no table that could be collected."""
 

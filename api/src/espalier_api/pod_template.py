@@ -1,4 +1,4 @@
-"""The part of a Kubernetes pod template that we read: containers and their GPU limits. The rest is passed on."""
+"""The part of a Kubernetes pod template that Espalier reads: containers and their GPU limits. The rest is passed on."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DNS_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 QUANTITY_PATTERN: Final = r"[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?"
 _QUANTITY: Final = re.compile(QUANTITY_PATTERN)
 _NATIVE: Final = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.*", re.DOTALL)
-"""Resources that Kubernetes divides; all others are extended resources, of which it takes whole numbers only."""
+"""Resources that can be fractions. All others are extended resources, which must be whole numbers."""
 _WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,7}")
 MAX_CONTAINERS: Final = 32
 MAX_RESOURCES: Final = 32
-"""Bounds so that the API server can reckon what checking costs it."""
+"""Bounds, so that the API server can estimate the cost of validation."""
 
 
 def _quantity(value: int | float | str) -> int | float | str:
@@ -30,20 +30,20 @@ def _quantity(value: int | float | str) -> int | float | str:
 Quantity = Annotated[
     int | float | str, AfterValidator(_quantity), Field(json_schema_extra={"pattern": f"^{QUANTITY_PATTERN}$"})
 ]
-"""How much of a resource. On Kubernetes a number with a fraction must be text: `"0.5"` or `500m`."""
+"""An amount of a resource. On Kubernetes, a number with a fraction must be text: `"0.5"` or `500m`."""
 
 MappingList = tuple[dict[str, Any], ...]
-"""Kubernetes objects that are passed on as they are."""
+"""Kubernetes objects that are passed on unchanged."""
 
 
 class ResourceRequirements(Strict):
-    """Part of a container; only GPU limits are read."""
+    """Resources of a container; Espalier reads GPU limits only."""
 
     model_config = ConfigDict(extra="allow")
     limits: dict[str, Quantity] = Field(default_factory=dict, max_length=MAX_RESOURCES)
-    """At most so much; the GPUs of a worker are the sum over its containers."""
+    """Upper limits. The GPUs of a worker are the sum over its containers."""
     requests: dict[str, Quantity] = Field(default_factory=dict, max_length=MAX_RESOURCES)
-    """At least so much."""
+    """Guaranteed amounts."""
 
     @field_validator("limits")
     @classmethod
@@ -59,7 +59,7 @@ class ResourceRequirements(Strict):
 
 
 class VolumeMount(Strict):
-    """Where a container sees a volume."""
+    """The mount of a volume in a container."""
 
     model_config = ConfigDict(extra="allow")
     name: str
@@ -69,11 +69,11 @@ class VolumeMount(Strict):
 
 
 class Container(Strict):
-    """A container of the pod template: an ordinary Kubernetes container, of which we read or complete these fields."""
+    """A Kubernetes container, of which Espalier reads or completes these fields."""
 
     model_config = ConfigDict(extra="allow")
     name: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)] = "trainer"
-    """Differs from container to container."""
+    """Unique name."""
     image: str | None = None
     """Default: the ready trainer image."""
     command: tuple[str, ...] = ()
@@ -81,30 +81,30 @@ class Container(Strict):
     args: tuple[str, ...] = ()
     """Arguments of the command."""
     env: MappingList | None = None
-    """Environment variables; Espalier's come before them."""
+    """Environment variables, after those that Espalier adds."""
     volume_mounts: tuple[VolumeMount, ...] | None = None
-    """Volumes that it sees."""
+    """Volumes mounted in the container."""
     security_context: dict[str, Any] | None = None
-    """Passed on."""
+    """Passed on unchanged."""
     resources: ResourceRequirements = ResourceRequirements()
 
 
 class PodSpec(Strict):
-    """An ordinary pod spec, of which we read or complete these fields."""
+    """A Kubernetes pod spec, of which Espalier reads or completes these fields."""
 
     model_config = ConfigDict(extra="allow")
     containers: tuple[Container, ...] = Field(min_length=1, max_length=MAX_CONTAINERS)
-    """The first one trains."""
+    """Containers; the first one trains."""
     volumes: MappingList | None = None
-    """Volumes; Espalier's are added."""
+    """Volumes; Espalier adds its own."""
     node_selector: dict[str, str] | None = None
-    """Labels of the nodes that may run it."""
+    """Labels of the nodes that may run the pod."""
     tolerations: MappingList | None = None
-    """Taints that it tolerates; Espalier's are added."""
+    """Tolerations; Espalier adds its own."""
     security_context: dict[str, Any] | None = None
     """Passed on; completed for the ready trainer image."""
     service_account_name: str | None = None
-    """Default: an account of the job's own, which may see the job and write its report."""
+    """Default: a separate account for each job, which may read the job and write its report."""
 
     @field_validator("containers")
     @classmethod
@@ -116,7 +116,7 @@ class PodSpec(Strict):
 
 
 class PodMetadata(Strict):
-    """Labels and annotations that the job's pods get besides Espalier's own."""
+    """Labels and annotations of the job's pods, in addition to Espalier's."""
 
     model_config = ConfigDict(extra="allow")
     labels: dict[str, str] | None = None
@@ -126,14 +126,14 @@ class PodMetadata(Strict):
 
 
 class PodTemplate(Strict):
-    """An ordinary pod template."""
+    """A Kubernetes pod template."""
 
     model_config = ConfigDict(extra="allow")
     metadata: PodMetadata | None = None
     spec: PodSpec
 
     def gpus(self, resource: str = DEFAULT_GPU_RESOURCE) -> int:
-        """Return the sum of the containers' limits of `resource`; `ValueError` as `JobSpec.gpus_per_worker`."""
+        """Return the sum of the containers' limits of `resource`; `ValueError` as in `JobSpec.gpus_per_worker`."""
         total = 0
         for container in self.spec.containers:
             limit = container.resources.limits.get(resource, 0)

@@ -1,6 +1,6 @@
-"""Why something is as it is: one enum for conditions, events, metrics and `espalier explain`.
+"""Reasons: one enum for conditions, events, metrics and `espalier explain`.
 
-A reason is never a catch-all; each has one sentence that says when it happens.
+A reason is never a catch-all. Each has one sentence that explains when it occurs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """A machine-readable cause; `SENTENCES` says it to a person."""
+    """A machine-readable cause; `SENTENCES` explains it to people."""
 
     NO_FREE_GPU = "NoFreeGPU"
     QUOTA_EXCEEDED = "QuotaExceeded"
@@ -63,13 +63,13 @@ class Reason(StrEnum):
 SENTENCES: dict[Reason, str] = {
     Reason.NO_FREE_GPU: "no GPUs are free for it; a job that ends or a GPU that is added would change that",
     Reason.QUOTA_EXCEEDED: "its queue has used up its share of GPUs",
-    Reason.TOO_LARGE: "it asks for more GPUs than there are in all; lower minReplicas or add GPUs",
-    Reason.TOO_LITTLE_BUDGET_LEFT: "too little of its time budget is left for extra GPUs to pay",
-    Reason.COOLDOWN: "its allocation changed a moment ago (preemption.cooldownSeconds)",
+    Reason.TOO_LARGE: "it requests more GPUs than there are in total; lower minReplicas or add GPUs",
+    Reason.TOO_LITTLE_BUDGET_LEFT: "too little of its time budget is left for extra GPUs to be worthwhile",
+    Reason.COOLDOWN: "its allocation has just changed (preemption.cooldownSeconds)",
     Reason.MIN_RUNTIME: "its extra GPUs are younger than preemption.minRuntimeSeconds",
     Reason.AT_MAX_REPLICAS: "it has all the workers that maxReplicas allows",
-    Reason.NO_REPORT: "its workers sent no report: the image does not use the trainer library, or it still starts",
-    Reason.ADAPTATION_OFF: "adaptation.mode is Off, training.elasticBatch absent: extra GPUs would stand idle",
+    Reason.NO_REPORT: "its workers sent no report: the image does not use the trainer library, or is still starting",
+    Reason.ADAPTATION_OFF: "adaptation.mode is Off and training.elasticBatch is absent, so extra GPUs would be idle",
     Reason.RECLAIM_PENDING: "it is giving GPUs back",
     Reason.GPUS_GRANTED: "its base GPUs were granted",
     Reason.EXTRA_GPUS_GRANTED: "spare GPUs were lent to it",
@@ -78,34 +78,34 @@ SENTENCES: dict[Reason, str] = {
     Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",
-    Reason.AGENT_DECLINED: "the agent advised to leave the model as it is",
-    Reason.ILLEGAL_ADVICE: "the agent advised what the model does not allow; adaptation.fallback decided",
-    Reason.STILL_CARRIED: "GPUs were taken back, but those left carry the grown model about as fast; it is kept",
-    Reason.NOT_CHEAPER: "GPUs were taken back, but no smaller model's steps are much cheaper; the grown one is kept",
+    Reason.AGENT_DECLINED: "the agent advised not to change the model",
+    Reason.ILLEGAL_ADVICE: "the agent's advice was not legal for the model; adaptation.fallback decided",
+    Reason.STILL_CARRIED: "GPUs were taken back, but the grown model is about as fast on the rest; it is kept",
+    Reason.NOT_CHEAPER: "GPUs were taken back, but no smaller model has much cheaper steps; the grown one is kept",
     Reason.TOO_LATE_TO_DISTIL: "GPUs were taken back too late to teach a smaller model; the grown one is kept",
-    Reason.CANNOT_SHRINK: "GPUs were taken back, but the model cannot be taken back to an earlier size",
-    Reason.DISTILLING: "GPUs were taken back: a smaller model learns from the grown one, which is kept meanwhile",
-    Reason.DISTILLED: "GPUs were taken back: a smaller model learnt from the grown one, and took its place",
-    Reason.LARGER_IS_BETTER: "a smaller model that learnt from the grown one did not come up to it, which is kept",
+    Reason.CANNOT_SHRINK: "GPUs were taken back, but the model cannot be returned to an earlier size",
+    Reason.DISTILLING: "GPUs were taken back: a smaller model learns from the grown one, which is kept for now",
+    Reason.DISTILLED: "GPUs were taken back: a smaller model learned from the grown one and replaced it",
+    Reason.LARGER_IS_BETTER: "a smaller model learned from the grown one but is not better; the grown one is kept",
     Reason.GPUS_CAME_BACK: "GPUs came back while a smaller model was tried; the grown one is kept",
-    Reason.TRIAL_FAILED: "a smaller model was tried, which could not be finished; the grown one is kept",
+    Reason.TRIAL_FAILED: "the trial of a smaller model could not be finished; the grown one is kept",
     Reason.IMAGE_PULL_FAILED: "its image cannot be pulled",
-    Reason.UNSCHEDULABLE: "no node takes its pods",
-    Reason.POD_REJECTED: "the API server refuses its pods (quota, pod security, a missing object)",
-    Reason.PREEMPTED: "its leader was ended from outside and is started again from its checkpoint",
+    Reason.UNSCHEDULABLE: "no node can run its pods",
+    Reason.POD_REJECTED: "the API server rejects its pods (quota, pod security, a missing object)",
+    Reason.PREEMPTED: "its leader was ended from outside and is restarted from its checkpoint",
     Reason.NODE_LOST: "the node of its leader is gone or not ready",
     Reason.PRE_RUNNING_DEADLINE_EXCEEDED: "it did not start training within preRunningDeadlineSeconds",
     Reason.CRASH_LOOP: "its workers failed more often than backoffLimit allows",
     Reason.TOO_MANY_PREEMPTIONS: "its GPUs were taken from it more often than maxPreemptions allows",
     Reason.TRAINER_FAILED: "its trainer ended with an error",
     Reason.LOSS_NOT_FINITE: "its loss became NaN or infinite; the last good checkpoint is kept",
-    Reason.INVALID_SPEC: "its specification cannot be run; `espalier validate` says what is wrong",
+    Reason.INVALID_SPEC: "its specification cannot be run; `espalier validate` shows what is wrong",
     Reason.SUSPENDED: "spec.suspend is true",
     Reason.RUNNING: "it is training",
     Reason.STARTING: "its workers are starting",
     Reason.BUDGET_EXHAUSTED: "its time budget is used up, which is its normal end",
     Reason.GPU_BUDGET_EXHAUSTED: "its GPU budget is used up, which is a normal end",
-    Reason.BUDGET_ENFORCED: "it went on past its time budget and was ended; what was checkpointed stays",
-    Reason.COMPLETED: "its trainer ended by itself",
-    Reason.INTERRUPTED: "the run was stopped from outside; the same command again takes it up",
+    Reason.BUDGET_ENFORCED: "it exceeded its time budget and was ended; its checkpoints are kept",
+    Reason.COMPLETED: "its trainer finished by itself",
+    Reason.INTERRUPTED: "the run was stopped from outside; the same command resumes it",
 }

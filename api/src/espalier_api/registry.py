@@ -1,8 +1,8 @@
-"""Names that settings and job files use, and the objects behind them: built-in ones, and those of installed packages.
+"""Names in settings and job files, and the objects that they select: built-in ones and those of installed packages.
 
 A registry is one table. A built-in entry is one line in it; a user's own is an entry point of the registry's group
 (https://packaging.python.org/en/latest/specifications/entry-points/) in any installed package. Both are written
-`package.module:attribute`, and nothing is imported before it is asked for.
+`package.module:attribute`, and nothing is imported before it is used.
 """
 
 from __future__ import annotations

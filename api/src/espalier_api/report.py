@@ -1,4 +1,4 @@
-"""What the leader of a job's workers tells the scheduler."""
+"""The report of a job's leader to the scheduler."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from espalier_api.base import Record
 from espalier_api.reasons import Reason
 
 WORKERS_METRIC: Final = "workers"
-"""The figure that says how many workers train together."""
+"""Name of the figure for the number of workers that train together."""
 
 
 class Metric(Record):
     """A named figure, as TrainJob's `trainerStatus.metrics`."""
 
     name: str
-    """What it measures."""
+    """Name of the figure."""
     value: float
-    """The figure."""
+    """Value of the figure."""
 
 
 class TrainerPhase(StrEnum):
@@ -32,23 +32,23 @@ class TrainerPhase(StrEnum):
     EVALUATING = "Evaluating"
     COMPLETED = "Completed"
     STOPPED = "Stopped"
-    """Ended before its budget, on demand, with a checkpoint to resume from."""
+    """Ended on request before its budget was used up, with a checkpoint to resume from."""
     FAILED = "Failed"
 
 
 class AdaptationResult(StrEnum):
-    """What became of one consultation."""
+    """The result of one consultation."""
 
     GROWN = "Grown"
     DECLINED = "Declined"
     """The advice was to do nothing."""
     DRY_RUN = "DryRun"
     FAILED = "Failed"
-    """The advice could not be carried out; the model is as it was."""
+    """The advice could not be carried out; the model did not change."""
     SHRUNK = "Shrunk"
-    """GPUs were taken back, and a smaller model, which learnt from the grown one, took its place."""
+    """GPUs were taken back, and a smaller model that learned from the grown one replaced it."""
     KEPT = "Kept"
-    """GPUs were taken back, and the grown model goes on."""
+    """GPUs were taken back, and the grown model stays."""
 
 
 class AdaptationSource(StrEnum):
@@ -57,14 +57,14 @@ class AdaptationSource(StrEnum):
     AGENT = "agent"
     FALLBACK = "fallback"
     RECLAIM = "reclaim"
-    """The rule of `adaptation.onReclaim`; nobody was asked."""
+    """The rule of `adaptation.onReclaim`; the agent was not asked."""
 
 
 class Adaptation(Record):
-    """One consultation of the agent and what was done: an entry of `status.adaptations` and of `result.json`."""
+    """One consultation of the agent and its result: an entry of `status.adaptations` and of `result.json`."""
 
     decision_id: str
-    """Joins it with the advice, the metrics and the history."""
+    """Links it to the advice, the metrics and the history."""
     time: AwareDatetime
     """When it happened."""
     used_seconds: float = Field(ge=0)
@@ -74,7 +74,7 @@ class Adaptation(Record):
     generation: int = Field(ge=0)
     """Generation of that allocation."""
     action: str
-    """`Deepen(<growth point>)`, `Widen(<group>)`, `Widen(<group>, <width>)`, `Nothing`; `Distill` where GPUs were taken
+    """`Deepen(<growth point>)`, `Widen(<group>)`, `Widen(<group>, <width>)`, `Nothing`; `Distill` after GPUs were taken
     back."""
     source: AdaptationSource
     policy: str = ""
@@ -83,10 +83,10 @@ class Adaptation(Record):
     """The policy's probability of each action, by the action's text; empty for a fallback."""
     result: AdaptationResult
     reason: Reason | None = None
-    """What kept the agent from deciding (`AgentUnavailable`, `IllegalAdvice`), where a fallback did; after a reclaim,
-    why the model is what it is."""
+    """If a fallback decided, why the agent did not (`AgentUnavailable`, `IllegalAdvice`); after a reclaim, why which
+    model was kept."""
     message: str = ""
-    """What went wrong or was left out, in words."""
+    """Description of what failed or was left out."""
     depth_before: int
     """Layers before."""
     depth_after: int
@@ -96,7 +96,7 @@ class Adaptation(Record):
     parameters_after: int
     """Trainable parameters after."""
     width_before: int | None = None
-    """Channels of the widened group before; only where one was widened."""
+    """Channels of the widened group before; only if a group was widened."""
     width_after: int | None = None
     """Channels of the widened group after."""
     accuracy_before: float | None = None
@@ -104,7 +104,7 @@ class Adaptation(Record):
     accuracy_after: float | None = None
     """Validation accuracy at the end of the epoch after it."""
     seconds: float = Field(ge=0)
-    """Consultation and growth together, wall time."""
+    """Duration of consultation and growth together, wall time."""
 
 
 class Report(Record):
@@ -112,22 +112,22 @@ class Report(Record):
 
     job: str
     incarnation: str
-    """A new value for every process start: tells a restarted leader from a slow one."""
+    """A new value for every start of the process, which distinguishes a restarted leader from a slow one."""
     acknowledged_generation: int = Field(default=0, ge=0)
     phase: TrainerPhase = TrainerPhase.STARTING
     reason: Reason | None = None
-    """Set with phase `Completed`, `Stopped` and `Failed`."""
+    """Set in the phases `Completed`, `Stopped` and `Failed`."""
     message: str = ""
     epoch: int = Field(default=0, ge=0)
     step: int = Field(default=0, ge=0)
     used_seconds: float = Field(default=0.0, ge=0)
-    """Budget seconds by the trainer's clock, those of earlier incarnations included."""
+    """Budget seconds by the trainer's clock, including earlier incarnations."""
     progress_percentage: int = Field(default=0, ge=0, le=100)
     metrics: tuple[Metric, ...] = ()
     depth: int = Field(default=0, ge=0)
     parameters: int = Field(default=0, ge=0)
     consultations: int = Field(default=0, ge=0)
     adaptations: tuple[Adaptation, ...] = ()
-    """All of them; the status keeps the last 20."""
+    """All adaptations; the status keeps the last 20."""
     last_checkpoint_time: AwareDatetime | None = None
     updated_time: AwareDatetime

@@ -1,4 +1,4 @@
-"""`result.json`: what a run on one machine came to, and how it is made from the run's events."""
+"""`result.json`: the result of a run on one machine, computed from the run's events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AllocationRecord(Record):
 
 
 class RunResult(Record):
-    """What one job's run came to."""
+    """The result of one job's run."""
 
     job: str
     seed: int
@@ -87,7 +87,7 @@ def summarize(
     used_seconds: float,
     gpu_seconds_used: float,
 ) -> RunResult:
-    """Return what `events` (one job's, in order) came to."""
+    """Return the result of `events` (of one job, in order)."""
     started = [event for event in events if isinstance(event, TrainerStarted)]
     finished = [event for event in events if isinstance(event, TrainerFinished)]
     epochs = [event for event in events if isinstance(event, EpochFinished)]

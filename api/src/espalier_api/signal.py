@@ -20,7 +20,7 @@ REPORT_KEY: Final = "report.json"
 
 
 def allocation_document(job: AdaptiveTrainingJob, status: JobStatus | None = None) -> AllocationDocument:
-    """Return the document that says what `status` (default: the job's own) says."""
+    """Return the document for `status` (default: the job's own)."""
     known = status or job.status or JobStatus()
     stopping = known.scheduling.stopping
     return AllocationDocument(

@@ -12,7 +12,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, Metric
 
 MAX_ADAPTATIONS_KEPT = 20
-"""How many entries `status.adaptations` keeps, the newest."""
+"""How many of the newest entries `status.adaptations` keeps."""
 
 
 class ConditionType(StrEnum):
@@ -42,15 +42,15 @@ class Condition(Record):
     status: ConditionStatus
     reason: Reason
     message: str = ""
-    """The reason in words, for a person."""
+    """The reason as a sentence."""
     last_transition_time: AwareDatetime
-    """When its status last changed."""
+    """When `status` last changed."""
     observed_generation: int = Field(default=0, ge=0)
-    """Generation of the job that was looked at."""
+    """Generation of the job that the condition is about."""
 
 
 class JobPhase(StrEnum):
-    """For printing only: nothing reads it."""
+    """A summary for people."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -61,7 +61,7 @@ class JobPhase(StrEnum):
 
 
 class TimeBudgetStatus(Record):
-    """The time budget as it stands."""
+    """State of the time budget."""
 
     used_seconds: float = Field(default=0.0, ge=0)
     """Seconds of the time budget that are used."""
@@ -72,7 +72,7 @@ class TimeBudgetStatus(Record):
 
 
 class TrainingStatus(Record):
-    """What the leader last reported."""
+    """The last report of the leader."""
 
     epoch: int = 0
     """Epochs completed."""
@@ -91,60 +91,60 @@ class TrainingStatus(Record):
 
 
 class StandingReclaim(Record):
-    """A notice that stands: the job is to be down to `extra` extra workers by `deadline`."""
+    """A pending notice: the job must reduce its extra workers to `extra` by `deadline`."""
 
     extra: int = Field(ge=0)
     """Extra workers that remain."""
     deadline: AwareDatetime
-    """Past it the others are taken by force."""
+    """After this time, the others are taken by force."""
     reason: Reason
 
 
 class StandingStop(Record):
-    """A demand that stands: the job is to checkpoint and end by `deadline`."""
+    """A pending request: the job must save a checkpoint and end by `deadline`."""
 
     reason: Reason
     deadline: AwareDatetime
-    """Past it the job is ended by force."""
+    """After this time, the job is ended by force."""
 
 
 class SchedulingStatus(Record):
-    """What the scheduler must not forget of a job: an operator that starts reads it here and goes on.
+    """The scheduler's state of a job. An operator that starts reads it and continues from there.
 
-    It is written with the rest of the status before anything is done, so that whatever comes to an end in between
-    is taken up by reading it again.
+    It is written with the rest of the status before the operator acts on it, so that an operator that restarts in
+    between can repeat the action.
     """
 
     admitted_at: AwareDatetime | None = None
-    """When its base GPUs were granted; unset while it waits."""
+    """When the base GPUs were granted; unset while the job waits."""
     gpu_type: str | None = None
-    """The type of GPU it was admitted on."""
+    """The type of GPU that the job was admitted on."""
     extra: int = Field(default=0, ge=0)
-    """Extra workers lent, those being reclaimed included until they are released."""
+    """Number of lent extra workers, including those being reclaimed until they are released."""
     extra_generation: int = Field(default=0, ge=0)
-    """Generation of the allocation that last lent some; it is part of the names of their pods."""
+    """Generation of the allocation that last lent extra workers; part of the names of their pods."""
     reclaim: StandingReclaim | None = None
     granted_at: AwareDatetime | None = None
-    """When extra GPUs were last lent to it."""
+    """When extra GPUs were last lent to the job."""
     changed_at: AwareDatetime | None = None
-    """When its extra GPUs last changed, up or down."""
+    """When the number of extra GPUs last changed, up or down."""
     promised_until: AwareDatetime | None = None
-    """Until then it counts as holding all its extra workers, even where fewer are seen."""
+    """Until then the job counts as holding all its extra workers, even if fewer are observed."""
     stopping: StandingStop | None = None
     counted_until: AwareDatetime | None = None
-    """The moment up to which its budgets are counted."""
+    """The time up to which the budgets are counted."""
     trained: bool = False
-    """It has trained since it was admitted."""
+    """Whether the job has trained since it was admitted."""
     failures: int = Field(default=0, ge=0)
-    """Failures of its workers that count against backoffLimit."""
+    """Number of worker failures that count against backoffLimit."""
     last_failure: str = ""
-    """What the last of them was."""
+    """Description of the last failure."""
     attempts: tuple[int, ...] = ()
-    """By base worker: how often its pod was replaced; it is part of the name of the pod."""
+    """For each base worker, how often its pod was replaced; part of the name of the pod."""
     pod_uids: tuple[str, ...] = ()
-    """By base worker: the pod that was last seen at this attempt, empty for none yet."""
+    """For each base worker, the UID of the pod last seen at this attempt; empty if there was none yet."""
     not_before: AwareDatetime | None = None
-    """A leader that failed is not started again earlier."""
+    """A failed leader is not restarted before this time."""
 
 
 class JobStatus(Record):
@@ -154,26 +154,26 @@ class JobStatus(Record):
     """Generation of the job that this status is about."""
     phase: JobPhase = JobPhase.PENDING
     conditions: tuple[Condition, ...] = ()
-    """What holds of it and what does not, and why; one entry a type."""
+    """Conditions of the job, one entry per type."""
     start_time: AwareDatetime | None = None
-    """When it first trained."""
+    """When the job first trained."""
     completion_time: AwareDatetime | None = None
-    """When it ended."""
+    """When the job ended."""
     time_budget: TimeBudgetStatus = TimeBudgetStatus()
     allocation: Allocation = Allocation()
     training: TrainingStatus = TrainingStatus()
     adaptations: tuple[Adaptation, ...] = Field(default=(), max_length=MAX_ADAPTATIONS_KEPT)
-    """The newest consultations of the agent and what was done."""
+    """The newest consultations of the agent, with their results."""
     adaptation_count: int = Field(default=0, ge=0)
     """How often the model has grown."""
     restarts: int = Field(default=0, ge=0)
-    """How often its leader was started again, for whatever cause."""
+    """How often the leader was restarted, for any reason."""
     preemptions: int = Field(default=0, ge=0)
-    """How often GPUs were taken from it by force, or its leader was ended from outside."""
+    """How often GPUs were taken by force, or the leader was ended from outside."""
     last_checkpoint_time: AwareDatetime | None = None
-    """When its leader last wrote a checkpoint."""
+    """When the leader last wrote a checkpoint."""
     replicas: int = Field(default=0, ge=0)
-    """Workers that it is to have, base and extra."""
+    """Wanted number of workers, base and extra."""
     selector: str = ""
-    """Label selector of its pods, for the scale subresource."""
+    """Label selector of the job's pods, for the scale subresource."""
     scheduling: SchedulingStatus = SchedulingStatus()

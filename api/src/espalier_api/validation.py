@@ -1,4 +1,4 @@
-"""Reading job files: every problem at once, each with its place, what is wrong and what is allowed."""
+"""Read job files and report every problem at once, with its position, what is wrong and what is allowed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_api.wording import kind_of, message_of
 
 MAX_NODES = 100_000
-"""A job file with more values than this (YAML aliases multiply) is refused unread."""
+"""A job file with more values than this (YAML aliases multiply) is rejected unread."""
 
 _Loc = tuple[str | int, ...]
 
@@ -30,7 +30,7 @@ class Problem:
 
     file: str
     line: int
-    """From 1; 0 where no line can be named."""
+    """From 1; 0 if the problem has no line."""
     field: str
     """Dotted path, empty for the file as a whole."""
     message: str
@@ -42,7 +42,7 @@ class Problem:
 
 
 class JobFileError(ValueError):
-    """A job file cannot be used; `problems` holds all that is wrong with it, in the order of the file."""
+    """A job file cannot be used; `problems` lists everything that is wrong, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: (problem.line, problem.field)))
@@ -50,7 +50,7 @@ class JobFileError(ValueError):
 
 
 def load_job(path: Path, resource: str | None = DEFAULT_GPU_RESOURCE) -> AdaptiveTrainingJob:
-    """Read the one job of the file at `path`; `JobFileError` as `load_jobs`, and when it holds several."""
+    """Read the one job of the file at `path`; raise `JobFileError` as `load_jobs` does, and if there are several."""
     jobs = load_jobs(path, resource)
     if len(jobs) > 1:
         names = ", ".join(job.metadata.name for job in jobs)
@@ -59,7 +59,7 @@ def load_job(path: Path, resource: str | None = DEFAULT_GPU_RESOURCE) -> Adaptiv
 
 
 def load_jobs(path: Path, resource: str | None = DEFAULT_GPU_RESOURCE) -> tuple[AdaptiveTrainingJob, ...]:
-    """Read all jobs of a YAML or JSON file; documents of other groups (a PersistentVolumeClaim, say) are left out.
+    """Read all jobs of a YAML or JSON file; documents of other API groups (a PersistentVolumeClaim, say) are skipped.
 
     `resource` is the name of the GPU resource; None leaves the templates' GPU limits unread. Raises `JobFileError` with
     every problem of every job.
@@ -127,8 +127,8 @@ def _check(
     except ValueError as error:
         return [Problem(source, 0, "", str(error))], None
     try:
-        # By way of JSON: strict there means what Kubernetes means (no "3" for 3, no true for 1), yet takes lists
-        # for tuples and texts for enums. Fields go by their outside names only, as they do there.
+        # Through JSON: strict mode then means the same as in Kubernetes (no "3" for 3, no true for 1), but accepts
+        # lists for tuples and strings for enums. Fields have their camelCase names only, as in Kubernetes.
         job = AdaptiveTrainingJob.model_validate_json(json.dumps(plain), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         found = [_problem(details, document, source) for details in _most_specific(error.errors())]
@@ -138,7 +138,7 @@ def _check(
 
 
 def _template_of(plain: Any) -> PodTemplate | None:
-    """Return the template of a job that is wrong elsewhere, None where it has none or one that is wrong itself."""
+    """Return the template of a job that is invalid elsewhere; None if it has none or an invalid one."""
     try:
         return PodTemplate.model_validate_json(
             json.dumps(plain["spec"]["template"]), strict=True, by_alias=True, by_name=False
@@ -150,7 +150,7 @@ def _template_of(plain: Any) -> PodTemplate | None:
 def _template_problems(
     template: PodTemplate | None, document: CommentedMap, source: str, resource: str | None
 ) -> list[Problem]:
-    """Return what the types cannot say: a worker needs a whole number of GPUs, and at least one."""
+    """Return problems that the types cannot express: a worker needs a whole number of GPUs, and at least one."""
     if template is None or resource is None:
         return []
     place: _Loc = ("spec", "template", "spec", "containers")
@@ -166,14 +166,14 @@ def _template_problems(
 
 
 def _plain(document: Any) -> Any:
-    """Return plain JSON types; `ValueError` where YAML says what JSON cannot, or too much of it."""
+    """Return plain JSON types; raise `ValueError` for YAML that JSON cannot express, or too much of it."""
     count = 0
 
     def walk(value: Any, path: str) -> Any:
         nonlocal count
         count += 1
         if count > MAX_NODES:
-            raise ValueError(f"holds more than {MAX_NODES} values; no job needs so many")
+            raise ValueError(f"holds more than {MAX_NODES} values; no job needs that many")
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str):
@@ -192,9 +192,9 @@ def _plain(document: Any) -> Any:
 
 
 def _most_specific(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """Leave out the errors of a union's other branches: the first error of a place is enough.
+    """Drop the errors of a union's other branches: the first error at a position is enough.
 
-    pydantic counts only those items of a list that are right; a list that is too short for that alone is long enough.
+    pydantic counts only the valid items of a list; a list that is too short only because of that is long enough.
     """
     seen: set[_Loc] = set()
     for details in errors:
@@ -206,7 +206,7 @@ def _most_specific(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
 
 
 def _place(loc: _Loc) -> _Loc:
-    """Return `loc` without what pydantic adds to name a union's branch."""
+    """Return `loc` without the name of a union's branch, which pydantic adds."""
     branches = {"int", "float", "str", "bool"}
     return loc[:-1] if loc and loc[-1] in branches else loc
 
@@ -224,7 +224,7 @@ def _dotted(place: _Loc) -> str:
 
 
 def _line(document: CommentedMap, place: _Loc) -> int:
-    """Return the line (from 1) of the deepest part of `place` that the file has."""
+    """Return the line (from 1) of the deepest part of `place` that exists in the file."""
     node: Any = document
     line = int(node.lc.line)
     for part in place:

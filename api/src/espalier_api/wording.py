@@ -1,4 +1,4 @@
-"""What is said of a value that a job file must not have: what it is, and what is allowed."""
+"""Messages for invalid values in a job file: what the value is, and what is allowed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
 
 
 def kind_of(value: object) -> str:
-    """Return what `value` is, in the words of a job file."""
+    """Return the kind of `value`, in the terms of a job file."""
     if value is None:
         return "empty"
     return next((name for kind, name in _KINDS if isinstance(value, kind)), type(value).__name__)
@@ -84,7 +84,7 @@ def _unknown(place: tuple[str | int, ...]) -> str:
 
 
 def _known_fields(parents: tuple[str | int, ...]) -> list[str]:
-    """Return the outside names of the fields of the model that `parents` leads to."""
+    """Return the camelCase names of the fields of the model at `parents`."""
     model: Any = AdaptiveTrainingJob
     for part in parents:
         if isinstance(part, int):

@@ -188,7 +188,7 @@ def test_aliases_that_multiply_are_refused_unread() -> None:
     bomb = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
         f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefg", "bcdefgh", strict=True)
     )
-    assert problems(bomb) == ["job.yaml: holds more than 100000 values; no job needs so many"]
+    assert problems(bomb) == ["job.yaml: holds more than 100000 values; no job needs that many"]
 
 
 def test_objects_of_other_groups_are_left_out() -> None:

@@ -127,7 +127,7 @@ def test_a_cooldown_is_told_with_its_end() -> None:
     said = report(raw, leader)
     raw = looked_at(acted(raw, changed_at=NOW - 48), [leader], said, refusal=Reason.COOLDOWN)
     told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
-    assert "its allocation changed a moment ago" in told
+    assert "its allocation has just changed" in told
     assert told.endswith("Its extra GPUs changed 48 s ago; the cooldown of 60 s ends in 12 s.")
 
 

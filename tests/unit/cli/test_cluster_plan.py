@@ -113,7 +113,7 @@ def test_plan_prints_what_plan_says(tmp_path: Path) -> None:
     assert told["refusals"][0] == {
         "job": "default/giant",
         "reason": "TooLarge",
-        "why": "it asks for more GPUs than there are in all; lower minReplicas or add GPUs",
+        "why": "it requests more GPUs than there are in total; lower minReplicas or add GPUs",
     }
     assert told["wakeAt"] == made.wake_at
     table = CliRunner().invoke(cli, ["plan", "--snapshot", "-"], input=snapshot.to_json())

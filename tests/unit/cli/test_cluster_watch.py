@@ -41,7 +41,7 @@ def event(line: Line, *, uid: str = "e1", times: int = 1) -> Told:
 
 def test_first_it_says_where_the_job_stands() -> None:
     (line,) = Narrator().of_status(None, job_of(acted(job("a"), refusal=Reason.TOO_LARGE)))
-    assert str(line).startswith("Pending, TooLarge: it asks for more GPUs than there are in all")
+    assert str(line).startswith("Pending, TooLarge: it requests more GPUs than there are in total")
     (line,) = Narrator().of_status(None, job_of(job("a")))
     assert str(line) == "Pending: no operator has looked at it yet"
 

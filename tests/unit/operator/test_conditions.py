@@ -25,7 +25,7 @@ def told(status):
 def test_a_waiting_job_says_why():
     status = status_of(WAITING, JobState(), Observed(refusal=Reason.TOO_LARGE, generation=3), None, T0)
     assert told(status) == {"Admitted": ("False", "TooLarge"), "Running": ("False", "TooLarge")}
-    assert status.conditions[0].message.startswith("it asks for more GPUs than there are")
+    assert status.conditions[0].message.startswith("it requests more GPUs than there are")
     assert (status.phase, status.observed_generation, status.start_time) == (JobPhase.PENDING, 3, None)
 
 

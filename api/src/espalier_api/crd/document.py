@@ -23,16 +23,16 @@ _HEADER: Final = "# Generated from espalier_api by `make crd`. Change the models
 _BOOLEANS_OF_YAML_1_1: Final = frozenset({"y", "yes", "on", "n", "no", "off"})
 
 _COLUMNS: Final = (
-    ("Phase", "string", ".status.phase", "Where the job stands.", 0),
-    ("GPUs", "integer", ".status.allocation.gpus", "GPUs of all its workers.", 0),
-    ("Extra", "integer", ".status.scheduling.extra", "Extra workers lent to it.", 0),
+    ("Phase", "string", ".status.phase", "Phase of the job.", 0),
+    ("GPUs", "integer", ".status.allocation.gpus", "GPUs of all workers.", 0),
+    ("Extra", "integer", ".status.scheduling.extra", "Extra workers lent to the job.", 0),
     ("Depth", "integer", ".status.training.depth", "Layers of the model.", 0),
     ("Adaptations", "integer", ".status.adaptationCount", "How often the model has grown.", 0),
     # An integer: the fraction of a second is cut off.
-    ("Budget-Left", "integer", ".status.timeBudget.remainingSeconds", "Seconds of its time budget that are left.", 0),
-    ("Restarts", "integer", ".status.restarts", "How often its leader was started again.", 1),
-    ("Queue", "string", ".spec.queue", "The queue it waits in.", 1),
-    ("Age", "date", ".metadata.creationTimestamp", "Since it was made.", 0),
+    ("Budget-Left", "integer", ".status.timeBudget.remainingSeconds", "Seconds of the time budget that are left.", 0),
+    ("Restarts", "integer", ".status.restarts", "How often the leader was restarted.", 1),
+    ("Queue", "string", ".spec.queue", "Queue of the job.", 1),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
 )
 
 

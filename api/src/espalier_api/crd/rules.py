@@ -1,10 +1,10 @@
-"""What the types of a job cannot say, in CEL: the API server answers a bad file at once, with the field and the remedy.
+"""Rules in CEL that the types of a job cannot express: the API server rejects a bad file with the field and the remedy.
 
-Each rule stands on the model that it is about; `self` there is the value, `oldSelf` the stored one. Rules that need
-the status to know whether a job runs stand on the job as a whole.
+Each rule belongs to the model that it checks: `self` is the new value, `oldSelf` the stored one. Rules that need the
+status, to know whether a job runs, belong to the whole job.
 
-What CEL cannot say is left to the operator (condition `Admitted`, reason `InvalidSpec`): which resource counts as GPU
-is a setting of the operator, so the API server can only ask for some whole extended resource.
+The operator checks what CEL cannot express (condition `Admitted`, reason `InvalidSpec`). Which resource counts as a GPU
+is a setting of the operator, so the API server can only require some whole extended resource.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Rule(TypedDict):
     message: str
     """What is wrong and what to do."""
     messageExpression: NotRequired[str]
-    """A CEL expression for the same with the values in it; where it fails, `message` is said."""
+    """A CEL expression for the message with values. If it fails, `message` is used."""
     fieldPath: NotRequired[str]
-    """The field that the answer names, seen from the place of the rule."""
+    """The field that the error names, relative to the rule."""
 
 
 def _same(path: str) -> str:
-    """Return an expression that is true when the field at `path` is what it was, absent included.
+    """Return an expression that is true if the field at `path` has not changed, or is still absent.
 
-    Compared both ways, as CEL looks only at the fields of the left side; two fields that the schema leaves open
-    (a pod template's own) may change places unseen all the same.
+    It compares both ways, because CEL only compares the fields of the left side. It does not notice if two fields that
+    the schema leaves open (in a pod template) swap their values.
     """
     same = f"self.{path} == oldSelf.{path} && oldSelf.{path} == self.{path}"
     return f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {same})"
@@ -48,7 +48,7 @@ def _fixed_while_admitted(path: str) -> Rule:
     )
     finished = "is fixed, as the job has finished; delete the job first, or apply it under another name"
     return {
-        # A finished job stays admitted: its record says what it ran on.
+        # A finished job stays admitted: its status records what it ran on.
         "rule": f"!({_ADMITTED}) || ({_same(path)})",
         "message": running,
         "messageExpression": f"has(oldSelf.status.completionTime) ? '{finished}' : '{running}'",
@@ -68,8 +68,8 @@ _ONE_OF: Final[Rule] = {
     "rule": "has(self.name) != has(self.entrypoint)",
     "message": "needs exactly one of name and entrypoint",
 }
-# Whatever a container may ask for besides these is an extended resource, of which Kubernetes takes whole numbers only.
-# Texts are looked at character by character: the API server reckons with values of megabytes and refuses costly rules.
+# Every other resource of a container is an extended resource, for which Kubernetes accepts whole numbers only. Strings
+# are checked character by character: the API server assumes values of megabytes, and rejects expensive rules.
 _EXTENDED = "!(k in ['cpu', 'memory', 'ephemeral-storage'] || k.startsWith('hugepages-'))"
 _WHOLE = (
     "(type({0}[k]) == int ? {0}[k] >= 0 : {0}[k].size() in [1, 2, 3, 4, 5, 6, 7] && [0, 1, 2, 3, 4, 5, 6]"
@@ -108,7 +108,7 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         _ONE_OF,
         {
             "rule": "!has(self.name) || self.name != 'imagefolder' || has(self.path)",
-            "message": "is needed for imagefolder: a folder with one folder of images a class",
+            "message": "is needed for imagefolder: a folder with one folder of images per class",
             "fieldPath": ".path",
         },
     ),

@@ -1,6 +1,6 @@
-"""The page of all reasons, made of their sentences and remedies.
+"""The page of all reasons, generated from their sentences and remedies.
 
-`python -m espalier_cli.cluster.reasons_page` prints it, with a path it writes it there.
+`python -m espalier_cli.cluster.reasons_page` prints it; with a path, it writes it there.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ _HEAD: Final = """\
 <!-- Written by `make docs` from api/src/espalier_api/reasons.py and cli/src/espalier_cli/cluster/remedies.py; change it
 there. -->
 
-Why a job is as it is, is one of these words: in the job's conditions and Events, in the label `reason` of metrics, in
-the column REASON of `espalier list`, and in `espalier explain JOB`, which puts the job's own figures and names to it.
-Here NAME stands for the job, NAMESPACE for its namespace, LEADER for its leader's pod and QUEUE for its queue.
+Espalier explains the state of a job with one of these reasons. You find them in the job's conditions and Events, in
+the label `reason` of metrics, in the column REASON of `espalier list`, and in `espalier explain JOB`, which adds the
+job's own figures and names. In the commands on this page, NAME is the job, NAMESPACE its namespace, LEADER the pod of
+its leader, and QUEUE its queue.
 """
 
 
 def page() -> str:
-    """Return the page: each reason with its sentence, what would change it, and what to type."""
+    """Return the page: each reason with its sentence, what would change it, and the commands to run."""
     return "\n".join([_HEAD, *(line for reason in Reason for line in _section(reason))])
 
 
@@ -41,7 +42,7 @@ def _section(reason: Reason) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the page, or write it to the path that is given."""
+    """Print the page, or write it to the given path."""
     print_or_write(page(), arguments)
 
 

@@ -28,6 +28,7 @@ FROM tools AS locked
 WORKDIR /src
 COPY pyproject.toml uv.lock ./
 COPY api/pyproject.toml api/
+COPY kube/pyproject.toml kube/
 COPY operator/pyproject.toml operator/
 COPY trainer-image/pyproject.toml trainer-image/
 COPY agent-image/pyproject.toml agent-image/
@@ -44,11 +45,15 @@ FROM tools AS api
 COPY api /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 
-FROM api AS operator-wheels
+FROM api AS kube
+COPY kube /src
+RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
+
+FROM kube AS operator-wheels
 COPY operator /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 
-FROM api AS trainer-wheels
+FROM kube AS trainer-wheels
 COPY trainer-image /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 

@@ -16,7 +16,7 @@ WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? c
 # Tests start hundreds of processes; without bytecode each of them compiles torch anew, which doubles the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-MEMBERS := api operator trainer-image agent-image cli
+MEMBERS := api kube operator trainer-image agent-image cli
 
 .PHONY: help
 help:  ## list the targets

@@ -28,12 +28,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "cli"))
 from cluster_objects import Object, acted, adaptation, admitted, looked_at, report, worker
 
 from espalier_api.reasons import Reason
-from espalier_cli.cluster import client, follow
-from espalier_cli.cluster.client import Cluster, connect
-from espalier_cli.cluster.errors import ExpiredError, UnreachableError
-from espalier_cli.cluster.follow import Back, Change, Ended, Follower, Gone, Lost, Seen
+from espalier_kube.client import Client
+from espalier_kube.connection import api_of_context
+from espalier_kube.errors import ExpiredError
+from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
+from espalier_kube.resources import JOBS
+from espalier_kube.retries import Retries
 from espalier_operator.actions import Fail, Finish
-from espalier_operator.kube.objects.resources import JOBS
 
 COMMAND = [sys.executable, "-u", "-c", "from espalier_cli.main import main; main()", "watch"]
 _SECONDS = 40.0
@@ -304,24 +305,27 @@ def test_on_a_terminal_there_is_a_table_and_without_colour_none(story: Story, re
 # ---- following, in this process
 
 
-class Followed:
-    """What a `Follower` tells."""
+RHYTHM = Rhythm(patience=30.0)
 
-    def __init__(self, story: Story, kubeconfig: Path, patience: float = 30.0) -> None:
-        self.cluster: Cluster = connect(kubeconfig, None)
+
+class Followed:
+    """What a `Reflector` gives."""
+
+    def __init__(self, story: Story, kubeconfig: Path, rhythm: Rhythm = RHYTHM, deadline: float = 30.0) -> None:
+        self.client = Client(api_of_context(kubeconfig, None)[0], Retries(deadline=deadline))
         self.told: queue.SimpleQueue[Change] = queue.SimpleQueue()
-        self.follower = Follower(
-            self.cluster, JOBS, story.jobs.namespace, "metadata.name=digits", self.told.put, patience=patience
+        self.reflector = Reflector(
+            self.client, JOBS, story.jobs.namespace, "metadata.name=digits", self.told.put, rhythm=rhythm
         )
 
     def __enter__(self) -> Followed:
-        self.follower.start()
+        self.reflector.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.follower.stop()
-        self.cluster.close()
-        self.follower.join(10)
+        self.reflector.stop()
+        self.reflector.join(10)
+        self.client.close()
 
     def next(self, kind: type[Change], seconds: float = 20.0) -> Any:
         """Return the next change, which must be of `kind`."""
@@ -331,7 +335,7 @@ class Followed:
 
     def sees(self, count: int) -> None:
         """Return when the label `count` of the job has been told."""
-        while self.next(Seen).object["metadata"].get("labels", {}).get("count") != str(count):
+        while self.next(Changed).object["metadata"].get("labels", {}).get("count") != str(count):
             pass
 
 
@@ -348,42 +352,39 @@ def through(relay: Relay, cluster: ApiServer, directory: Path) -> Path:
     return path
 
 
-def test_connections_that_are_cut_or_die_in_silence_are_made_anew(
-    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(follow, "WATCH_SECONDS", 1)
-    monkeypatch.setattr(client, "SILENCE_SECONDS", 1.0)
-    monkeypatch.setattr(client, "READ_SECONDS", 2.0)
-    with Relay(story.cluster.port) as relay, Followed(story, through(relay, story.cluster, tmp_path)) as followed:
-        followed.next(Seen)
+def test_connections_that_are_cut_or_die_in_silence_are_made_again(story: Story, tmp_path: Path) -> None:
+    rhythm = Rhythm(watch=1, silence=2.0, patience=30.0)
+    with (
+        Relay(story.cluster.port) as relay,
+        Followed(story, through(relay, story.cluster, tmp_path), rhythm, deadline=2.0) as followed,
+    ):
+        followed.next(Changed)
         relay.cut()
         label(story, 1)
         followed.sees(1)
         relay.freeze()
-        followed.next(Lost)  # nothing tells it that the connection is dead
+        followed.next(Disconnected)  # nothing tells it that the connection is dead
         relay.thaw()
-        followed.next(Back)
+        followed.next(Reconnected)
         label(story, 2)
         followed.sees(2)
 
 
-def test_a_moment_that_is_forgotten_is_listed_anew(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_version_is_listed_again(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """The API server itself answers 410 to a version that it no longer has."""
-    real, since = Cluster.watch, []
+    real, since = Client.watch, []
 
-    def watch_from_the_beginning(self: Cluster, kind: Any, namespace: str, version: int, *rest: Any, **by: str) -> Any:
+    def watch_from_the_beginning(self: Client, kind: Any, namespace: str, version: int, **options: Any) -> Any:
         since.append(version)
-        return real(self, kind, namespace, 1 if len(since) == 1 else version, *rest, **by)
+        return real(self, kind, namespace, 1 if len(since) == 1 else version, **options)
 
-    with (
-        connect(story.cluster.kubeconfig, None) as cluster,
-        pytest.raises(ExpiredError),
-        cluster.watch(JOBS, story.jobs.namespace, 1, 5) as changes,
-    ):
-        list(changes)
-    monkeypatch.setattr(Cluster, "watch", watch_from_the_beginning)
+    client = Client(api_of_context(story.cluster.kubeconfig, None)[0], Retries())
+    with pytest.raises(ExpiredError):
+        list(client.watch(JOBS, story.jobs.namespace, 1, seconds=5, silence=10))
+    client.close()
+    monkeypatch.setattr(Client, "watch", watch_from_the_beginning)
     with Followed(story, story.cluster.kubeconfig) as followed:
-        followed.next(Seen)
+        followed.next(Changed)
         deadline = time.monotonic() + 20
         while len(since) < 2:
             assert time.monotonic() < deadline
@@ -394,39 +395,42 @@ def test_a_moment_that_is_forgotten_is_listed_anew(story: Story, monkeypatch: py
 
 def test_what_goes_while_nobody_looks_is_gone(story: Story) -> None:
     with Followed(story, story.cluster.kubeconfig) as followed:
-        followed.next(Seen)
+        followed.next(Changed)
         story.cluster.stop(signal.SIGKILL)
-        followed.next(Lost)
+        followed.next(Disconnected)
         story.cluster.start()
-        followed.next(Back)
+        followed.next(Reconnected)
         story.jobs.delete("digits")
-        followed.next(Gone)
+        followed.next(Deleted)
 
 
 def test_a_right_that_is_missing_ends_it(story: Story, tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(story.cluster.kubeconfig_text(story.cluster.token(story.jobs.namespace, "default")))
     with Followed(story, path) as followed:
-        ended = followed.next(Ended)
-        assert "cannot list resource" in ended.error.message
+        ended = followed.next(Failed)
+        assert "cannot list resource" in str(ended.error)
 
 
-def test_closing_ends_a_watch_that_waits(story: Story) -> None:
+def test_stopping_ends_a_watch_that_waits(story: Story) -> None:
     followed = Followed(story, story.cluster.kubeconfig)
     with followed:
-        followed.next(Seen)
+        followed.next(Changed)
         assert story.cluster.api.get(f"{JOBS_PATH}/adaptivetrainingjobs").status_code == 200
         began = time.monotonic()
     assert time.monotonic() - began < 5
-    assert not followed.follower.is_alive()
+    assert not followed.reflector.is_alive()
 
 
-def test_a_watch_that_opens_while_its_cluster_is_closed_ends_at_once(story: Story) -> None:
-    cluster = connect(story.cluster.kubeconfig, None)
-    version = cluster.list_all(JOBS, story.jobs.namespace).version
-    cluster.close()
-    with (
-        pytest.raises(UnreachableError, match="closed"),
-        cluster.watch(JOBS, story.jobs.namespace, version, follow.WATCH_SECONDS) as changes,
-    ):
-        next(changes)
+def test_a_reflector_that_is_stopped_while_its_watch_opens_ends(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed, real = Followed(story, story.cluster.kubeconfig), Client.watch
+
+    def open_after_the_stop(self: Client, *words: Any, **options: Any) -> Any:
+        opened = real(self, *words, **options)
+        followed.reflector._stop.set()  # what `stop` does before it could see this watch
+        return opened
+
+    monkeypatch.setattr(Client, "watch", open_after_the_stop)
+    with followed:
+        followed.reflector.join(20)
+        assert not followed.reflector.is_alive()

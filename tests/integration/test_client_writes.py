@@ -14,8 +14,8 @@ from mutations import MINIMAL
 
 from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus, SchedulingStatus, StandingReclaim, TimeBudgetStatus
+from espalier_kube import resources
 from espalier_operator.kube.client import Client
-from espalier_operator.kube.objects import resources
 from espalier_operator.kube.process.access import api_access
 
 POD = {

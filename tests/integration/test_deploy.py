@@ -11,9 +11,9 @@ import pytest
 from apiserver import ApiServer, ServerError
 
 from espalier_api.status import JobStatus
+from espalier_kube import resources
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import manifests as objects
-from espalier_operator.kube.objects import resources
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import kube_job
 

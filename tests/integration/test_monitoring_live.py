@@ -44,6 +44,8 @@ from espalier_api.report import (
     TrainerPhase,
 )
 from espalier_api.validation import load_job
+from espalier_kube import resources
+from espalier_kube.resources import Resource
 from espalier_monitoring.__main__ import main
 from espalier_monitoring.alerts import ALERTS, Alert
 from espalier_monitoring.boards import board_text, expressions
@@ -54,8 +56,6 @@ from espalier_monitoring.outputs import RULES, dashboards
 from espalier_monitoring.promql import names
 from espalier_monitoring.scraping import RELABELLING
 from espalier_operator.actions import Action
-from espalier_operator.kube.objects import resources
-from espalier_operator.kube.objects.resources import Resource
 
 PROJECT = Path(__file__).parents[2]
 SERIES = {series: family for family in FAMILIES for series in family.series}

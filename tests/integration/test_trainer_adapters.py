@@ -30,13 +30,15 @@ from espalier_api.report import Report, TrainerPhase
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, REPORT_KEY
 from espalier_api.status import JobStatus
 from espalier_api.validation import load_job
+from espalier_kube.client import Client, Watch
+from espalier_kube.errors import ExpiredError
+from espalier_kube.resources import JOBS as JOB_RESOURCE
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
 from espalier_trainer import kube
 from espalier_trainer.allocations import AllocationFile
-from espalier_trainer.kube import api as kube_api
 from espalier_trainer.kube import watch as kube_watch
 from espalier_trainer.report import EventLog
 from espalier_trainer.scheduler import DocumentScheduler
@@ -128,11 +130,11 @@ def place(cluster: ApiServer, tmp_path: Path) -> Callable[..., Place]:
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], kube_api.Api]]:
+def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Client]]:
     """Connect as the kubeconfig says."""
-    opened: list[kube_api.Api] = []
+    opened: list[Client] = []
 
-    def open_(kubeconfig: Path) -> kube_api.Api:
+    def open_(kubeconfig: Path) -> Client:
         monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         opened.append(kube.connect())
@@ -148,7 +150,7 @@ def listen() -> Iterator[Callable[..., DocumentScheduler]]:
     """Watch a job, with a file as the second source."""
     started: list[kube.JobWatch] = []
 
-    def start(api: kube_api.Api, job: AdaptiveTrainingJob, file: Path | None = None) -> DocumentScheduler:
+    def start(api: Client, job: AdaptiveTrainingJob, file: Path | None = None) -> DocumentScheduler:
         watch = kube.JobWatch(api, job)
         started.append(watch)
         watch.start()
@@ -258,7 +260,7 @@ def test_api_server_that_restarts_is_one_warning_and_the_file_holds_meanwhile(
 
 
 def test_watch_that_is_cut_or_dies_without_a_word_is_begun_again(place, connect, listen, relay, monkeypatch) -> None:
-    monkeypatch.setattr(kube_watch, "SILENCE_WALL_SECONDS", 1.0)
+    monkeypatch.setattr(kube_watch, "RHYTHM", replace(kube_watch.RHYTHM, silence=1.0))
     here = place()
     here.allocate(1)
     scheduler = listen(connect(here.kubeconfig("digits-trainer", relay.port)), here.job.job)
@@ -280,17 +282,16 @@ def test_watch_of_a_version_that_is_too_old_begins_anew(place, connect, listen) 
     here = place()
     here.allocate(1)
     api = connect(here.kubeconfig("digits-trainer"))
-    asked: list[str] = []
+    asked: list[int] = []
     real = api.watch
 
-    def watch(path: str, query: Any, **options: Any) -> kube_api.Watch:
-        asked.append(query["resourceVersion"])
-        return real(path, {**query, "resourceVersion": "1"} if len(asked) == 1 else query, **options)
+    def watch(resource: Any, namespace: str, since: int, **options: Any) -> Watch:
+        asked.append(since)
+        return real(resource, namespace, 1 if len(asked) == 1 else since, **options)
 
     api.watch = watch  # type: ignore[method-assign]
-    with pytest.raises(kube_api.CallError, match=r"too old resource version|Expired|Gone"):
-        for _ in real(here.path.rpartition("/")[0], _query("1"), lasting=5, silence=5):
-            pass
+    with pytest.raises(ExpiredError, match=r"too old resource version|Expired|Gone"):
+        list(real(JOB_RESOURCE, here.namespace, 1, seconds=5, silence=5, fields="metadata.name=digits"))
     scheduler = listen(api, here.job.job)
     scheduler.start(0.0)
     wait_for("the second watch", lambda: len(asked) > 1)
@@ -327,10 +328,6 @@ def test_pod_connects_with_what_is_mounted_into_it(place, listen, tmp_path, monk
     (tmp_path / "token").unlink()
     with pytest.raises(kube.NoAccessError, match="token"):
         kube.connect()
-
-
-def _query(version: str) -> dict[str, str]:
-    return {"fieldSelector": "metadata.name=digits", "resourceVersion": version}
 
 
 def test_without_rights_the_annotation_holds_until_they_are_granted(place, connect, listen, tmp_path) -> None:
@@ -371,7 +368,7 @@ def make_report(job: KubeJob, step: int = 0, **more: Any) -> Report:
 def reporter_of() -> Iterator[Callable[..., kube.ConfigMapReporter]]:
     started: list[kube.ConfigMapReporter] = []
 
-    def start(api: kube_api.Api, here: Place, name: str = "digits-report") -> kube.ConfigMapReporter:
+    def start(api: Client, here: Place, name: str = "digits-report") -> kube.ConfigMapReporter:
         reporter = kube.ConfigMapReporter(api, here.namespace, name, EventLog())
         started.append(reporter)
         reporter.start()

@@ -15,8 +15,10 @@ from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_api.status import JobStatus
 
 GROUP = "espalier.dev"
-API_VERSION = f"{GROUP}/v1alpha1"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "AdaptiveTrainingJob"
+PLURAL = "adaptivetrainingjobs"
 MAX_NAME_LENGTH = 52
 """The name of a job plus the suffixes of its pods must fit into a label (63)."""
 

@@ -13,6 +13,8 @@ from espalier_api.job import API_VERSION, KIND
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_api.signal import REPORT_KEY
+from espalier_kube.lists import Listing
+from espalier_kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Raw, Resource
 from espalier_operator.actions import Action, Admit, GrantExtra
 from espalier_operator.facts import Role
 from espalier_operator.job.state import JobState
@@ -21,9 +23,7 @@ from espalier_operator.job.transitions import after
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job, parse_status
 from espalier_operator.kube.objects.pods import parse_pod
-from espalier_operator.kube.objects.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Raw, Resource
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.snapshot import Listed
 from espalier_operator.kube.state.workers import sort_pods
 from operator_world.kube_looks import look, observed, status_at
 
@@ -236,7 +236,7 @@ def lists(
     nodes: Sequence[Raw] = (),
     reports: Sequence[Raw] = (),
     classes: Mapping[str, int] | None = None,
-) -> Mapping[Resource, Listed]:
+) -> Mapping[Resource, Listing]:
     """Return what `fetch` returns; `classes` are the values of PriorityClasses, None: they may not be listed."""
     version = next(_versions)
     kinds = {JOBS: jobs, PODS: pods, NODES: nodes, CONFIG_MAPS: reports}
@@ -244,4 +244,4 @@ def lists(
         kinds[PRIORITY_CLASSES] = [
             {"metadata": {"name": name, "resourceVersion": "1"}, "value": value} for name, value in classes.items()
         ]
-    return {resource: Listed(items=items, version=version) for resource, items in kinds.items()}
+    return {resource: Listing(items=items, version=version) for resource, items in kinds.items()}

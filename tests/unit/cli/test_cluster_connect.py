@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from espalier_cli.cluster.client import connect
-from espalier_cli.cluster.errors import ExpiredError, ForbiddenError, NotFoundError, UnreachableError, error_of
+from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError, cluster_error
 from espalier_cli.errors import BadInput
 from espalier_cli.main import cli
-from espalier_operator.kube.objects.resources import JOBS, NODES, PODS
+from espalier_kube.errors import Call, InsecureError, Status, UnreachableError, error_of
+from espalier_kube.resources import JOBS, NODES, PODS, Resource
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.yaml"
 
@@ -103,18 +104,36 @@ def test_nobody_at_that_address_is_tried_a_few_times_only(tmp_path: Path) -> Non
     )
 
 
+def explained(code: int, body: bytes, resource: Resource = PODS, namespace: str | None = "a") -> ClusterError:
+    return cluster_error(error_of(Status.of(code, body), Call("list", resource, namespace)))
+
+
 @pytest.mark.parametrize(
-    ("status", "body", "kind"),
+    ("status", "body", "kind", "message"),
     [
-        (403, b'{"message": "no"}', ForbiddenError),
-        (404, b'{"message": "not there"}', NotFoundError),
-        (410, b'{"message": "too old resource version"}', ExpiredError),
-        (429, b"", UnreachableError),
-        (503, b"not yet", UnreachableError),
+        (400, b'{"message": "bad selector"}', ClusterError, "the API server refuses (400): bad selector"),
+        (401, b"{}", ClusterError, "the API server does not know who asks (401)"),
+        (403, b'{"message": "no"}', ForbiddenError, "no"),
+        (404, b'{"message": "not there"}', NotFoundError, "not there"),
+        (503, b"not yet", ClusterError, "the API server cannot answer now (503): not yet"),
     ],
 )
-def test_answers_are_told_apart(status: int, body: bytes, kind: type) -> None:
-    assert type(error_of(status, body, PODS, "list", "a")) is kind
+def test_answers_are_explained(status: int, body: bytes, kind: type, message: str) -> None:
+    error = explained(status, body)
+    assert type(error) is kind
+    assert error.message == message
+
+
+def test_no_answer_and_no_trust_are_explained() -> None:
+    call = Call("list", PODS, None)
+    assert "cluster running?" in str(cluster_error(UnreachableError("x does not answer: why", call)).hint)
+    assert "certificate-authority" in str(cluster_error(InsecureError("x: no secure connection: why", call)).hint)
+
+
+def test_a_cluster_without_espalier_is_named() -> None:
+    error = explained(404, b"404 page not found\n", JOBS)
+    assert "Espalier is not installed" in error.message
+    assert str(error.hint).startswith("kubectl apply -f crds/adaptivetrainingjobs.espalier.dev.yaml")
 
 
 @pytest.mark.parametrize(
@@ -125,9 +144,15 @@ def test_answers_are_told_apart(status: int, body: bytes, kind: type) -> None:
         (NODES, None, "list nodes in the cluster"),
     ],
 )
-def test_the_missing_right_is_named(resource: object, namespace: str | None, right: str) -> None:
-    error = error_of(403, b"{}", resource, "list", namespace)  # type: ignore[arg-type]
-    assert error.hint == f"what is missing is the right to {right}"
+def test_the_missing_right_is_named(resource: Resource, namespace: str | None, right: str) -> None:
+    assert explained(403, b"{}", resource, namespace).hint == f"what is missing is the right to {right}"
+
+
+def test_the_first_error_of_several_calls_is_raised(tmp_path: Path) -> None:
+    with connect(kubeconfig(tmp_path / "config", here="a"), None) as cluster:
+        assert cluster.at_once(lambda: 1, lambda: 2) == [1, 2]
+        with pytest.raises(ZeroDivisionError):
+            cluster.at_once(lambda: 1, lambda: 1 // 0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from espalier_api.report import Report
-from espalier_trainer.kube.api import Api
+from espalier_kube.client import Client
 from espalier_trainer.kube.reporter import ConfigMapReporter
 from espalier_trainer.report import EventLog
 
@@ -14,7 +14,7 @@ from espalier_trainer.report import EventLog
 def test_what_only_goes_on_is_reported_less_and_less_often_until_there_is_news() -> None:
     """Every ten seconds at last: figures alone are not worth a request to the API server each second or two."""
     now = 0.0
-    reporter = ConfigMapReporter(cast(Api, None), "ns", "job-report", EventLog(), clock=lambda: now)
+    reporter = ConfigMapReporter(cast(Client, None), "ns", "job-report", EventLog(), clock=lambda: now)
     told: list[float] = []
 
     def make(**facts: Any) -> Report:

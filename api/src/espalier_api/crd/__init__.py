@@ -3,6 +3,6 @@
 `python -m espalier_api.crd FOLDER` writes it; `make crd` calls that for `crds/`.
 """
 
-from espalier_api.crd.document import CATEGORY, NAME, PLURAL, SHORT_NAME, custom_resource_definition, render
+from espalier_api.crd.document import CATEGORY, NAME, SHORT_NAME, custom_resource_definition, render
 
-__all__ = ["CATEGORY", "NAME", "PLURAL", "SHORT_NAME", "custom_resource_definition", "render"]
+__all__ = ["CATEGORY", "NAME", "SHORT_NAME", "custom_resource_definition", "render"]

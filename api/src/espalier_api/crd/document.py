@@ -10,10 +10,9 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarStri
 
 from espalier_api.crd.rules import RULES
 from espalier_api.crd.schema import Schema, structural
-from espalier_api.job import API_VERSION, GROUP, KIND, JobSpec
+from espalier_api.job import GROUP, KIND, PLURAL, VERSION, JobSpec
 from espalier_api.status import JobStatus
 
-PLURAL: Final = "adaptivetrainingjobs"
 NAME: Final = f"{PLURAL}.{GROUP}"
 """Name of the definition, and of its file."""
 SHORT_NAME: Final = "atj"
@@ -39,7 +38,7 @@ _COLUMNS: Final = (
 def custom_resource_definition() -> dict[str, Any]:
     """Return the definition as plain JSON types."""
     version: dict[str, Any] = {
-        "name": API_VERSION.removeprefix(f"{GROUP}/"),
+        "name": VERSION,
         "served": True,
         "storage": True,
         "subresources": {

@@ -1,6 +1,6 @@
 """The commands against a cluster: `list`, `explain`, `top`, `watch`, `snapshot`, `plan`.
 
-What is said is made by pure functions of what was fetched (`standing`, `jobs_table`, `usage`, `explanation`, `changes`,
-`decisions`); `client` and `follow` are the edge, and the only modules that know the Kubernetes client. It is imported
-when a command connects: it takes half a second.
+Pure functions of what was fetched make what is printed: `standing`, `jobs_table`, `usage`, `case`, `explanation`,
+`decisions`, `narration`. `client` and `fetch` are the edge. The Kubernetes client is imported when a command connects,
+because that takes half a second.
 """

@@ -8,11 +8,11 @@ from espalier_api.report import Report
 from espalier_cli.cluster.fetch import View
 from espalier_cli.cluster.standing import Job, job_of
 from espalier_cli.cluster.told import Told
+from espalier_kube.resources import CONFIG_MAPS, JOBS, PODS
 from espalier_operator.actions import Action
 from espalier_operator.facts import JobFacts, Role, Snapshot
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.pods import Pod, parse_pod
-from espalier_operator.kube.objects.resources import CONFIG_MAPS, JOBS, PODS
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import parse_report, seen_by_operator
 from espalier_operator.plan import plan

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from espalier_cli.errors import BadInput
-from espalier_operator.kube.objects.resources import JOBS, Resource
+from espalier_kube.errors import ApiError, Call, InsecureError, RefusedError
+from espalier_kube.resources import JOBS, Resource
 
 
 class ClusterError(BadInput):
     """The cluster does not do what it was asked for."""
 
     exit_code = 1
-
-
-class UnreachableError(ClusterError):
-    """The API server does not answer, or not now: trying again may help."""
 
 
 class ForbiddenError(ClusterError):
@@ -28,43 +26,49 @@ class NotFoundError(ClusterError):
     exit_code = 2
 
 
-class ExpiredError(ClusterError):
-    """The API server has forgotten the moment from which it was to go on (410): everything is to be listed anew."""
-
-
-def error_of(status: int, body: bytes, resource: Resource, verb: str, namespace: str | None) -> ClusterError:
-    """Return what an answer of the API server other than success means."""
+@contextmanager
+def for_a_person() -> Iterator[None]:
+    """Turn an `ApiError` into a `ClusterError`."""
     try:
-        said = json.loads(body)
-        message = str(said["message"])
-    except (ValueError, KeyError, TypeError):
-        said, message = None, body.decode(errors="replace").strip() or f"status {status}"
-    where = f"in namespace {namespace}" if namespace else "in all namespaces"
-    match status:
+        yield
+    except ApiError as error:
+        raise cluster_error(error) from error
+
+
+def cluster_error(error: ApiError) -> ClusterError:
+    """Return what an error means to a person."""
+    if isinstance(error, InsecureError):
+        return ClusterError(str(error), "the kubeconfig's certificate-authority is not that server's")
+    if not isinstance(error, RefusedError):
+        hint = "is the cluster running? `kubectl cluster-info` asks the same" if error.status is None else ""
+        return ClusterError(str(error), hint)
+    status, call = error.status, error.call
+    match status.code:
         case 401:
             return ClusterError(
                 "the API server does not know who asks (401)",
                 "the kubeconfig's user has no or expired credentials; log in to the cluster again",
             )
         case 403:
-            scope = where if resource.namespaced else "in the cluster"
-            hint = f"what is missing is the right to {verb} {_full_name(resource)} {scope}"
-            if resource.namespaced and namespace is None:
-                hint += "; -n NAMESPACE asks for one namespace only"
-            return ForbiddenError(message, hint)
-        case 404 if said is None and resource is JOBS:
+            return ForbiddenError(status.message, f"what is missing is the right to {_right(call)}")
+        case 404 if not status.is_from_api and call.resource is JOBS:
             return ClusterError(
-                f"the cluster does not know {_full_name(resource)}: Espalier is not installed in it",
-                "kubectl apply -f crds/adaptivetrainingjobs.espalier.dev.yaml, and then the operator",
+                f"the cluster does not know {_full_name(JOBS)}: Espalier is not installed in it",
+                f"kubectl apply -f crds/{_full_name(JOBS)}.yaml, and then the operator",
             )
         case 404:
-            return NotFoundError(message)
-        case 410:
-            return ExpiredError(message)
-        case 429 | 500 | 502 | 503 | 504:
-            return UnreachableError(f"the API server cannot answer now ({status}): {message}")
-        case _:
-            return ClusterError(f"the API server refuses ({status}): {message}")
+            return NotFoundError(status.message)
+        case code:
+            return ClusterError(f"the API server refuses ({code}): {status.message}")
+
+
+def _right(call: Call) -> str:
+    right = f"{call.verb} {_full_name(call.resource)}"
+    if not call.resource.namespaced:
+        return f"{right} in the cluster"
+    if call.namespace is None:
+        return f"{right} in all namespaces; -n NAMESPACE asks for one namespace only"
+    return f"{right} in namespace {call.namespace}"
 
 
 def _full_name(resource: Resource) -> str:

@@ -26,8 +26,8 @@ from espalier_cli.cluster.output import print_data, print_heading
 from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.cluster.told import Told, is_about, told_of
 from espalier_cli.policy_option import policy_option
+from espalier_kube.resources import EVENTS, JOBS
 from espalier_operator.facts import DEFAULT_POLICY
-from espalier_operator.kube.objects.resources import EVENTS, JOBS
 
 
 @click.command(epilog=EXIT_CODES)
@@ -122,9 +122,9 @@ def events_of(cluster: Cluster, case: Case) -> list[Told]:
     job = case.job
     try:
         own, pod = cluster.at_once(
-            lambda: cluster.list_all(EVENTS, job.namespace, fieldSelector=f"involvedObject.name={job.name}"),
+            lambda: cluster.list_all(EVENTS, job.namespace, fields=f"involvedObject.name={job.name}"),
             lambda: cluster.list_all(
-                EVENTS, job.namespace, fieldSelector=f"involvedObject.name={case.leader_name},type=Warning"
+                EVENTS, job.namespace, fields=f"involvedObject.name={case.leader_name},type=Warning"
             ),
         )
     except ForbiddenError:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ForbiddenError
+from espalier_kube.lists import Listing
+from espalier_kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Resource
 from espalier_operator.kube.objects.names import JOB_LABEL, REPORT_LABEL, ROLE_LABEL
-from espalier_operator.kube.objects.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Resource
-from espalier_operator.kube.snapshot import Listed
 from espalier_operator.kube.watch.store import PODS_WATCHED
 
-Lists = Mapping[Resource, Listed]
+Lists = Mapping[Resource, Listing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ def fetch(cluster: Cluster, namespace: str | None = None) -> Lists:
     """
     jobs, reports, live, workers, nodes, classes = cluster.at_once(
         lambda: cluster.list_all(JOBS, namespace),
-        lambda: cluster.list_all(CONFIG_MAPS, namespace, labelSelector=f"{REPORT_LABEL}=true"),
-        lambda: cluster.list_all(PODS, fieldSelector=PODS_WATCHED),
-        lambda: cluster.list_all(PODS, namespace, labelSelector=ROLE_LABEL),
+        lambda: cluster.list_all(CONFIG_MAPS, namespace, labels=f"{REPORT_LABEL}=true"),
+        lambda: cluster.list_all(PODS, fields=PODS_WATCHED),
+        lambda: cluster.list_all(PODS, namespace, labels=ROLE_LABEL),
         lambda: cluster.list_all(NODES),
         lambda: _unless_forbidden(lambda: cluster.list_all(PRIORITY_CLASSES)),
     )
-    pods = Listed(items=(*live.items, *workers.items), version=min(live.version, workers.version))
+    pods = Listing(items=(*live.items, *workers.items), version=min(live.version, workers.version))
     lists = {JOBS: jobs, CONFIG_MAPS: reports, PODS: pods, NODES: nodes}
     return lists if classes.version < 0 else {**lists, PRIORITY_CLASSES: classes}
 
@@ -50,16 +50,16 @@ def fetch_for_job(cluster: Cluster, namespace: str, name: str) -> View:
     except ForbiddenError as error:
         of_job = f"{JOB_LABEL}={name}"
         job, reports, pods = cluster.at_once(
-            lambda: Listed(items=[cluster.get(JOBS, namespace, name)], version=0),
-            lambda: _unless_forbidden(lambda: cluster.list_all(CONFIG_MAPS, namespace, labelSelector=of_job)),
-            lambda: _unless_forbidden(lambda: cluster.list_all(PODS, namespace, labelSelector=of_job)),
+            lambda: Listing(items=[cluster.get(JOBS, namespace, name)], version=0),
+            lambda: _unless_forbidden(lambda: cluster.list_all(CONFIG_MAPS, namespace, labels=of_job)),
+            lambda: _unless_forbidden(lambda: cluster.list_all(PODS, namespace, labels=of_job)),
         )
         return View({JOBS: job, CONFIG_MAPS: reports, PODS: pods}, blind=error.hint or error.message)
 
 
-def _unless_forbidden(call: Callable[[], Listed]) -> Listed:
+def _unless_forbidden(call: Callable[[], Listing]) -> Listing:
     """Return an empty list of no version where the person may not look."""
     try:
         return call()
     except ForbiddenError:
-        return Listed(items=(), version=-1)
+        return Listing(items=(), version=-1)

@@ -14,8 +14,8 @@ from espalier_cli.cluster.options import EXIT_CODES, cluster_options, counting_o
 from espalier_cli.cluster.output import Row, print_data, print_heading, print_table
 from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type, why_not
 from espalier_cli.cluster.wording import count, short
+from espalier_kube.resources import NODES
 from espalier_operator.kube.objects.nodes import parse_node
-from espalier_operator.kube.objects.resources import NODES
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import queue
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from espalier_cli.cluster.client import Cluster, Object, connect
-from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError
+from espalier_cli.cluster.client import Cluster, connect
+from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError, cluster_error
 from espalier_cli.cluster.explain_command import not_found, place_of
-from espalier_cli.cluster.follow import Back, Change, Ended, Follower, Gone, Lost, Seen
 from espalier_cli.cluster.narration import Narrator, row_of, verdict
 from espalier_cli.cluster.options import cluster_options, namespace_option, output_option
 from espalier_cli.cluster.standing import Job, job_of
 from espalier_cli.cluster.told import Told, is_about, told_of
 from espalier_cli.cluster.watch_display import WatchDisplay, watch_display
-from espalier_operator.kube.objects.resources import EVENTS, JOBS
+from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
+from espalier_kube.resources import EVENTS, JOBS, Raw, Resource
 
 _EXIT_CODES = """\
 Exit codes: 0 the job is complete, 1 it failed, was deleted, or the cluster did not answer, 2 what was given cannot be
@@ -76,34 +77,27 @@ def watch(
         sys.exit(1)
 
 
-def _watch(cluster: Cluster, raw: Object, narrator: Narrator, display: WatchDisplay, patience: float) -> Job | None:
+def _watch(cluster: Cluster, raw: Raw, narrator: Narrator, display: WatchDisplay, patience: float) -> Job | None:
     """Show the job until it ends and return how it ended; None where it was deleted."""
     job = job_of(raw)
     news: queue.SimpleQueue[_News] = queue.SimpleQueue()
-    followers = [
-        Follower(
-            cluster,
-            JOBS,
-            job.namespace,
-            f"metadata.name={job.name}",
-            lambda change: news.put(_News(True, change)),
-            patience=patience,
-            known=[raw],
-        ),
-        Follower(
-            cluster,
-            EVENTS,
-            job.namespace,
-            f"involvedObject.name={job.name}",
-            lambda change: news.put(_News(False, change)),
-            patience=patience,
-        ),
-    ]
+
+    def reflector(resource: Resource, fields: str, known: Iterable[Raw] = ()) -> Reflector:
+        def put(change: Change) -> None:
+            news.put(_News(resource is JOBS, change))
+
+        rhythm = Rhythm(patience=patience)
+        return Reflector(cluster.client, resource, job.namespace, fields, put, rhythm=rhythm, known=known)
+
+    reflectors = (
+        reflector(JOBS, f"metadata.name={job.name}", [raw]),
+        reflector(EVENTS, f"involvedObject.name={job.name}"),
+    )
     with display:
         for line in narrator.of_status(None, job):
             display.show(line)
-        for follower in followers:
-            follower.start()
+        for each in reflectors:
+            each.start()
         try:
             while job.outcome is None:
                 try:
@@ -115,22 +109,21 @@ def _watch(cluster: Cluster, raw: Object, narrator: Narrator, display: WatchDisp
                     _event(given.change, job, narrator, display)
                     continue
                 match given.change:
-                    case Gone(object=gone) if gone["metadata"]["uid"] == job.uid:
+                    case Deleted(object=gone) if gone["metadata"]["uid"] == job.uid:
                         return None
-                    case Seen(object=seen) if seen["metadata"]["uid"] == job.uid:
+                    case Changed(object=seen) if seen["metadata"]["uid"] == job.uid:
                         job = _status(job, job_of(seen), cluster.now(), narrator, display)
-                    case Seen():
+                    case Changed():
                         return None  # another of the same name
-                    case Ended(error=error):
-                        raise error
+                    case Failed(error=error):
+                        raise cluster_error(error)
                     case other:
                         _connection(other, display, patience)
         finally:
-            for follower in followers:
-                follower.stop()
-            cluster.close()
-            for follower in followers:
-                follower.join(_CLOSE_SECONDS)
+            for each in reflectors:
+                each.stop()
+            for each in reflectors:
+                each.join(_CLOSE_SECONDS)
     return job
 
 
@@ -145,24 +138,24 @@ def _status(before: Job, after: Job, now: float, narrator: Narrator, display: Wa
 
 
 def _event(change: Change, job: Job, narrator: Narrator, display: WatchDisplay) -> None:
-    if isinstance(change, Seen) and is_about(change.object, job.uid):
+    if isinstance(change, Changed) and is_about(change.object, job.uid):
         for line in narrator.of_event(told_of(change.object)):
             display.show(line)
-    elif isinstance(change, Ended) and isinstance(change.error, ForbiddenError):
-        display.note(f"Events are not shown: {change.error.hint}")
+    elif isinstance(change, Failed) and isinstance(error := cluster_error(change.error), ForbiddenError):
+        display.note(f"Events are not shown: {error.hint}")
 
 
 def _connection(change: Change, display: WatchDisplay, patience: float) -> None:
-    if isinstance(change, Lost):
-        display.note(f"{change.error.message}; trying again for up to {patience:.0f} s")
-    elif isinstance(change, Back):
+    if isinstance(change, Disconnected):
+        display.note(f"{change.error}; trying again for up to {patience:.0f} s")
+    elif isinstance(change, Reconnected):
         display.note("the API server answers again")
 
 
 def _told(cluster: Cluster, namespace: str, name: str) -> list[Told]:
     """Return the Events that are there already: they are old news."""
     try:
-        found = cluster.list_all(EVENTS, namespace, fieldSelector=f"involvedObject.name={name}")
+        found = cluster.list_all(EVENTS, namespace, fields=f"involvedObject.name={name}")
     except ForbiddenError:
         return []
     return [told_of(raw) for raw in found.items]

@@ -1,7 +1,8 @@
-"""The API server, asked with a deadline: what fails for a while is tried again with limits, what is refused is said.
+"""The API server, asked with a deadline: what fails for a while is tried again with limits, what is refused is raised.
 
-A thin layer over `kubernetes.aio`'s `ApiClient`, which authenticates, keeps the connections and refreshes tokens. Only
-plain JSON goes through it: thousands of pods are listed in half the time that typed models take.
+A thin transport over `kubernetes.aio`'s `ApiClient`, which authenticates, keeps the connections and refreshes tokens;
+what answers mean, paging and retries are `espalier_kube`'s. Only plain JSON goes through it: thousands of pods are
+listed in half the time that typed models take.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 
-from espalier_operator.kube.objects.resources import Raw, Resource, controller_of, key_of, resource_of
+from espalier_kube.errors import Status
+from espalier_kube.lists import Listing, Pages
+from espalier_kube.resources import Raw, Resource, controller_of, key_of, resource_of
+from espalier_kube.retries import Retries
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
@@ -28,50 +32,21 @@ PAGE: Final = 200
 """Objects in one answer to a list. Nodes are 10 kB and more each: while an answer is read nothing else is done."""
 MERGE_PATCH: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
-_NOT_AS_TESTED: Final = "the server rejected our request due to an error in our request"
-"""What API servers say of a JSON patch that does not apply."""
 Body = Raw | list[Raw]
 """Of a request: an object, or the operations of a JSON patch."""
-_LISTED_ANEW: Final = 3
-_MAX_MESSAGE: Final = 2000
 
 
 class ApiRefusalError(BackendError):
-    """The API server said no, and would say so again."""
+    """The API server refuses, and would refuse again."""
 
-    def __init__(self, what: str, code: int, reason: str, message: str) -> None:
-        """Keep the server's words."""
-        super().__init__(f"{what}: {code} {reason}: {message}")
-        self.code, self.reason, self.message = code, reason, message[:_MAX_MESSAGE]
-
-    @property
-    def namespace_goes(self) -> bool:
-        """Whether it was refused because the namespace is being deleted, and everything in it with it."""
-        return self.code == 403 and "because it is being terminated" in self.message
+    def __init__(self, what: str, status: Status) -> None:
+        """Keep the server's `status`."""
+        super().__init__(f"{what}: {status.code} {status.reason}: {status.message}")
+        self.status = status
 
 
 class NotOwnedError(BackendError):
     """An object of the name that is needed is there already, and is somebody else's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long one request may take, and how often it is tried. Seconds."""
-
-    deadline: float = 10.0
-    """For one try."""
-    tries: int = 5
-    first_wait: float = 0.1
-    """Before the second try; doubles with each."""
-    longest_wait: float = 5.0
-
-    def wait(self, tried: int, retry_after: float | None, jitter: float) -> float:
-        """Return how long to wait after `tried` tries.
-
-        `jitter`, from 0 to 1, spreads clients; `retry_after` is the server's word.
-        """
-        backoff = min(self.first_wait * 2.0 ** (tried - 1), self.longest_wait)
-        return max(backoff * (0.5 + jitter / 2), min(retry_after or 0.0, self.longest_wait))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,50 +58,35 @@ class Answer:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """All objects of a kind, and the version as of which they are all."""
-
-    items: list[Raw]
-    version: int
-
-
 class Client:
     """Requests as the operator needs them. `BackendError` where a request came to nothing in spite of all tries."""
 
     def __init__(
         self,
         api: ApiClient,
-        patience: Patience | None = None,
+        retries: Retries | None = None,
         requested: Callable[[str, str, int, float], None] = lambda verb, resource, code, seconds: None,
     ) -> None:
         """Take over an ApiClient, which stays the caller's to close.
 
-        `requested` is told of each try: verb, resource, HTTP code (0: no answer) and the seconds that it took.
+        `requested` is called for each try: verb, resource, HTTP code (0: no answer) and the seconds that it took.
         """
-        self._api, self._patience, self._requested = api, patience or Patience(), requested
+        self._api, self._retries, self._requested = api, retries or Retries(), requested
         self.requests: Counter[tuple[str, str, int]] = Counter()
         """Tries by verb, resource and HTTP code; 0 where no answer came."""
 
     async def list(self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = "") -> Listing:
-        """Return all objects that the selectors take, page by page; the pages are of one version."""
-        for _ in range(_LISTED_ANEW):
-            try:
-                return await self._list(resource, namespace, labels, fields)
-            except ApiRefusalError as refusal:
-                if refusal.code != 410:  # it took so long that the server forgot the version of the first page
-                    raise
-        raise BackendError(f"{resource.plural} cannot be listed: each page takes longer than the server remembers")
-
-    async def _list(self, resource: Resource, namespace: str | None, labels: str, fields: str) -> Listing:
-        query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields}
-        items: list[Raw] = []
+        """Return all objects that the selectors choose."""
+        pages = Pages(PAGE, labels, fields)
         while True:
-            page = await self._request("list", "GET", resource, resource.path(namespace), query=query)
-            items += page.get("items") or ()
-            query["continue"] = page["metadata"].get("continue") or ""
-            if not query["continue"]:
-                return Listing(items, int(page["metadata"]["resourceVersion"]))
+            try:
+                page = await self._request("list", "GET", resource, resource.path(namespace), query=pages.query)
+            except ApiRefusalError as refusal:
+                if not refusal.status.is_expired or not pages.restart():
+                    raise
+            else:
+                if (listing := pages.take(page)) is not None:
+                    return listing
 
     async def serves(self, resource: Resource) -> bool:
         """Return whether the API server says that it has this kind: a CRD is said a moment after it is there."""
@@ -134,7 +94,7 @@ class Client:
         try:
             known = await self._request("discover", "GET", resource, path)
         except ApiRefusalError as refusal:
-            if refusal.code == 404:
+            if refusal.status.is_not_found:
                 return False
             raise
         return any(each.get("name") == resource.plural for each in known.get("resources") or ())
@@ -145,7 +105,7 @@ class Client:
             found: Raw = await self._request("get", "GET", resource, resource.path(namespace, name))
             return found
         except ApiRefusalError as refusal:
-            if refusal.code == 404:
+            if refusal.status.is_not_found:
                 return None
             raise
 
@@ -161,7 +121,7 @@ class Client:
             made: Raw = await self._request("create", "POST", resource, resource.path(namespace), body=manifest)
             return made
         except ApiRefusalError as refusal:
-            if refusal.code != 409 or refusal.reason != "AlreadyExists":
+            if not refusal.status.already_exists:
                 raise
         if owner is None:
             return None
@@ -196,7 +156,7 @@ class Client:
             patched: Raw = await self._request("patch", "PATCH", resource, path, body=body, media=media)
             return patched
         except ApiRefusalError as refusal:
-            if refusal.code == 404 or _is_other_uid(refusal):
+            if refusal.status.is_not_found or refusal.status.is_other_uid:
                 return None
             raise
 
@@ -208,7 +168,7 @@ class Client:
             left: Raw = await self._request("delete", "DELETE", resource, resource.path(namespace, name), body=body)
             return left
         except ApiRefusalError as refusal:
-            if refusal.code == 404 or _is_other_uid(refusal):
+            if refusal.status.is_not_found or refusal.status.is_other_uid:
                 return None
             raise
 
@@ -226,14 +186,14 @@ class Client:
         media: str = "application/json",
     ) -> Any:
         what = f"{verb} {path}"
-        for tried in range(1, self._patience.tries + 1):
+        for tried in range(1, self._retries.tries + 1):
             retry_after = None
             begun = asyncio.get_running_loop().time()
             try:
-                async with asyncio.timeout(self._patience.deadline):
+                async with asyncio.timeout(self._retries.deadline):
                     answer = await self._send(method, path, query or {}, body, media)
             except TimeoutError:
-                code, trouble = 0, f"no answer in {self._patience.deadline:g} s"
+                code, trouble = 0, f"no answer in {self._retries.deadline:g} s"
             except (aiohttp.ClientError, OSError) as error:
                 code, trouble = 0, f"{type(error).__name__}: {error}"
             else:
@@ -241,17 +201,17 @@ class Client:
                 if 200 <= code < 300:
                     self._count(verb, resource, code, begun)
                     return json.loads(answer.body)
-                refusal = _refusal(what, answer)
+                refusal = ApiRefusalError(what, Status.of(code, answer.body))
                 trouble = str(refusal)
                 retry_after = _seconds(answer.headers.get("Retry-After"))
             self._count(verb, resource, code, begun)
-            if code and not _passes(refusal):
+            if code and not refusal.status.is_transient:
                 raise refusal
-            if tried < self._patience.tries:
-                wait = self._patience.wait(tried, retry_after, random.random())
+            if tried < self._retries.tries:
+                wait = self._retries.wait(tried, retry_after, random.random())
                 logger.debug("%s; trying again in %.2f s", trouble, wait)
                 await asyncio.sleep(wait)
-        raise BackendError(f"{what}: tried {self._patience.tries} times: {trouble}")
+        raise BackendError(f"{what}: tried {self._retries.tries} times: {trouble}")
 
     def _count(self, verb: str, resource: Resource, code: int, begun: float) -> None:
         self.requests[verb, resource.plural, code] += 1
@@ -266,29 +226,6 @@ class Client:
         response = await self._api.call_api(method, url, headers, body=body, _preload_content=False)
         data: bytes = await response.response.read()
         return Answer(response.status, response.headers, data)
-
-
-def _refusal(what: str, answer: Answer) -> ApiRefusalError:
-    """Return the error that the answer is; servers in between answer with other things than a Status."""
-    try:
-        status = json.loads(answer.body)
-        return ApiRefusalError(what, answer.code, str(status.get("reason", "")), str(status.get("message", "")))
-    except (ValueError, AttributeError):
-        return ApiRefusalError(what, answer.code, "", answer.body[:200].decode(errors="replace"))
-
-
-def _passes(refusal: ApiRefusalError) -> bool:
-    """Return whether the same request may succeed later without anybody's doing."""
-    if refusal.code == 409:
-        return refusal.reason == "Conflict" and not _is_other_uid(refusal)
-    return refusal.code in (408, 429) or refusal.code >= 500
-
-
-def _is_other_uid(refusal: ApiRefusalError) -> bool:
-    if refusal.code == 409:
-        return "UID in precondition" in refusal.message
-    immutable = "metadata.uid" in refusal.message and "field is immutable" in refusal.message
-    return refusal.code == 422 and (immutable or refusal.message == _NOT_AS_TESTED)
 
 
 def _seconds(text: str | None) -> float | None:

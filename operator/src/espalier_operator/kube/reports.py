@@ -9,8 +9,8 @@ from espalier_api.documents import DocumentError, loads
 from espalier_api.job import KIND
 from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
+from espalier_kube.resources import Raw, controller_of
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.objects.resources import Raw, controller_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

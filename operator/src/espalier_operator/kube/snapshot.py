@@ -7,7 +7,7 @@ that there was no time before them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from espalier_api.documents import DocumentError, loads
@@ -15,22 +15,14 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
+from espalier_kube.lists import Listing
+from espalier_kube.resources import JOBS, Raw, Resource
 from espalier_operator.facts import Rules, Snapshot, Worker
 from espalier_operator.job.view import Trouble
-from espalier_operator.kube.objects.resources import JOBS, Raw, Resource
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.store import Store
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """All objects of a kind, as one list gave them."""
-
-    items: Sequence[Raw]
-    version: int
-    """`metadata.resourceVersion` of the list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +35,7 @@ class Seen:
 
 
 def seen_by_operator(
-    lists: Mapping[Resource, Listed], now: float, settings: KubeSettings, rules: Rules | None = None
+    lists: Mapping[Resource, Listing], now: float, settings: KubeSettings, rules: Rules | None = None
 ) -> Seen:
     """Return what an operator that starts at `now` (epoch seconds) sees.
 

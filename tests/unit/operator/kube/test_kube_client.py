@@ -13,11 +13,13 @@ from aiohttp import web
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
-from espalier_operator.kube.client import PAGE, ApiRefusalError, Client, NotOwnedError, Patience
-from espalier_operator.kube.objects import resources
+from espalier_kube import resources
+from espalier_kube.errors import Status
+from espalier_kube.retries import Retries
+from espalier_operator.kube.client import PAGE, ApiRefusalError, Client, NotOwnedError
 from espalier_operator.loop import BackendError
 
-QUICK = Patience(deadline=0.5, tries=4, first_wait=0.01, longest_wait=0.2)
+QUICK = Retries(deadline=0.5, tries=4, first_wait=0.01, longest_wait=0.2)
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "ns"}}
 
 
@@ -109,7 +111,7 @@ def test_what_is_refused_is_said_at_once(code: int) -> None:
     script = Script(status(code, "Because", "of this"))
     with pytest.raises(ApiRefusalError) as caught:
         play(script, lambda client: client.get(resources.PODS, "ns", "p"))
-    assert (caught.value.code, caught.value.reason, caught.value.message) == (code, "Because", "of this")
+    assert caught.value.status == Status(code, "Because", "of this")
 
 
 def test_answers_of_things_in_between_are_no_riddle() -> None:
@@ -118,14 +120,6 @@ def test_answers_of_things_in_between_are_no_riddle() -> None:
     for page, words in zip(pages, ("<html>no</html>", r"\[1\]"), strict=True):
         with pytest.raises(ApiRefusalError, match=words):
             play(Script(page), lambda client: client.get(resources.PODS, "ns", "p"))
-
-
-def test_waits_double_within_bounds_and_hear_what_the_server_asks_for() -> None:
-    patience = Patience(first_wait=0.1, longest_wait=5.0)
-    assert [patience.wait(tried, None, jitter=1.0) for tried in (1, 2, 3, 10)] == [0.1, 0.2, 0.4, 5.0]
-    assert patience.wait(1, None, jitter=0.0) == 0.05
-    assert patience.wait(1, 3.0, jitter=1.0) == 3.0
-    assert patience.wait(1, 3600.0, jitter=1.0) == 5.0, "not as long as it likes"
 
 
 def test_a_list_is_read_page_by_page() -> None:
@@ -142,13 +136,15 @@ def test_a_list_is_read_page_by_page() -> None:
     ]
 
 
-def test_a_list_whose_version_is_forgotten_begins_anew_and_not_for_ever() -> None:
+def test_a_list_whose_version_expires_is_read_in_one_answer() -> None:
     first = web.json_response({"metadata": {"resourceVersion": "7", "continue": "next"}, "items": []})
     whole = web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
-    found, _ = play(Script(first, status(410, "Expired"), whole), lambda client: client.list(resources.PODS, None))
+    script = Script(first, status(410, "Expired"), whole)
+    found, _ = play(script, lambda client: client.list(resources.PODS, None))
     assert found.version == 9
-    with pytest.raises(BackendError, match="cannot be listed"):
-        play(Script(*[status(410, "Expired") for _ in range(3)]), lambda client: client.list(resources.PODS, None))
+    assert script.asked[-1][2] == {}
+    with pytest.raises(ApiRefusalError, match="410"):
+        play(Script(*[status(410, "Expired") for _ in range(2)]), lambda client: client.list(resources.PODS, None))
 
 
 def owned(uid: str) -> web.Response:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.kube.objects import resources
+from espalier_kube import resources
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer

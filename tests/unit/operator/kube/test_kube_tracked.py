@@ -10,10 +10,10 @@ import pytest
 
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
+from espalier_kube import resources
 from espalier_operator.actions import Admit, Finish, GrantExtra, ReleaseExtra
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
-from espalier_operator.kube.objects import resources
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.managed_job import Due, ManagedJob, News

@@ -1,10 +1,10 @@
-"""The trainer on Kubernetes: it watches its own job and patches its own report. Nothing else here knows a cluster.
+"""The trainer on Kubernetes: the leader watches its own job and patches its own report.
 
-Importing this package imports the Kubernetes client, so `espalier_trainer.session` does it only where a cluster is.
+Importing this package imports the Kubernetes client, so the trainer does it only in a cluster.
 """
 
-from espalier_trainer.kube.api import NoAccessError, connect
+from espalier_kube.connection import NoAccessError
 from espalier_trainer.kube.reporter import ConfigMapReporter
-from espalier_trainer.kube.watch import JobWatch
+from espalier_trainer.kube.watch import JobWatch, connect
 
 __all__ = ["ConfigMapReporter", "JobWatch", "NoAccessError", "connect"]

@@ -14,7 +14,11 @@ from espalier_api.events import AnyEvent
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
-from espalier_trainer.kube.api import Api, CallError, uid_of
+from espalier_kube.client import Client
+from espalier_kube.errors import ApiError, RefusedError
+from espalier_kube.resources import CONFIG_MAPS
+from espalier_kube.retries import Retries
+from espalier_trainer.kube.watch import uid_of
 from espalier_trainer.report import INTERVAL_WALL_SECONDS, EventRecorder
 
 logger = logging.getLogger(__name__)
@@ -25,10 +29,8 @@ MAX_MESSAGE_CHARACTERS: Final = 4096
 LONGEST_INTERVAL_WALL_SECONDS: Final = 10.0
 """Between two reports of a job that only goes on. The operator writes mere figures no more often, and a thousand jobs
 that report every two seconds keep a core of the API server busy."""
-ATTEMPTS: Final = 6
-"""How often one report is tried; in training a newer one replaces it long before."""
-FIRST_DELAY, LONGEST_DELAY = 0.25, 10.0
-"""Wall seconds between two attempts: doubled each time."""
+RETRIES: Final = Retries(tries=6, first_wait=0.25, longest_wait=10.0)
+"""How often one report is tried, and when; in training a newer one replaces it long before."""
 FLUSH_DELAY: Final = 0.25
 """The same while the process waits to end."""
 FLUSH_WALL_SECONDS: Final = 5.0
@@ -52,15 +54,14 @@ class ConfigMapReporter:
 
     def __init__(
         self,
-        api: Api,
+        client: Client,
         namespace: str,
         name: str,
         events: EventRecorder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._api = api
+        self._client, self._namespace, self._name = client, namespace, name
         self._place = f"ConfigMap {namespace}/{name}"
-        self._path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
         self._events = events
         self._clock = clock
         self._due, self._interval = 0.0, INTERVAL_WALL_SECONDS
@@ -82,9 +83,9 @@ class ConfigMapReporter:
         Asks the API server: takes as long as a call may.
         """
         try:
-            found = self._api.get(self._path)
+            found = self._client.get(CONFIG_MAPS, self._namespace, self._name)
             report = loads((found.get("data") or {}).get(REPORT_KEY, ""), Report, self._place)
-        except (CallError, DocumentError) as error:
+        except (ApiError, DocumentError) as error:
             logger.info("no earlier report is known: %s", error)
             return 0.0
         owners = {owner.get("uid") for owner in found["metadata"].get("ownerReferences") or ()}
@@ -134,29 +135,30 @@ class ConfigMapReporter:
             taken, self._pending, self._urgent = self._pending, None, False
             return None if self._ends is not None and time.monotonic() >= self._ends else taken
 
-    def _keep(self, failed: _Pending, error: CallError) -> None:
+    def _keep(self, failed: _Pending, error: ApiError) -> None:
         """Keep a report that did not go out, unless there is a newer one or trying on is no use."""
         with self._changed:
-            worth_it = failed.attempt < ATTEMPTS if self._ends is None else not error.refused
+            worth_it = failed.attempt < RETRIES.tries if self._ends is None else not isinstance(error, RefusedError)
             if self._pending is None and worth_it:
                 self._pending = _Pending(failed.report, failed.attempt + 1)
 
     def _pause(self) -> None:
         """Wait before the next attempt; an urgent report and the end of the process do not wait for long."""
-        seconds = min(FIRST_DELAY * 2 ** min(self._failures - 1, 10), LONGEST_DELAY)
+        seconds = RETRIES.wait(self._failures)
         with self._changed:
             if self._ends is None:
                 self._changed.wait_for(lambda: self._urgent or self._ends is not None, seconds)
             else:
                 self._changed.wait(FLUSH_DELAY)
 
-    def _send(self, report: Report) -> CallError | None:
+    def _send(self, report: Report) -> ApiError | None:
         """Patch the report in; return what went wrong."""
         try:
-            self._api.merge_patch(self._path, {"data": {REPORT_KEY: report_text(report)}})
-        except CallError as error:
+            data = {REPORT_KEY: report_text(report)}
+            self._client.merge_patch(CONFIG_MAPS, self._namespace, self._name, {"data": data})
+        except ApiError as error:
             self._failures += 1
-            if not self._warned and (error.refused or self._failures > 1):
+            if not self._warned and (isinstance(error, RefusedError) or self._failures > 1):
                 self._warned = True
                 logger.warning("%s: the report cannot be written: %s; training goes on", self._place, error)
             return error

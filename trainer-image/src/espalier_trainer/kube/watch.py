@@ -1,70 +1,82 @@
-"""The allocation as the job's own status says it: a thread watches the job, the training loop reads an attribute."""
+"""The allocation as the job's own status has it: a thread follows the job, the training loop reads an attribute."""
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from espalier_api.allocation import AllocationDocument
-from espalier_api.job import GROUP, AdaptiveTrainingJob
+from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.signal import allocation_document
 from espalier_api.status import JobStatus
-from espalier_trainer.kube.api import Api, CallError, Watch, uid_of
+from espalier_kube.client import Client
+from espalier_kube.connection import api_of_process
+from espalier_kube.reflector import Change, Changed, Disconnected, Reconnected, Reflector, Rhythm
+from espalier_kube.resources import JOBS
+from espalier_kube.retries import Retries
 
 logger = logging.getLogger(__name__)
 
-VERSION: Final = "v1alpha1"
-PLURAL: Final = "adaptivetrainingjobs"
-WATCH_WALL_SECONDS: Final = 300
-"""How long one watch lasts; API servers want clients to come anew now and then."""
-SILENCE_WALL_SECONDS: Final = 45.0
-"""After this long without an event the watch is begun again. While a job trains, the operator writes its used budget
-every 10 s, so silence means that the operator is away, or that a connection died without a word."""
-FIRST_DELAY, LONGEST_DELAY = 0.2, 15.0
-"""Wall seconds between two attempts: doubled each time, times a factor from 0.5 to 1.5 that spreads the jobs."""
+CALL_WALL_SECONDS: Final = 4.0
+"""The longest that one call may take. A busy API server answers in tens of milliseconds."""
+RHYTHM: Final = Rhythm(watch=300, silence=45.0, retries=Retries(first_wait=0.2, longest_wait=15.0))
+"""While a job trains, the operator writes its used budget every 10 s. So silence means that the operator is away, or
+that a connection died without a word."""
 ANSWER_WALL_SECONDS: Final = 5.0
 """How long the start of training waits for the first answer."""
-_STEADY_WALL_SECONDS = 10.0
-"""A watch that held this long was no part of an outage."""
+
+
+def connect() -> Client:
+    """Return the API server of the cluster that this pod runs in, or that `KUBECONFIG` names outside of one.
+
+    Nothing is asked of it yet, and whoever asks decides how often. Raises `NoAccessError`.
+    """
+    return Client(api_of_process("espalier-trainer"), Retries(deadline=CALL_WALL_SECONDS, tries=1))
+
+
+def uid_of(job: AdaptiveTrainingJob) -> str | None:
+    """Return the UID that the API server gave the job, where its job file has it."""
+    uid = (job.metadata.model_extra or {}).get("uid")
+    return uid if isinstance(uid, str) else None
 
 
 class JobWatch:
     """An `AllocationSource`: the job's status at its API server.
 
-    A watch that breaks is begun again by reading the job, so that nothing is missed and no version is ever too old
-    for long. What goes wrong is warned about once per outage; a single break is none.
+    An outage is warned about once, and so is a status that cannot be understood. A watch that breaks is neither.
     """
 
-    def __init__(self, api: Api, job: AdaptiveTrainingJob) -> None:
-        self._api = api
+    def __init__(self, client: Client, job: AdaptiveTrainingJob) -> None:
         self._job = job
-        self._collection = f"/apis/{GROUP}/{VERSION}/namespaces/{job.metadata.namespace}/{PLURAL}"
         self._document: AllocationDocument | None = None
-        self._chance = random.Random()  # not the global generator: training is seeded by it
+        self._found = False
         self._answered = threading.Event()
-        self._closed = threading.Event()
-        self._watch: Watch | None = None
-        self._failures = 0
         self._warned = False
         self._warnings: list[str] = []
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="job-watch", daemon=True)
+        self._reflector = Reflector(
+            client,
+            JOBS,
+            job.metadata.namespace,
+            f"metadata.name={job.metadata.name}",
+            self._take,
+            rhythm=RHYTHM,
+            synced=self._synced,
+        )
 
     def start(self) -> None:
         """Begin to watch."""
-        self._thread.start()
+        self._reflector.start()
 
     @property
     def running(self) -> bool:
         """Whether its thread is at work."""
-        return self._thread.is_alive()
+        return self._reflector.is_alive()
 
     def latest(self) -> AllocationDocument | None:
-        """Return what the job's status last said."""
+        """Return what the job's status was last."""
         return self._document
 
     def settle(self) -> None:
@@ -72,7 +84,7 @@ class JobWatch:
         self._answered.wait(ANSWER_WALL_SECONDS)
 
     def take_warnings(self) -> tuple[str, ...]:
-        """Return the complaints since this was last asked."""
+        """Return the complaints since the last call."""
         if not self._warnings:  # asked at every step boundary
             return ()
         with self._lock:
@@ -81,66 +93,42 @@ class JobWatch:
         return taken
 
     def close(self) -> None:
-        """End the watch. Waits a second at most: a thread that is in a call is left behind."""
-        self._closed.set()
-        watch = self._watch
-        if watch is not None:
-            watch.close()
-        self._thread.join(1.0)
+        """End the watch. Waits a second at most: a thread that is in a call ends after it."""
+        self._reflector.stop()
+        self._reflector.join(1.0)
 
-    def _run(self) -> None:
-        delay = FIRST_DELAY
-        while not self._closed.is_set():
-            begun = time.monotonic()
-            try:
-                self._follow()
-            except CallError as error:
-                self._failed(error)
-            self._answered.set()
-            if time.monotonic() - begun >= _STEADY_WALL_SECONDS:
-                delay = FIRST_DELAY
-            self._closed.wait(delay * self._chance.uniform(0.5, 1.5))
-            delay = min(2 * delay, LONGEST_DELAY)
+    # ---- in the reflector's thread
 
-    def _follow(self) -> None:
-        """Read the job, then take in its changes until the watch ends."""
-        name = self._job.metadata.name
-        version = self._take(self._api.get(f"{self._collection}/{name}"))
-        query = {"fieldSelector": f"metadata.name={name}", "resourceVersion": version}
-        self._watch = self._api.watch(self._collection, query, lasting=WATCH_WALL_SECONDS, silence=SILENCE_WALL_SECONDS)
-        self._worked()
-        if self._closed.is_set():
-            self._watch.close()  # closed while it connected
-        for event in self._watch:
-            if event.get("type") in ("ADDED", "MODIFIED"):
-                self._take(event.get("object"))
-
-    def _take(self, manifest: Any) -> str:
-        """Take in one state of the job and return its version."""
-        try:
-            metadata = manifest["metadata"]
-            version = str(metadata["resourceVersion"])
-            if uid_of(self._job) in (None, metadata.get("uid")):  # otherwise a later job of the same name
-                self._document = document_of(self._job, manifest) or self._document
-                self._answered.set()
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CallError(f"the job cannot be understood ({' '.join(str(error).split())[:300]})") from error
-        return version
-
-    def _failed(self, error: CallError) -> None:
-        self._failures += 1
-        if self._closed.is_set() or self._warned or (self._failures < 2 and not error.refused):
-            return
-        self._warned = True
-        with self._lock:
-            self._warnings.append(f"cannot watch job {self._job.key}: {error}; going on by the annotation")
-
-    def _worked(self) -> None:
+    def _take(self, change: Change) -> None:
+        match change:
+            case Changed(object=manifest):
+                self._found = True
+                if uid_of(self._job) in (None, manifest["metadata"].get("uid")):  # else a later job of the same name
+                    self._read(manifest)
+            case Disconnected(error=error):
+                self._warn(str(error))
+            case Reconnected():
+                logger.info("watching job %s again", self._job.key)
+                self._warned = False
         self._answered.set()
-        self._failures = 0
-        if self._warned:
+
+    def _read(self, manifest: Mapping[str, Any]) -> None:
+        try:
+            self._document = document_of(self._job, manifest) or self._document
             self._warned = False
-            logger.info("watching job %s again", self._job.key)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            self._warn(f"the job cannot be understood ({' '.join(str(error).split())[:300]})")
+
+    def _synced(self) -> None:
+        if not self._found:
+            self._warn("there is no such job")
+        self._answered.set()
+
+    def _warn(self, problem: str) -> None:
+        if not self._warned:
+            self._warned = True
+            with self._lock:
+                self._warnings.append(f"cannot watch job {self._job.key}: {problem}; going on by the annotation")
 
 
 def document_of(job: AdaptiveTrainingJob, manifest: Mapping[str, Any]) -> AllocationDocument | None:

@@ -16,6 +16,8 @@ from typing import Any, Final
 from espalier_api.job import API_VERSION, KIND
 from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus
+from espalier_kube import resources
+from espalier_kube.resources import Raw
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Role
 from espalier_operator.job.view import Trouble
@@ -23,10 +25,9 @@ from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, D
 from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.metrics.measurements import measurements
-from espalier_operator.kube.objects import names, resources
+from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
 from espalier_operator.kube.objects.manifests import owned_objects
-from espalier_operator.kube.objects.resources import Raw
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
 from espalier_operator.kube.watch.store import Store
@@ -95,7 +96,7 @@ class Writer:
     def _failed(self, job: ManagedJob, error: BackendError, what: str) -> None:
         self._metrics.failed("status")
         now = self._clock.now()
-        if isinstance(error, ApiRefusalError) and error.code in _TOO_MUCH and job.mute():
+        if isinstance(error, ApiRefusalError) and error.status.code in _TOO_MUCH and job.mute():
             logger.error("%s: %s with its leader's last report, which is left out: %s", job.key, what, error)
         else:
             job.writing.failed(now)
@@ -180,7 +181,7 @@ class Writer:
             answer = await self._client.create(manifest, owner=job.uid)
         except (ApiRefusalError, NotOwnedError) as error:
             trouble = _trouble(error)
-            if base and isinstance(error, ApiRefusalError) and error.code in _INVALID:
+            if base and isinstance(error, ApiRefusalError) and error.status.code in _INVALID:
                 job.condemn(trouble.message)
             elif base:
                 job.reject(trouble)
@@ -229,11 +230,13 @@ def _name(job: ManagedJob) -> tuple[str, str, str]:
 
 def _level(error: BackendError) -> int:
     """Return how loudly `error` is logged: that nothing is made in a namespace that goes is as it should be."""
-    return logging.DEBUG if isinstance(error, ApiRefusalError) and error.namespace_goes else logging.WARNING
+    return (
+        logging.DEBUG if isinstance(error, ApiRefusalError) and error.status.namespace_terminates else logging.WARNING
+    )
 
 
 def _trouble(error: BackendError) -> Trouble:
-    message = error.message if isinstance(error, ApiRefusalError) else str(error)
+    message = error.status.message if isinstance(error, ApiRefusalError) else str(error)
     return Trouble(reason=Reason.POD_REJECTED, message=message)
 
 

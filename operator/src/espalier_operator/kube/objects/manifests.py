@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from espalier_api import environment
 from espalier_api.documents import dumps
-from espalier_api.job import API_VERSION, GROUP, KIND
+from espalier_api.job import API_VERSION, GROUP, KIND, PLURAL
 from espalier_api.pod_template import PodMetadata
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
@@ -73,7 +73,7 @@ def role(job: KubeJob) -> Manifest:
         "rules": [
             {
                 "apiGroups": [GROUP],
-                "resources": [names.PLURAL],
+                "resources": [PLURAL],
                 "resourceNames": [job.name],
                 "verbs": ["get", "list", "watch"],
             },

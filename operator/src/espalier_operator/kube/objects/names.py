@@ -8,9 +8,6 @@ from typing import Final
 from espalier_api.job import GROUP
 from espalier_operator.facts import Role
 
-PLURAL: Final = "adaptivetrainingjobs"
-VERSION: Final = "v1alpha1"
-
 JOB_LABEL: Final = f"{GROUP}/job"
 ROLE_LABEL: Final = f"{GROUP}/role"
 INDEX_LABEL: Final = f"{GROUP}/index"

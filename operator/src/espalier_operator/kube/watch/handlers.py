@@ -16,8 +16,9 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_api.job import GROUP
-from espalier_operator.kube.objects import names, resources
-from espalier_operator.kube.objects.resources import Resource
+from espalier_kube import resources
+from espalier_kube.resources import Resource
+from espalier_operator.kube.objects import names
 from espalier_operator.kube.watch.store import PODS_WATCHED, Store
 
 NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)

@@ -15,10 +15,11 @@ from typing import Final
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
+from espalier_kube import resources
 from espalier_operator.clock import Clock
 from espalier_operator.kube.backoff import Backoff
 from espalier_operator.kube.client import Client
-from espalier_operator.kube.objects import names, resources
+from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch import handlers

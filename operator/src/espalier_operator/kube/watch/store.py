@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from espalier_kube import resources
+from espalier_kube.resources import Raw, Resource, key_of, version_of
 from espalier_operator.facts import Node, Worker
-from espalier_operator.kube.objects import resources
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.pods import Pod, parse_pod
-from espalier_operator.kube.objects.resources import Raw, Resource, key_of, version_of
 from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.reports import ReportObject, parse_report_object
 from espalier_operator.kube.settings import KubeSettings

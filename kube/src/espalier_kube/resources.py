@@ -1,4 +1,4 @@
-"""The kinds that the operator reads and writes, and where the API server has them."""
+"""The kinds of objects that Espalier reads and writes, and their paths at an API server. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from espalier_api.job import GROUP
-from espalier_operator.kube.objects import names
+from espalier_api.job import GROUP, KIND, PLURAL, VERSION
 
 Raw = Mapping[str, Any]
 """An object as the API server sends it."""
@@ -37,7 +36,7 @@ class Resource:
         return "/" + "/".join(parts)
 
 
-JOBS: Final = Resource("AdaptiveTrainingJob", GROUP, names.VERSION, names.PLURAL)
+JOBS: Final = Resource(KIND, GROUP, VERSION, PLURAL)
 PODS: Final = Resource("Pod", "", "v1", "pods")
 NODES: Final = Resource("Node", "", "v1", "nodes", namespaced=False)
 CONFIG_MAPS: Final = Resource("ConfigMap", "", "v1", "configmaps")
@@ -51,6 +50,7 @@ EVENTS: Final = Resource("Event", "", "v1", "events")
 _MADE: Final = {
     each.kind: each for each in (PODS, CONFIG_MAPS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, EVENTS)
 }
+"""Kinds that the operator makes."""
 
 
 def resource_of(manifest: Raw) -> Resource:

@@ -1,4 +1,4 @@
-"""Reading from a server that is slow of wit: pages, retries with a limit, half answers, another clock."""
+"""The synchronous client and a server with faults: pages, retries with a limit, half answers, another clock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from espalier_cli.cluster import client
-from espalier_cli.cluster.client import Cluster, connect
-from espalier_cli.cluster.errors import ExpiredError, UnreachableError
-from espalier_operator.kube.objects.resources import JOBS, PODS
+from espalier_kube.client import Client
+from espalier_kube.connection import api_of_context
+from espalier_kube.errors import ExpiredError, RefusedError, UnreachableError
+from espalier_kube.resources import JOBS, PODS
+from espalier_kube.retries import Retries
+
+RETRIES = Retries(deadline=30.0, tries=3, first_wait=0.01)
 
 Answer = tuple[int, bytes]
 
@@ -28,11 +31,17 @@ class Server:
     def __init__(self) -> None:
         self.answer: Callable[[dict[str, str]], Answer] = lambda query: (200, page())
         self.ahead = 0.0
-        """By so many seconds its clock is ahead of ours."""
+        """Seconds by which its clock is ahead of ours."""
         self.asked: list[dict[str, str]] = []
+        self.patched: list[tuple[str, str, Any]] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_PATCH(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.patched.append((self.path, self.headers["Content-Type"], body))
+                self.do_GET()
+
             def do_GET(self) -> None:
                 query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
                 server.asked.append(query)
@@ -68,8 +77,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def cluster(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(client, "PAUSE_SECONDS", 0.01)
+def client(server: Server, tmp_path: Path) -> Iterator[Client]:
     path = tmp_path / "config"
     address = f"http://127.0.0.1:{server.http.server_address[1]}"
     whole: dict[str, Any] = {
@@ -79,82 +87,87 @@ def cluster(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "contexts": [{"name": "x", "context": {"cluster": "x"}}],
     }
     path.write_text(json.dumps(whole))
-    with connect(path, None) as cluster:
-        yield cluster
+    client = Client(api_of_context(path, None)[0], RETRIES)
+    yield client
+    client.close()
 
 
-def names(cluster: Cluster) -> list[str]:
-    return [raw["metadata"]["name"] for raw in cluster.list_all(PODS, "a", labelSelector="b=c").items]
+def names(client: Client) -> list[str]:
+    return [raw["metadata"]["name"] for raw in client.list(PODS, "a", labels="b=c").items]
 
 
-def test_pages_are_put_together(server: Server, cluster: Cluster) -> None:
+def test_pages_are_put_together(server: Server, client: Client) -> None:
     pages = {"": page("a", "b", after="one"), "one": page("c", after="two"), "two": page("d")}
     server.answer = lambda query: (200, pages[query.get("continue", "")])
-    assert names(cluster) == ["a", "b", "c", "d"]
+    assert names(client) == ["a", "b", "c", "d"]
     assert [query["labelSelector"] for query in server.asked] == ["b=c"] * 3
 
 
-def test_pages_that_expire_are_asked_for_all_at_once(server: Server, cluster: Cluster) -> None:
+def test_pages_that_expire_are_asked_for_all_at_once(server: Server, client: Client) -> None:
     def answer(query: dict[str, str]) -> Answer:
         if "continue" in query:
             return 410, b'{"message": "the provided continue parameter is too old"}'
         return 200, page("a", after="x") if "limit" in query else page("a", "b")
 
     server.answer = answer
-    assert names(cluster) == ["a", "b"]
+    assert names(client) == ["a", "b"]
     server.answer = lambda query: (410, b'{"message": "always too old"}')
     with pytest.raises(ExpiredError):
-        names(cluster)
+        names(client)
 
 
 @pytest.mark.parametrize("trouble", [(503, b"starting"), (429, b""), (200, b'{"metadata": {"resour'), (200, b"")])
-def test_what_may_pass_is_tried_again_with_a_limit(server: Server, cluster: Cluster, trouble: Answer) -> None:
+def test_what_may_pass_is_tried_again_with_a_limit(server: Server, client: Client, trouble: Answer) -> None:
     answers = [trouble, trouble, (200, page("a"))]
     server.answer = lambda query: answers[len(server.asked) - 1]
-    assert names(cluster) == ["a"]
+    assert names(client) == ["a"]
     server.asked.clear()
     server.answer = lambda query: trouble
     with pytest.raises(UnreachableError):
-        names(cluster)
-    assert len(server.asked) == client.ATTEMPTS
+        names(client)
+    assert len(server.asked) == RETRIES.tries
 
 
-def test_what_is_refused_is_not_tried_again(server: Server, cluster: Cluster) -> None:
+def test_what_is_refused_is_not_tried_again(server: Server, client: Client) -> None:
     server.answer = lambda query: (400, b'{"message": "bad selector"}')
-    with pytest.raises(client.ClusterError, match=r"refuses \(400\): bad selector"):
-        names(cluster)
+    with pytest.raises(RefusedError, match="HTTP status 400 .bad selector."):
+        names(client)
     assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(("ahead", "within"), [(0.0, 0.1), (0.9, 0.1), (3600.0, 2.0), (-90.0, 2.0)])
-def test_time_is_that_of_the_cluster(server: Server, cluster: Cluster, ahead: float, within: float) -> None:
+def test_time_is_that_of_the_cluster(server: Server, client: Client, ahead: float, within: float) -> None:
     server.ahead = ahead
-    names(cluster)
+    names(client)
     far = ahead if abs(ahead) > 2 else 0.0  # a second is within what the server's clock tells
-    assert abs(cluster.now() - time.time() - far) < within
+    assert abs(client.now() - time.time() - far) < within
 
 
-def test_a_watch_that_breaks_off_in_a_line_gives_what_is_whole(server: Server, cluster: Cluster) -> None:
+def test_a_watch_that_breaks_off_in_a_line_gives_what_is_whole(server: Server, client: Client) -> None:
     change = json.dumps({"type": "ADDED", "object": {"metadata": {"name": "a"}}}).encode()
     server.answer = lambda query: (200, change + b"\n" + change + b"\n" + b'{"type": "MODIF')
-    with cluster.watch(JOBS, "a", 5, 1) as changes:
-        assert [each["type"] for each in changes] == ["ADDED", "ADDED"]
+    changes = client.watch(JOBS, "a", 5, seconds=1, silence=5)
+    assert [each["type"] for each in changes] == ["ADDED", "ADDED"]
     assert server.asked[0]["resourceVersion"] == "5"
     server.answer = lambda query: (200, change + b"\n" + b"nonsense\n")
-    with cluster.watch(JOBS, "a", 5, 1) as changes, pytest.raises(UnreachableError):
-        list(changes)
+    with pytest.raises(UnreachableError):
+        list(client.watch(JOBS, "a", 5, seconds=1, silence=5))
 
 
-def test_an_error_in_a_watch_is_raised(server: Server, cluster: Cluster) -> None:
+def test_an_error_in_a_watch_is_raised(server: Server, client: Client) -> None:
     error = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
     server.answer = lambda query: (200, json.dumps(error).encode() + b"\n")
-    with cluster.watch(JOBS, "a", 5, 1) as changes, pytest.raises(ExpiredError, match="too old"):
-        list(changes)
+    with pytest.raises(ExpiredError, match="too old"):
+        list(client.watch(JOBS, "a", 5, seconds=1, silence=5))
 
 
-def test_the_first_error_of_several_calls_is_raised(server: Server, cluster: Cluster) -> None:
-    server.answer = lambda query: (400, b'{"message": "no"}') if "labelSelector" in query else (200, page("a"))
-    with pytest.raises(client.ClusterError, match="no"):
-        cluster.at_once(lambda: cluster.list_all(PODS), lambda: cluster.list_all(PODS, labelSelector="x"))
-    both = cluster.at_once(lambda: cluster.list_all(PODS), lambda: cluster.list_all(JOBS))
-    assert [listed.version for listed in both] == [7, 7]
+def test_a_merge_patch_says_what_it_is(server: Server, client: Client) -> None:
+    server.answer = lambda query: (200, b"{}")
+    client.merge_patch(PODS, "a", "b", {"data": {"x": "y"}})
+    assert server.patched == [("/api/v1/namespaces/a/pods/b", "application/merge-patch+json", {"data": {"x": "y"}})]
+
+
+def test_an_answer_that_is_no_object_is_tried_again(server: Server, client: Client) -> None:
+    server.answer = lambda query: (200, b"[]")
+    with pytest.raises(UnreachableError, match="list where an object is expected"):
+        client.get(PODS, "a", "b")

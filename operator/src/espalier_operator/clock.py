@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 
@@ -27,6 +28,7 @@ class ScaledClock:
             raise ValueError(f"time scale {scale} must be a positive number of budget seconds in a second")
         self._scale, self._start, self._monotonic = scale, start, monotonic
         self._zero = monotonic()
+        self._zero_of_day = datetime.now(UTC)
 
     def now(self) -> float:
         """Return the budget seconds since the run began, earlier incarnations included."""
@@ -35,3 +37,7 @@ class ScaledClock:
     def wall_seconds(self, seconds: float) -> float:
         """Return `seconds / scale`."""
         return seconds / self._scale
+
+    def time_of_day(self, seconds: float) -> datetime:
+        """Return what a wall clock shows, or showed, at `seconds` of this one."""
+        return self._zero_of_day + timedelta(seconds=self.wall_seconds(seconds - self._start))

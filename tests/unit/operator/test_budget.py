@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,11 @@ def run(*steps: tuple[float, Leader, int], allowance: float = 10.0) -> Meter:
         now += seconds
         meter = meter.advance(now, leader, gpus, allowance)
     return meter
+
+
+def restored(meter: Meter) -> Meter:
+    """Return the account as a new incarnation of the scheduler takes it up."""
+    return replace(meter, read_at=None, starting_since=None)
 
 
 def test_only_training_counts():
@@ -38,12 +45,12 @@ def test_each_start_has_its_own_allowance():
 
 
 def test_a_restart_of_the_scheduler_counts_nothing_in_between():
-    meter = run((4, TRAINING, 1)).restored()
+    meter = restored(run((4, TRAINING, 1)))
     assert meter.advance(1000.0, TRAINING, 1, 10.0).used_seconds == 4
 
 
 def test_the_leader_s_own_count_fills_what_a_killed_scheduler_lost():
-    meter = run((4, TRAINING, 2)).restored().advance(5.0, TRAINING, 2, 10.0, reported_seconds=4.5)
+    meter = restored(run((4, TRAINING, 2))).advance(5.0, TRAINING, 2, 10.0, reported_seconds=4.5)
     assert meter.used_seconds == 4.5
     assert meter.gpu_seconds_used == 9
 
@@ -58,7 +65,7 @@ def test_figures_never_fall(steps):
     meter, now = Meter(), 0.0
     for seconds, leader, gpus, reported, restart in steps:
         now += seconds  # clocks of restarted schedulers may even go back
-        before = meter.restored() if restart else meter
+        before = restored(meter) if restart else meter
         meter = before.advance(now, leader, gpus, 10.0, reported)
         assert meter.used_seconds >= before.used_seconds
         assert meter.gpu_seconds_used >= before.gpu_seconds_used

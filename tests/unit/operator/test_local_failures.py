@@ -20,7 +20,6 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_api.status import JobPhase
 from espalier_operator.local import LocalRunError
-from espalier_operator.local import run as run_module
 from espalier_operator.local.state import RunState, run_lock
 
 ONE_RUN = """
@@ -103,12 +102,12 @@ def test_a_worker_that_does_not_end_is_ended_when_the_run_says_so(local_run, job
     assert 0.1 < alive - asked < 3.5
 
 
-def test_a_silent_leader_is_counted_from_its_start_and_lent_nothing(local_run, job_of, monkeypatch):
-    monkeypatch.setattr(run_module, "START_UP_ALLOWANCE_WALL_SECONDS", 0.5)
+def test_a_silent_leader_is_counted_from_its_start_and_lent_nothing(local_run, job_of):
     story = local_run(
         [job_of("one", "silent=yes", "overrun=yes", timeBudgetSeconds=1, maxReplicas=2)],
         gpus=2,
         grace_wall_seconds=0.3,
+        start_up_allowance_wall_seconds=0.5,
     )
     outcome = story.outcomes["one"]
     assert outcome.reason is Reason.BUDGET_ENFORCED
@@ -191,7 +190,7 @@ def wait_until_used(folder: Path, seconds: float) -> float:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
-            used = read_document(folder / "state.json", RunState).jobs[0].used_seconds
+            used = read_document(folder / "state.json", RunState).jobs[0].state.used_seconds
         except FileNotFoundError:
             used = 0.0
         if used >= seconds:

@@ -3,8 +3,8 @@
 The time budget runs while the job's leader is past its start-up: from the first report of an incarnation that says
 anything other than `Starting`, until the leader ends. Queueing, starting, importing, back-off between restarts and
 suspension are not counted. A leader that does not get past its start-up, or never reports (its image does not use
-the trainer library), is counted from its start once `START_UP_ALLOWANCE_WALL_SECONDS` are over: nobody holds GPUs
-for free by keeping silent. GPU-seconds are the GPUs held, lent ones included, over the same time.
+the trainer library), is counted from its start once `Timing.start_up_allowance` is over: nobody holds GPUs for
+free by keeping silent. GPU-seconds are the GPUs held, lent ones included, over the same time.
 
 Figures never fall. They survive the scheduler by being stored, and where the leader counted further than what was
 stored (the scheduler was killed in between) its own figure is taken over.
@@ -12,12 +12,8 @@ stored (the scheduler was killed in between) its own figure is taken over.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
-
-START_UP_ALLOWANCE_WALL_SECONDS: Final = 120.0
-"""Ten times what importing torch took on a loaded two-core machine."""
 
 
 class Leader(Enum):
@@ -64,7 +60,3 @@ class Meter:
             read_at=now,
             starting_since=since,
         )
-
-    def restored(self) -> Meter:
-        """Return the account as a new incarnation of the scheduler takes it up: the time between is not counted."""
-        return replace(self, read_at=None, starting_since=None)

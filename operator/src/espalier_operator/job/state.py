@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from espalier_api.allocation import Direction
 from espalier_api.reasons import Reason
-from espalier_operator.facts import Ended, Reclaim, Stopping
+from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,10 @@ class JobState:
         """Whether it is about to be ended: no worker is started any more."""
         return self.ended is not None or self.stopping is not None
 
-    def may_start(self, now: float) -> bool:
+    def may_start(self, terms: Terms, now: float) -> bool:
         """Return whether base workers that are missing may be started at `now`."""
-        return self.active and not self.ending and (self.not_before is None or now >= self.not_before)
+        waits = self.not_before is not None and now < self.not_before
+        return self.active and not self.ending and not waits and self.failures <= terms.backoff_limit
 
     def with_workers(self, count: int) -> JobState:
         """Return the state with room for `count` base workers."""

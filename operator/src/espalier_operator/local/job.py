@@ -1,42 +1,45 @@
-"""One job of a local run: its leader process, its files, its account."""
+"""One job of a local run: its state, its leader's process, its files."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
+from espalier_api.allocation import Allocation
 from espalier_api.documents import write_text_atomically
-from espalier_api.events import (
-    AllocationAcknowledged,
-    AllocationChanged,
-    AnyEvent,
-    JobChanged,
-    Warned,
-)
+from espalier_api.events import AllocationAcknowledged, AllocationChanged, AnyEvent, JobChanged, Warned
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_api.report import Report
+from espalier_api.signal import allocation_document
 from espalier_api.status import JobPhase
-from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
-from espalier_operator.job.budget import Leader, Meter
-from espalier_operator.job.ends import Failure, judge_exit
+from espalier_operator.actions import Action, Admit, Fail, Finish, ReleaseExtra, Requeue
+from espalier_operator.facts import Ended, JobFacts, Stopping, Terms
+from espalier_operator.job import ends, progress, transitions
+from espalier_operator.job.budget import Leader
+from espalier_operator.job.conditions import phase_of
+from espalier_operator.job.observation import End, Incarnation, Observation
+from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.status import Wall, allocation_of, memory_of
+from espalier_operator.job.view import facts_of
 from espalier_operator.local.command import command_of, contract_variables
-from espalier_operator.local.crew import Crew, Place
 from espalier_operator.local.files import AllocationFile, ReportFile
 from espalier_operator.local.history import History
 from espalier_operator.local.layout import ALLOCATION_FILE, CHECKPOINT_FOLDER, JOB_FILE, REPORT_FILE, TRAINER_LOG
 from espalier_operator.local.process import Process
-from espalier_operator.local.state import JobState
+from espalier_operator.local.state import KeptJob, digest, resumed
+from espalier_operator.local.workers import Place, Workers
 
 PID_FILE = "trainer.pid"
-_PAST = (TrainerPhase.COMPLETED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
-_MAX_RESTART_WALL_SECONDS = 60.0
+Starter = Callable[..., Process]
+"""Starts a process: `Process`, or what a test runs in its place."""
 
 
 class _Stamp(TypedDict):
@@ -45,207 +48,235 @@ class _Stamp(TypedDict):
 
 
 class LocalJob:
-    """Mutable: the one place where what is known of a local job lies. Decides nothing about GPUs."""
+    """A job's state, brought up to what its process and its files show. Decides nothing about GPUs."""
 
     def __init__(
         self,
         job: AdaptiveTrainingJob,
         directory: Path,
         terms: Terms,
+        timing: Timing,
+        wall: Wall,
         on_event: Callable[[str, AnyEvent], None],
         stop_wall_seconds: float,
+        start: Starter = Process,
     ) -> None:
-        """Make the folder; `open` takes up what is in it. Workers that are to end get `stop_wall_seconds` for it."""
+        """Make the folder; `open` takes up what is in it.
+
+        `wall` turns times of the scheduler's clock into times of day. Workers that are to end get `stop_wall_seconds`
+        for it.
+        """
         self.job, self.directory, self.terms = job, directory, terms
         self.key, self.name = job.key, job.metadata.name
+        self._timing, self._wall, self._start = timing, wall, start
+        self.state = JobState()
+        self.seen = Observation()
         self.process: Process | None = None
         self.report: Report | None = None
-        self.fresh = False
-        """Whether `report` is of the running process."""
-        self.meter = Meter()
+        self.leader = Leader.ABSENT
+        """What the leader does, as far as budgets go."""
         self.allocation = Allocation()
+        """The last that was written."""
         self.phase, self.reason, self.message = JobPhase.PENDING, Reason.NO_FREE_GPU, ""
-        self.submitted_at: float | None = None
-        self.admitted_at: float | None = None
-        self.extra = 0
-        self.reclaim: Reclaim | None = None
-        self.granted_at: float | None = None
-        self.changed_at: float | None = None
-        self.stopping: Stopping | None = None
-        self.ended: Ended | None = None
-        self.trained = False
-        self.failures = self.restarts = self.preemptions = 0
-        self.last_failure = ""
         self.exit_code: int | None = None
-        self.start_at = 0.0
-        """Monotonic wall time before which the leader is not started."""
-        self._said: tuple[JobPhase, Reason, str] | None = None
-        self.acknowledged = 0
-        self._counting = False
+        self._incarnation: Incarnation | None = None
+        self._attempt = 0
+        """Which attempt `_incarnation` is."""
+        self._earlier: str | None = None
+        """What the report before `_incarnation` calls its leader."""
+        self._fresh = False
+        """Whether `report` is of `_incarnation`."""
+        self._reported_at = 0.0
+        self._acknowledged = 0
         self._allocated_at = 0.0
-        self._stale: str | None = None
+        self._said: tuple[JobPhase, Reason, str] | None = None
         self._complaint = ""
         directory.mkdir(parents=True, exist_ok=True)
         self._allocation_file = AllocationFile(directory / ALLOCATION_FILE)
         self._reports = ReportFile(directory / REPORT_FILE, (self.key, self.name))
-        self.crew = Crew(directory, self.warn, stop_wall_seconds)
+        self.workers = Workers(directory, self.warn, stop_wall_seconds, start)
         self.history = History(directory, lambda event: on_event(self.name, event))
-
-    # ---- what it is
 
     @property
     def finished(self) -> bool:
         """Whether its outcome is recorded."""
-        return self.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
-
-    @property
-    def leader(self) -> Leader:
-        """What the leader does, as far as budgets go."""
-        if self.process is None or self.report_phase in _PAST:
-            return Leader.ABSENT
-        return Leader.STARTING if self.report_phase is TrainerPhase.STARTING else Leader.TRAINING
-
-    @property
-    def report_phase(self) -> TrainerPhase:
-        """What the running leader last said it does."""
-        return self.report.phase if self.fresh and self.report is not None else TrainerPhase.STARTING
+        return self.state.outcome is not None
 
     # ---- its folder
 
-    def open(self, source: str | None, state: JobState | None) -> None:
+    def open(self, source: str | None, kept: KeptJob | None) -> None:
         """Write the job into its folder, and take up what an earlier run left there."""
         text = source if source is not None else json.dumps(self.job.to_json(), indent=2) + "\n"
         write_text_atomically(self.directory / JOB_FILE, text)
         self.report = self._reports.poll()
-        if state is None:
+        if kept is None:
             return
-        reported = self.report.used_seconds if self.report is not None else 0.0
-        self.submitted_at = state.submitted_at
-        self.meter = Meter(used_seconds=max(state.used_seconds, reported), gpu_seconds_used=state.gpu_seconds_used)
-        self.allocation = Allocation(generation=state.generation)
-        self.failures, self.restarts, self.preemptions = state.failures, state.restarts, state.preemptions
-        if state.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
-            self.phase, self.reason, self.message = state.phase, state.reason, state.message
-            self.exit_code = state.exit_code
+        self.state = resumed(kept.state, self.terms)
+        self.allocation = Allocation(generation=self.state.grant.generation)
+        outcome = self.state.outcome
+        if outcome is not None:
+            self.phase = JobPhase.FAILED if outcome.failed else JobPhase.COMPLETE
+            self.reason, self.message, self.exit_code = outcome.reason, outcome.message, kept.exit_code
 
-    def set_phase(self, phase: JobPhase, reason: Reason, message: str = "") -> None:
-        """Record where the job stands, with an event if that is news."""
-        self.phase, self.reason, self.message = phase, reason, message
-        if self._said != (phase, reason, message):
-            self._said = (phase, reason, message)
-            self.history.add(JobChanged(**self.stamp(), phase=phase, reason=reason, message=message))
+    def kept(self) -> KeptJob:
+        """Return what is kept on disk of it."""
+        return KeptJob(job=self.key, spec_digest=digest(self.job), state=self.state, exit_code=self.exit_code)
+
+    def stamp(self) -> _Stamp:
+        """Return what each event of the job begins with."""
+        return {"time": datetime.now(UTC), "used_seconds": self.state.used_seconds}
 
     def warn(self, reason: str, message: str) -> None:
         """Record something that does not stop the job."""
         self.history.add(Warned(**self.stamp(), reason=reason, message=message))
 
-    def interrupt(self) -> None:
+    # ---- what is decided about it
+
+    def facts(self, now: float) -> JobFacts:
+        """Return what the planner reads of it."""
+        return facts_of(self.key, self.state, self.seen, self.terms, now, self._timing)
+
+    def act(self, action: Action, now: float) -> None:
+        """Remember a decision, and make it known; budgets are counted up to now first, by what it held until now."""
+        before = progress.look(self.state, self.seen, self.terms, now, self._timing)
+        self.state = transitions.after(before, action, self.terms, now, self._timing)
+        match action:
+            case Admit():
+                self._stands(now, action.reason)
+            case Requeue():
+                self._stands(now, action.reason, SENTENCES[action.reason])
+            case Finish() | Fail() if self.state.outcome is not None:
+                self._stands(now, self.state.outcome.reason, self.state.outcome.message)
+            case ReleaseExtra(forced=True):
+                self.warn(action.reason, SENTENCES[action.reason])
+        if self.finished:
+            return  # its leader, if there is one, is being ended: what it is granted matters no more
+        if self.state.grant != before.grant:
+            self._allocated_at = time.monotonic()
+            self.allocation = allocation_of(self.state.grant, self._wall)
+            self.write_allocation()
+            self.history.add(AllocationChanged(**self.stamp(), allocation=self.allocation))
+        elif self.state.stopping != before.stopping:
+            self.write_allocation()
+
+    def submit(self, now: float) -> None:
+        """Let the planner know of it from now on."""
+        self.state = replace(self.state, submitted_at=now)
+
+    def waits(self, reason: Reason, now: float) -> None:
+        """Record why it gets nothing, where it has nothing."""
+        if self.state.admitted_at is None and not self.finished:
+            self._stands(now, reason, SENTENCES[reason])
+
+    def lose(self, reason: Reason) -> None:
+        """Kill the leader: its GPUs are gone."""
+        if self.process is not None and self._incarnation is not None:
+            self._incarnation = replace(self._incarnation, lost=reason)
+            self.process.kill()
+
+    def interrupt(self, now: float) -> None:
+        """Let no end that follows count as a failure: the run is about to end all processes."""
+        if self.state.active and self.state.stopping is None:
+            self.state = replace(self.state, stopping=Stopping(reason=Reason.INTERRUPTED, deadline=now))
+
+    def close(self, now: float) -> None:
         """Record that the run ends, if the job has not."""
-        if self.ended is not None and not self.finished:
-            phase = JobPhase.FAILED if self.ended.failed else JobPhase.COMPLETE
-            self.set_phase(phase, self.ended.reason, self.ended.message or SENTENCES[self.ended.reason])
+        ended = self.state.ended
+        if ended is not None and not self.finished:
+            kind = Fail if ended.failed else Finish
+            self.act(kind(job=self.key, reason=ended.reason, message=ended.message), now)
         elif not self.finished and self.reason not in (Reason.TOO_LARGE, Reason.SUSPENDED):
-            self.set_phase(JobPhase.SUSPENDED, Reason.INTERRUPTED, SENTENCES[Reason.INTERRUPTED])
-
-    # ---- its allocation
-
-    def allocate(self, replicas: int, direction: Direction, reason: Reason, wall_seconds: float | None) -> None:
-        """Write a new allocation; `wall_seconds` from now is its deadline."""
-        now = datetime.now(UTC)
-        deadline = None if wall_seconds is None else datetime.fromtimestamp(now.timestamp() + wall_seconds, UTC)
-        self.allocation = Allocation(
-            generation=self.allocation.generation + 1,
-            replicas=replicas,
-            gpus=replicas * self.terms.gpus_per_worker,
-            direction=direction,
-            reason=reason,
-            deadline=deadline,
-        )
-        self._allocated_at = time.monotonic()
-        self.write_allocation()
-        self.history.add(AllocationChanged(**self.stamp(), allocation=self.allocation))
+            self._tell(JobPhase.SUSPENDED, Reason.INTERRUPTED, SENTENCES[Reason.INTERRUPTED])
 
     def write_allocation(self) -> None:
         """Write the allocation file as things stand."""
-        spec = self.job.spec
-        document = AllocationDocument(
-            job=self.key,
-            allocation=self.allocation,
-            time_budget=TimeBudget(
-                budget_seconds=spec.time_budget_seconds,
-                used_seconds=self.meter.used_seconds,
-                gpu_seconds_used=self.meter.gpu_seconds_used,
-            ),
-            base_replicas=spec.min_replicas,
-            stop=None if self.stopping is None else self.stopping.reason,
-        )
-        trouble = self._allocation_file.write(document)
+        memory = memory_of(self.state, self.terms, self._wall).model_copy(update={"allocation": self.allocation})
+        trouble = self._allocation_file.write(allocation_document(self.job, memory))
         if trouble is not None:
             self.warn("AllocationNotWritten", trouble)
 
-    # ---- its leader
+    # ---- its processes
 
-    def start(self, default_command: Sequence[str], agent_url: str | None, extra: dict[str, str]) -> None:
-        """Start the leader."""
+    def may_start(self, now: float) -> bool:
+        """Return whether its leader may be started."""
+        return self.process is None and self.state.may_start(self.terms, now)
+
+    def start(self, now: float, default_command: Sequence[str], agent_url: str | None, extra: dict[str, str]) -> None:
+        """Start the leader, or record why it cannot be started."""
         (self.directory / CHECKPOINT_FOLDER).mkdir(exist_ok=True)
         self.write_allocation()
-        self._stale = self.report.incarnation if self.report is not None else None
-        self.fresh = False
-        self.exit_code = None
-        self.process = Process(
-            command_of(self.job) or default_command,
-            {**os.environ, **contract_variables(self.directory, agent_url), **extra},
-            self.directory / TRAINER_LOG,
-            self.directory / PID_FILE,
-        )
+        self._earlier = self.report.incarnation if self.report is not None else None
+        self._fresh, self.exit_code = False, None
+        try:
+            self.process = self._start(
+                command_of(self.job) or default_command,
+                {**os.environ, **contract_variables(self.directory, agent_url), **extra},
+                self.directory / TRAINER_LOG,
+                self.directory / PID_FILE,
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            ended = Ended(reason=Reason.TRAINER_FAILED, failed=True, message=f"cannot be started: {error}")
+            self.state = replace(self.state, ended=ended)
+        except OSError as error:
+            before, message = self.state, f"cannot be started: {error}"
+            self.state = ends.failed(before, 0, message, self.terms, now, self._timing)
+            self._tell_restart(before, now)
+        else:
+            self._attempt = self.state.attempts[0]
+            self._incarnation = Incarnation(id=uuid.uuid4().hex, running=True, started_at=now)
 
     def train_together(self, places: Sequence[Place], default_command: Sequence[str], extra: dict[str, str]) -> None:
-        """Let the processes of these places run beside the leader, and no others."""
-        if self.process is None and self.crew.has_ended:
+        """Let the processes of these places run in addition to the leader, and no others."""
+        if self.process is None and self.workers.has_ended:
             return  # the leader is first
         variables = {**contract_variables(self.directory, None), **extra}
-        self.crew.look(places, command_of(self.job) or default_command, variables)
+        self.workers.look(places, command_of(self.job) or default_command, variables)
 
-    def failed(self, message: str, restart_wall_seconds: float) -> None:
-        """Count a failure of the leader and put its next start off, twice as long each time."""
-        self.failures += 1
-        self.last_failure = message
-        if self.failures <= self.terms.backoff_limit:
-            wait = restart_wall_seconds * 2 ** (self.failures - 1)
-            self._start_again(message, min(wait, _MAX_RESTART_WALL_SECONDS))
+    # ---- looking
 
-    def look(self, now: float, gpus: int, allowance: float, restart_wall_seconds: float) -> bool:
+    def look(self, now: float) -> bool:
         """Read the leader's files, account for the time, notice its end; return whether anything is news."""
-        before = self._standing()
+        before, standing = self.state, self._standing()
         self._allocation_file.retry()
-        leader = self.leader
         code = self.process.poll() if self.process is not None else None
         damaged = self.history.follow()
         if damaged:
             self.warn("DamagedEvents", f"{damaged} new lines of the leader's events file are no events")
-        self._read_report()
-        if self.leader is Leader.TRAINING or leader is Leader.TRAINING:
-            leader = Leader.TRAINING
-            # One that waits again trains no more, though its last leader takes a moment to end.
-            if self.admitted_at is not None and (not self.trained or self.phase is not JobPhase.RUNNING):
-                self.trained = True
-                if not self.finished and self.stopping is None:
-                    self.set_phase(JobPhase.RUNNING, Reason.RUNNING)
-        reported = self.report.used_seconds if self.fresh and self.report is not None else 0.0
-        used = self.meter.used_seconds
-        self.meter = self.meter.advance(now, leader, gpus, allowance, reported)
-        self._counting = self.meter.used_seconds > used
-        if code is not None:
-            self._exited(code, restart_wall_seconds)
-        return before != self._standing()
+        self._read_report(now)
+        if code is not None and self._incarnation is not None:
+            self.process, self.exit_code = None, code
+            end = End(code=code, at=now, external=False)
+            self._incarnation = replace(self._incarnation, running=False, end=end)
+        self.seen = self._observe()
+        self.state = progress.look(before, self.seen, self.terms, now, self._timing)
+        if self.state.attempts != before.attempts:
+            self._tell_restart(before, now)
+            self.seen = self._observe()
+        self.leader = progress.leader_of(self.seen, now, self._timing)
+        goes_on = self.state.active and self.state.stopping is None
+        if goes_on and self.leader is Leader.TRAINING and self.phase is not JobPhase.RUNNING:
+            self._stands(now, Reason.RUNNING)
+        return standing != self._standing()
 
     # ---- within
 
-    def _standing(self) -> tuple[object, ...]:
-        """Return all that the planner should be woken for when it changes."""
-        return (self.leader, self.acknowledged, self._counting, self.process is None, self.ended)
+    def _observe(self) -> Observation:
+        attempts = self.state.attempts
+        current = self._incarnation if attempts and self._attempt == attempts[0] else None
+        return Observation(
+            base=(current,),  # the other base workers are no failures of the job's: `Workers` starts them again
+            extra_bound=self.state.extra,  # they are bound to their GPUs before they are granted
+            report=self.report,
+            reporter=self._incarnation.id if self._fresh and self._incarnation is not None else "",
+            reported_at=self._reported_at,
+        )
 
-    def _read_report(self) -> None:
+    def _standing(self) -> tuple[Any, ...]:
+        """Return all that the planner should be woken for when it changes."""
+        essence = replace(self.state, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)
+        return (self.leader, self._acknowledged, self.process is None, essence)
+
+    def _read_report(self, now: float) -> None:
         report = self._reports.poll()
         if self._reports.complaint != self._complaint:
             self._complaint = self._reports.complaint
@@ -253,37 +284,30 @@ class LocalJob:
                 self.warn("UnreadableReport", f"{self._complaint}; going on without it")
         if report is None:
             return
-        self.report = report
-        self.fresh = self.process is not None and report.incarnation != self._stale
-        if not self.fresh or report.acknowledged_generation <= self.acknowledged:
-            return
-        self.acknowledged = min(report.acknowledged_generation, self.allocation.generation)
-        if self.acknowledged == self.allocation.generation:
-            seconds = time.monotonic() - self._allocated_at
-            self.history.add(AllocationAcknowledged(**self.stamp(), generation=self.acknowledged, seconds=seconds))
+        self.report, self._reported_at = report, now
+        self._fresh = self.process is not None and report.incarnation != self._earlier
+        generation = self.allocation.generation
+        if self._fresh and self._acknowledged < min(report.acknowledged_generation, generation):
+            self._acknowledged = min(report.acknowledged_generation, generation)
+            if self._acknowledged == generation:
+                seconds = time.monotonic() - self._allocated_at
+                self.history.add(AllocationAcknowledged(**self.stamp(), generation=generation, seconds=seconds))
 
-    def _exited(self, code: int, restart_wall_seconds: float) -> None:
-        demanded = self.process is not None and self.process.is_ending
-        self.process, self.exit_code = None, code
-        verdict = judge_exit(code, self.report if self.fresh else None)
-        if isinstance(verdict, Ended):
-            if not self.finished and not (demanded and verdict.failed):
-                self.ended = verdict
-            return
-        if demanded or self.finished or self.stopping is not None:
-            return
-        if isinstance(verdict, Failure):
-            self.failed(verdict.message, restart_wall_seconds)
-        else:
-            self.preemptions += 1
-            self._start_again(verdict.message, restart_wall_seconds)
+    def _tell_restart(self, before: JobState, now: float) -> None:
+        """Record that the leader is to be started again, unless its GPUs are gone: the planner decides then."""
+        lost = self._incarnation is not None and self._incarnation.lost is not None
+        if self.state.restarts > before.restarts and not lost:
+            wait = 0.0 if self.state.not_before is None else self.state.not_before - now
+            seconds = (self._wall(now + wait) - self._wall(now)).total_seconds()
+            text = f"{self.state.last_failure}; started again in {seconds:.3g} s"
+            self._tell(JobPhase.STARTING, Reason.TRAINER_FAILED, text)
 
-    def _start_again(self, message: str, wait: float) -> None:
-        self.restarts += 1
-        self.start_at = time.monotonic() + wait
-        text = f"{message}; started again in {wait:g} s"
-        self.set_phase(JobPhase.STARTING, Reason.TRAINER_FAILED, text)
+    def _stands(self, now: float, reason: Reason, message: str = "") -> None:
+        self._tell(phase_of(self.facts(now), self.state.outcome), reason, message)
 
-    def stamp(self) -> _Stamp:
-        """Return what each event of the job begins with."""
-        return {"time": datetime.now(UTC), "used_seconds": self.meter.used_seconds}
+    def _tell(self, phase: JobPhase, reason: Reason, message: str) -> None:
+        """Record where the job stands, with an event if that is news."""
+        self.phase, self.reason, self.message = phase, reason, message
+        if self._said != (phase, reason, message):
+            self._said = (phase, reason, message)
+            self.history.add(JobChanged(**self.stamp(), phase=phase, reason=reason, message=message))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from espalier_api import environment as names
@@ -17,20 +17,19 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan
 from espalier_operator.clock import ScaledClock
-from espalier_operator.facts import Ended, Role, Rules, Terms
-from espalier_operator.job.budget import START_UP_ALLOWANCE_WALL_SECONDS, Leader
+from espalier_operator.facts import Role, Rules, Terms
+from espalier_operator.job.budget import Leader
 from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
-from espalier_operator.local.crew import PID_FILES, Place
 from espalier_operator.local.gpus import Gpus
-from espalier_operator.local.job import PID_FILE, LocalJob
+from espalier_operator.local.job import PID_FILE, LocalJob, Starter
 from espalier_operator.local.layout import STATE_FILE
-from espalier_operator.local.process import end_orphan
-from espalier_operator.local.records import state_of
+from espalier_operator.local.process import Process, end_orphan
 from espalier_operator.local.settings import LocalRunError, LocalSettings
 from espalier_operator.local.state import RunState, load_state, run_lock
 from espalier_operator.local.timeline import Timeline
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
+from espalier_operator.local.workers import PID_FILES, Place
 from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy, policy_named
 
@@ -76,6 +75,8 @@ class LocalRun:
         on_event: Callable[[str, AnyEvent], None],
         on_tick: Callable[[RunView], None] | None = None,
         policy: Policy | None = None,
+        start: Starter = Process,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Check and take up what lies in the folder; nothing runs before `run`."""
         by_name = {job.metadata.name: job for job in jobs}
@@ -88,7 +89,6 @@ class LocalRun:
         except OSError as error:
             raise LocalRunError(f"{error.filename}: cannot be made a folder for results: {error.strerror}") from error
         state = load_state(settings.directory, list(jobs))
-        self._clock = ScaledClock(settings.time_scale, 0.0 if state is None else state.clock_seconds)
         seconds, done = (0.0, 0) if state is None else (state.timeline_seconds, state.changes_done)
         self._timeline = Timeline(settings.changes, seconds, done)
         self._gpus = Gpus(settings.gpus, settings.devices)
@@ -103,11 +103,17 @@ class LocalRun:
                 # Importing torch takes as long at any time scale.
                 terms = replace(terms, pre_running_deadline_seconds=wall * settings.time_scale)
             try:
-                local = LocalJob(job, folder, terms, on_event, settings.stop_wall_seconds)
+                local = LocalJob(
+                    job, folder, terms, settings.timing, self._time_of_day, on_event, settings.stop_wall_seconds, start
+                )
                 local.open(settings.sources.get(name), before.get(job.key))
             except OSError as error:
                 raise LocalRunError(f"{folder}: cannot be written to: {error.strerror}") from error
             self._jobs[job.key] = local
+        # A killed scheduler kept its clock a moment before its leaders reported last.
+        known = [(job.state.submitted_at or 0.0) + job.report.used_seconds for job in self._jobs.values() if job.report]
+        began = max([0.0 if state is None else state.clock_seconds, *known])
+        self._clock = ScaledClock(settings.time_scale, began, monotonic)
         stop_grace = Rules().stop_grace_seconds * settings.time_scale
         rules = Rules(policy=settings.policy, stop_grace_seconds=stop_grace)
         self._backend = LocalBackend(
@@ -157,6 +163,9 @@ class LocalRun:
         """Return the run as it stands."""
         return view_run(self._jobs.values(), self._gpus, self._timeline, self._reasons, self._loop)
 
+    def _time_of_day(self, seconds: float) -> datetime:
+        return self._clock.time_of_day(seconds)
+
     # ---- what happens many times a second
 
     async def _watch(self) -> None:
@@ -174,19 +183,17 @@ class LocalRun:
         """Bring all facts up to now; return whether the planner should know."""
         news = False
         now = self._clock.now()
-        allowance = START_UP_ALLOWANCE_WALL_SECONDS * self._settings.time_scale
         if self._agent is not None:
             self._agent.keep_running()
-        for job in self._jobs.values():
-            gpus = self._gpus.held(job.key, Role.BASE) + self._gpus.held(job.key, Role.EXTRA)
-            news |= job.look(now, gpus, allowance, self._settings.restart_wall_seconds)
-            self._backend.release_base(job)
         news |= self._move_timeline(now)
         for job in self._jobs.values():
-            if job.submitted_at is None and self._timeline.seconds >= self._settings.submit_at.get(job.name, 0.0):
-                job.submitted_at = now
+            news |= job.look(now)
+            if job.state.submitted_at is None and self._timeline.seconds >= self._settings.submit_at.get(job.name, 0.0):
+                job.submit(now)
                 news = True
-            news |= self._start_if_due(job)
+            if self._backend.converge(job) and job.may_start(now):
+                self._start(job, now)
+                news = True
             self._train_together(job)
         return news
 
@@ -194,8 +201,8 @@ class LocalRun:
         """Let GPUs come and go; while jobs only start up, the timeline waits for them."""
         passed = 0.0 if self._read_at is None else now - self._read_at
         self._read_at = now
-        open_jobs = [job for job in self._jobs.values() if job.submitted_at is not None and not job.finished]
-        starting = [job for job in open_jobs if job.admitted_at is not None or job.key not in self._reasons]
+        open_jobs = [job for job in self._jobs.values() if job.state.submitted_at is not None and not job.finished]
+        starting = [job for job in open_jobs if job.state.admitted_at is not None or job.key not in self._reasons]
         if starting and not any(job.leader is Leader.TRAINING for job in starting):
             passed = 0.0
         due = self._timeline.advance(passed)
@@ -210,7 +217,7 @@ class LocalRun:
         return news
 
     def _change_gpus(self, change: int) -> None:
-        precious = sorted(self._jobs.values(), key=lambda job: (-job.terms.priority, job.submitted_at or 0.0))
+        precious = sorted(self._jobs.values(), key=lambda job: (-job.terms.priority, job.state.submitted_at or 0.0))
         for holder in self._gpus.change(change, [job.key for job in precious]):
             self._backend.lose(holder)
 
@@ -218,7 +225,7 @@ class LocalRun:
         """Start and end the processes that train with the leader, as the job has GPUs for them."""
         if job.job.spec.training.elastic_batch is None:
             return
-        going_on = job.admitted_at is not None and job.stopping is None and job.ended is None and not job.finished
+        going_on = job.state.active and not job.state.ending
         places = [
             Place(role, index, devices, real=bool(self._settings.devices))
             for role in (Role.BASE, Role.EXTRA)
@@ -233,14 +240,8 @@ class LocalRun:
             variables[names.SEED] = str(self._settings.seed)
         return variables
 
-    def _start_if_due(self, job: LocalJob) -> bool:
-        """Start the leader of an admitted job that has its GPUs and no leader; return whether that was tried."""
-        wanted = job.admitted_at is not None and job.stopping is None and job.ended is None and not job.finished
-        exhausted = job.failures > job.terms.backoff_limit
-        if not wanted or exhausted or job.process is not None or time.monotonic() < job.start_at:
-            return False
-        if not self._backend.bind_base(job):
-            return False
+    def _start(self, job: LocalJob, now: float) -> None:
+        """Start the leader of a job that has its base GPUs."""
         variables = self._common_variables()
         if self._settings.devices:
             held = self._gpus.of(job.key, Role.BASE)
@@ -248,13 +249,7 @@ class LocalRun:
             devices = [held[0]] if job.job.spec.training.elastic_batch is not None else held.values()
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for own in devices for device in own)
         url = self._settings.agent_url if self._agent is None else self._agent.url
-        try:
-            job.start(self._settings.trainer_command, url, variables)
-        except (FileNotFoundError, PermissionError) as error:
-            job.ended = Ended(reason=Reason.TRAINER_FAILED, failed=True, message=f"cannot be started: {error}")
-        except OSError as error:
-            job.failed(f"cannot be started: {error}", self._settings.restart_wall_seconds)
-        return True
+        job.start(now, self._settings.trainer_command, url, variables)
 
     def _planned(self, plan: Plan) -> None:
         """Remember why each job gets no more, and notice when nothing will ever happen again."""
@@ -272,7 +267,7 @@ class LocalRun:
             clock_seconds=self._clock.now(),
             timeline_seconds=self._timeline.seconds,
             changes_done=self._timeline.done,
-            jobs=tuple(state_of(job) for job in self._jobs.values()),
+            jobs=tuple(job.kept() for job in self._jobs.values()),
         )
         self._saved_at = time.monotonic()
         try:
@@ -296,18 +291,17 @@ class LocalRun:
         if self._agent is not None:
             self._agent.end(self._settings.stop_wall_seconds)
         for job in self._jobs.values():
+            job.interrupt(self._clock.now())
             if job.process is not None:
                 job.process.terminate(self._settings.stop_wall_seconds)
-            job.crew.end()
-        while any(job.process is not None or not job.crew.has_ended for job in self._jobs.values()) or not (
+            job.workers.end()
+        while any(job.process is not None or not job.workers.has_ended for job in self._jobs.values()) or not (
             self._agent is None or self._agent.has_ended()
         ):
-            now = self._clock.now()
             for job in self._jobs.values():
-                gpus = self._gpus.held(job.key, Role.BASE) + self._gpus.held(job.key, Role.EXTRA)
-                job.look(now, gpus, math.inf, 0.0)
-                job.crew.end()
+                job.look(self._clock.now())
+                job.workers.end()
             await asyncio.sleep(self._settings.poll_wall_seconds)
         for job in self._jobs.values():
-            job.interrupt()
+            job.close(self._clock.now())
         self._save()

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from espalier_api.job import AgentRef
 from espalier_operator.facts import DEFAULT_POLICY
+from espalier_operator.job.state import Timing
 
 MAX_GPUS = 10_000
 """As many as a job may ask for."""
@@ -70,8 +71,19 @@ class LocalSettings:
     grace_wall_seconds: float = 10.0
     """A leader may go on this long past its budget, or a tenth of the budget if that is longer, before it is ended.
     It covers the last evaluation and checkpoint, whose length does not shrink with the time scale or budget."""
+    start_up_allowance_wall_seconds: float = Timing().start_up_allowance
+    """A leader that sends no report is counted as training when it has run for this long."""
     poll_wall_seconds: float = 0.03
     """How often processes and their files are looked at: two `stat`s a job, some microseconds."""
+
+    @property
+    def timing(self) -> Timing:
+        """What of it the life of a job goes by, in budget seconds."""
+        return Timing(
+            start_up_allowance=self.start_up_allowance_wall_seconds,
+            restart=self.restart_wall_seconds,
+            report=0.0,  # a process that has ended has written its report
+        ).scaled(self.time_scale)
 
     def __post_init__(self) -> None:
         """Check."""

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
@@ -15,29 +16,22 @@ from espalier_api.base import Record
 from espalier_api.documents import DocumentError, read_document
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
-from espalier_api.status import JobPhase
+from espalier_operator.actions import Requeue
+from espalier_operator.facts import Terms
+from espalier_operator.job.state import Grant, JobState, Timing
+from espalier_operator.job.transitions import after
 from espalier_operator.local.layout import STATE_FILE
 from espalier_operator.local.settings import LocalRunError
 
 LOCK_FILE = ".lock"
 
 
-class JobState(Record):
-    """One job of a run. GPUs are not in it: a run that is taken up begins with none granted."""
+class KeptJob(Record):
+    """One job of a run."""
 
     job: str
     spec_digest: str
-    submitted_at: float | None = None
-    """On the scheduler's clock."""
-    used_seconds: float = Field(default=0.0, ge=0)
-    gpu_seconds_used: float = Field(default=0.0, ge=0)
-    generation: int = Field(default=0, ge=0)
-    failures: int = Field(default=0, ge=0)
-    restarts: int = Field(default=0, ge=0)
-    preemptions: int = Field(default=0, ge=0)
-    phase: JobPhase = JobPhase.PENDING
-    reason: Reason = Reason.NO_FREE_GPU
-    message: str = ""
+    state: JobState
     exit_code: int | None = None
 
 
@@ -47,7 +41,7 @@ class RunState(Record):
     clock_seconds: float = Field(ge=0)
     timeline_seconds: float = Field(ge=0)
     changes_done: int = Field(ge=0)
-    jobs: tuple[JobState, ...]
+    jobs: tuple[KeptJob, ...]
 
 
 @contextmanager
@@ -65,6 +59,12 @@ def run_lock(directory: Path) -> Iterator[None]:
                 f"{directory}: another run is going on in this folder; wait for its end, or choose another folder"
             ) from error
         yield
+
+
+def resumed(state: JobState, terms: Terms) -> JobState:
+    """Return the state in which a run that is taken up begins: what ran waits again, and nobody holds GPUs."""
+    waiting = after(state, Requeue(job="", reason=Reason.INTERRUPTED), terms, 0.0, Timing())
+    return replace(waiting, grant=Grant(generation=state.grant.generation), counted_until=None)
 
 
 def digest(job: AdaptiveTrainingJob) -> str:

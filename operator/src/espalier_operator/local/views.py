@@ -90,9 +90,9 @@ def view_run(
             base_gpus=gpus.held(job.key, Role.BASE),
             lent_gpus=gpus.held(job.key, Role.EXTRA),
             budget_seconds=job.terms.time_budget_seconds,
-            used_seconds=job.meter.used_seconds,
-            gpu_seconds_used=job.meter.gpu_seconds_used,
-            restarts=job.restarts,
+            used_seconds=job.state.used_seconds,
+            gpu_seconds_used=job.state.gpu_seconds_used,
+            restarts=job.state.restarts,
         )
         for job in jobs
     )
@@ -115,11 +115,11 @@ def outcome_of(job: LocalJob) -> LocalOutcome:
         reason=job.reason,
         message=job.message,
         exit_code=job.exit_code,
-        used_seconds=job.meter.used_seconds,
-        gpu_seconds_used=job.meter.gpu_seconds_used,
-        restarts=job.restarts,
-        failures=job.failures,
-        preemptions=job.preemptions,
+        used_seconds=job.state.used_seconds,
+        gpu_seconds_used=job.state.gpu_seconds_used,
+        restarts=job.state.restarts,
+        failures=job.state.failures,
+        preemptions=job.state.preemptions,
         report=job.report,
         allocations=tuple(_allocations(job)),
     )

@@ -100,7 +100,7 @@ def _superseded(pods: JobPods) -> Iterator[Step]:
 def _base(
     job: KubeJob, state: JobState, pods: JobPods, status: JobStatus, now: float, settings: KubeSettings
 ) -> Iterator[Step]:
-    if not state.may_start(now):
+    if not state.may_start(job.terms, now):
         return
     for index, attempt in enumerate(state.attempts[: job.terms.min_replicas]):
         if pods.worker(index) is None and not state.incarnations[index] and not _predecessor_lives(pods, index):

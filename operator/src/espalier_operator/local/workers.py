@@ -20,7 +20,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A worker that there is to be."""
+    """A worker that is to run."""
 
     role: Role
     index: int
@@ -35,20 +35,27 @@ class Place:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the worker's process is told of its place."""
-        told = {names.WORKER_ROLE: str(self.role), names.WORKER_INDEX: str(self.index)}
-        return told | ({"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.real else {})
+        """The environment that tells the worker's process its place."""
+        place = {names.WORKER_ROLE: str(self.role), names.WORKER_INDEX: str(self.index)}
+        return place | ({"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.real else {})
 
 
-class Crew:
+class Workers:
     """Keeps a process running for each place, as long as the place is wanted."""
 
-    def __init__(self, directory: Path, warn: Callable[[str, str], None], stop_wall_seconds: float) -> None:
-        """Logs and pid files go to `directory`; `warn(reason, message)` hears of processes that end by themselves.
+    def __init__(
+        self,
+        directory: Path,
+        warn: Callable[[str, str], None],
+        stop_wall_seconds: float,
+        start: Callable[..., Process] = Process,
+    ) -> None:
+        """Logs and pid files go to `directory`; `warn(reason, message)` is called where a process ends by itself.
 
         `stop_wall_seconds` pass from SIGTERM to SIGKILL.
         """
         self._directory, self._warn, self._stop_wall_seconds = directory, warn, stop_wall_seconds
+        self._new = start
         self._running: dict[Hashable, tuple[Place, Process]] = {}
         self._ending: list[Process] = []
         self._failures: dict[Hashable, int] = {}
@@ -82,7 +89,7 @@ class Crew:
     def _start(self, place: Place, command: Sequence[str], variables: Mapping[str, str]) -> None:
         name = f"worker-{place.role}-{place.index}"
         try:
-            process = Process(
+            process = self._new(
                 command,
                 {**os.environ, **variables, **place.variables},
                 self._directory / f"{name}.log",

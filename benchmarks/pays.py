@@ -33,10 +33,12 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.validation import load_job
 from espalier_cli.collect.clocks import WallScheduler
 from espalier_cli.timeline import parse_moment
+from espalier_trainer.core.run import Study
+from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
-from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
 from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import Arrival
 
@@ -69,11 +71,13 @@ def train(job: AdaptiveTrainingJob, arm: str, seed: int, arrive: float) -> Run:
         job,
         build_model(training.model, data.classes, data.example_input()),
         data,
-        WallScheduler(job.spec.time_budget_seconds, lambda _: 0.0, (Arrival(arrive, 2),)),
-        advisor=None if arm == "not grown" else DefaultPolicy(),
-        restart_only=arm == "restart only",
-        reporter=reporter,
+        Services(
+            WallScheduler(job.spec.time_budget_seconds, lambda _: 0.0, (Arrival(arrive, 2),)),
+            reporter,
+            advisor=None if arm == "not grown" else DefaultPolicy(),
+        ),
         seed=seed,
+        study=Study(restart_only=arm == "restart only"),
     ).run()
     if result.test_accuracy is None:
         raise RuntimeError(f"{arm}, seed {seed}: ended with {result.reason}: {result.message}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier_api.report import AdaptationResult
-from espalier_trainer import loop, session
+from espalier_trainer.core import run, services
 from espalier_trainer.elastic import Team
 from espalier_trainer.main import main
 from espalier_trainer.progress import Progress, StepGaps
@@ -43,6 +43,6 @@ class LoggedGaps(StepGaps):
 
 if __name__ == "__main__":
     _log.append(StepLog(Path(sys.argv[1])))
-    vars(loop)["StepGaps"] = LoggedGaps
-    vars(session)["Team"] = KnownTeam
+    vars(run)["StepGaps"] = LoggedGaps
+    vars(services)["Team"] = KnownTeam
     raise SystemExit(main())

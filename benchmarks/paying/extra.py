@@ -12,9 +12,9 @@ import torch
 
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.data import load_data
-from espalier_trainer.elastic import Follower
 from espalier_trainer.models import build_model
 from espalier_trainer.network import new_network
+from espalier_trainer.ready.follower import Follower
 
 _SPAWN: Final = get_context("spawn")
 END_SECONDS: Final = 30.0

@@ -16,13 +16,13 @@ import torch
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_cli.collect.training import data_of, deepened_anew
 from espalier_trainer.advisor import Advisor
-from espalier_trainer.loop import Trainer
+from espalier_trainer.core.services import Services, TeamMaker
 from espalier_trainer.models import build_model
 from espalier_trainer.narrator import Narrator
 from espalier_trainer.net2net import growth_points
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
-from espalier_trainer.report import MemoryReporter
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.scheduler import Arrival
 from paying.arms import Arm, advisor_of, job_of
 from paying.clock import ElasticClock, TimedTeam
@@ -89,7 +89,7 @@ def train(
         step_took(seconds, clock.team)
 
     with ExitStack() as stack:
-        team = None
+        team: TeamMaker | None = None
         if arrivals and arm is not Arm.ALONE:
             folder = stack.enter_context(TemporaryDirectory(prefix="espalier-pays-"))
             place = str(Path(folder) / "rendezvous")
@@ -97,9 +97,7 @@ def train(
             extra.follow(job, seed, place)
             stack.callback(extra.over)
         advisor: Advisor | None = advisor_of(job, arm, first)
-        trainer = Trainer(
-            job, model, data, clock, advisor=advisor, reporter=MemoryReporter(), seed=seed, team=team, step_took=took
-        )
+        trainer = Trainer(job, model, data, Services(clock, advisor=advisor, team=team, step_took=took), seed=seed)
         if clock.team is not None:
             _await(clock.team)
         result = trainer.run()
@@ -141,7 +139,6 @@ def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: st
             torch.device("cpu"),
             narrator.warn,
             narrator.workers_changed,
-            sync_batch_norm=bool(training.sync_batch_norm),
         )
 
     return make

@@ -16,15 +16,17 @@ from espalier_api.report import TrainerPhase
 from espalier_cli.collect.training import Fork
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.core.run import Study
+from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation import Rule, Teaching
 from espalier_trainer.distillation.shrinking import Manner
-from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
 from espalier_trainer.packing import packed, unpacked
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.scheduler import Arrival
 from reclaiming.costs import Charged, Prices
 
@@ -132,13 +134,15 @@ def _train(
         job,
         build_model(job.spec.training.model, data.classes, data.example_input()),
         data,
-        scheduler,
-        advisor=Scripted((Action.deepen("block0"),) * GROWTHS),
-        checkpoints=_as_store(fork),
+        Services(
+            scheduler,
+            advisor=Scripted((Action.deepen("block0"),) * GROWTHS),
+            checkpoints=_as_store(fork),
+            stop=stop,
+        ),
         seed=seed,
-        stop=stop,
-        stop_before_decision=stop_before_decision,
-        shrinking=manner,
+        study=Study(stop_before_decision=stop_before_decision),
+        manner=manner,
     )
     scheduler.trainer = trainer
     result = trainer.run()

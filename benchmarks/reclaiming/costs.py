@@ -12,9 +12,10 @@ from espalier_api.architecture import Architecture
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_cli.collect.cost import StepCost
 from espalier_trainer.data.source import Data
-from espalier_trainer.loop import Trainer
+from espalier_trainer.distillation.shrinking import Shrinker
 from espalier_trainer.models import build_model
 from espalier_trainer.optimizers import build_optimizer
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.scheduler import VirtualScheduler
 
 _ROUNDS, _STEPS = 7, 40
@@ -51,9 +52,9 @@ class Charged(VirtualScheduler):
 
     def step_finished(self, architecture: Architecture | None) -> None:
         """Move time by a step, by the teacher's answers in it, and by a comparison that came before it."""
-        shrinker = None if self.trainer is None else self.trainer.shrinker
-        if shrinker is not None and self.prices is not None:
-            if self._tried is not None and not shrinker.trying:
+        shrinker = None if self.trainer is None else self.trainer.hooks
+        if isinstance(shrinker, Shrinker) and self.prices is not None:
+            if self._tried is not None and shrinker.kept is None:
                 batches = self.validation / self.batch
                 self._used += batches * self.prices.forward * sum(map(self.prices.step, self._tried))
                 self._tried = None

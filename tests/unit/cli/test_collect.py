@@ -28,10 +28,11 @@ from espalier_cli.collect.training import CollectError, Time, deepest, train
 from espalier_cli.main import cli
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
-from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
 from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
 JOB = Path(__file__).parents[3] / "examples" / "digits.yaml"
@@ -90,7 +91,7 @@ def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(training: dict[
     advisor = Scripted((Action.deepen("block0"), Action.nothing(), Action.deepen("block2")))
     assert collection.cost is not None
     scheduler = VirtualScheduler(0.25, collection.cost, (Arrival(0.05, 2),))
-    whole = Trainer(collection.job, model, data, scheduler, advisor=advisor, seed=seed).run()
+    whole = Trainer(collection.job, model, data, Services(scheduler, advisor=advisor), seed=seed).run()
 
     assert record.accuracy == whole.test_accuracy
     assert record.steps == whole.steps

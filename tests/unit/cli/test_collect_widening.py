@@ -27,10 +27,11 @@ from espalier_cli.main import cli
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.architecture import describe
 from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
-from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model, digits
 from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
 JOB = Path(__file__).parents[3] / "examples" / "digits.yaml"
@@ -89,7 +90,7 @@ def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go() -> None:
     advisor = Scripted((Action.widen("block0.0"), Action.deepen("block0"), Action.widen("block0.0")))
     assert collection.cost is not None
     scheduler = VirtualScheduler(0.25, collection.cost, (Arrival(0.05, 2),))
-    trainer = Trainer(collection.job, model, data, scheduler, advisor=advisor, seed=seed)
+    trainer = Trainer(collection.job, model, data, Services(scheduler, advisor=advisor), seed=seed)
     whole = trainer.run()
     assert trainer.network.architecture == architecture
     assert (record.accuracy, record.steps, record.used_s) == (whole.test_accuracy, whole.steps, whole.used_seconds)

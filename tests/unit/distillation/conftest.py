@@ -15,11 +15,12 @@ from espalier_api.architecture import Architecture
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.advisor import Advisor, Scripted
 from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data, load_data
-from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
@@ -93,16 +94,9 @@ def reclaimed(digits: Data) -> Callable[..., ReclaimedRun]:
         )
         reporter = MemoryReporter()
         checkpoints = None if store is None else CheckpointStore(store)
-        trainer = Trainer(
-            job,
-            model,
-            digits,
-            scheduler,
-            advisor=advisor or Scripted(SCRIPT),
-            reporter=reporter,
-            checkpoints=checkpoints,
-            **options,
-        )
+        connected = {name: options.pop(name) for name in ("stop",) if name in options}
+        services = Services(scheduler, reporter, advisor or Scripted(SCRIPT), checkpoints, **connected)
+        trainer = Trainer(job, model, digits, services, **options)
         return ReclaimedRun(trainer.run(), trainer, reporter)
 
     return runner

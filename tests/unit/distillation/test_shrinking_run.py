@@ -13,11 +13,12 @@ from espalier_api.advice import Action, AdviceRequest, OutcomeReport
 from espalier_api.events import AdaptationFinished, TrialStarted
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
-from espalier_trainer import loop
 from espalier_trainer.advisor import Decision
 from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.core.run import Run as Core
 from espalier_trainer.distillation import Rule
-from espalier_trainer.distillation.shrinking import MEASURED_STEPS, Manner
+from espalier_trainer.distillation.shrinking import MEASURED_STEPS, Manner, Shrinker
+from espalier_trainer.ready import steps
 from espalier_trainer.scheduler import Arrival
 
 Run = Callable[..., Any]
@@ -66,18 +67,18 @@ def test_a_smaller_model_is_tried_and_the_better_one_kept(reclaimed: Run) -> Non
     assert decided.reason is (Reason.LARGER_IS_BETTER if kept else Reason.DISTILLED)
     assert decided.accuracy_after >= decided.accuracy_before
     assert done.result.depth_after == decided.depth_after == (6 if kept else 4)
-    assert done.trainer.shrinker.kept is None
+    assert done.trainer.hooks.kept is None
     events = [event.adaptation for event in done.reporter.events if isinstance(event, AdaptationFinished)]
     assert decided in events
 
 
 def test_one_that_is_kept_has_the_rest_and_is_taught_on_without_the_larger(reclaimed: Run) -> None:
-    done = reclaimed(shrinking=INSIST)
+    done = reclaimed(manner=INSIST)
     (decided,) = done.decided()
     assert decided.result is AdaptationResult.SHRUNK
     assert done.result.depth_after == done.result.depth_before == 4
     assert done.trainer.network.architecture.growth_history == {}
-    teacher = done.trainer.shrinker.teacher
+    teacher = done.trainer.hooks.teacher
     assert teacher.knows_all
     assert teacher.asked < 2 * 1300  # each of the training examples was answered once, give or take a batch
     # Three steps in the time of one of the grown model's, from the trial on.
@@ -88,15 +89,16 @@ def test_one_that_is_kept_has_the_rest_and_is_taught_on_without_the_larger(recla
 def test_the_larger_goes_on_as_if_nothing_had_been_tried(reclaimed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("espalier_trainer.distillation.shrinking.better", lambda smaller, larger, examples: False)
     taken: list[Any] = []
-    real = loop.Trainer._changed
+    real = Core._change
 
     def changed(self: Any, change: Any) -> None:
-        tensors = {name: tensor.clone() for name, tensor in change.network.module.state_dict().items()}
-        kept = self.shrinker.kept
-        taken.append((change, tensors, None if kept is None else _weights(kept)))
+        if change is not None:
+            tensors = {name: tensor.clone() for name, tensor in change.network.module.state_dict().items()}
+            kept = self.hooks.kept
+            taken.append((change, tensors, None if kept is None else _weights(kept)))
         real(self, change)
 
-    monkeypatch.setattr(loop.Trainer, "_changed", changed)
+    monkeypatch.setattr(Core, "_change", changed)
     done = reclaimed()
     (_, _, before), (back, after, _) = taken
     assert back.adaptation.reason is Reason.LARGER_IS_BETTER
@@ -114,20 +116,20 @@ def _weights(network: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("manner", [INSIST, Manner()], ids=["smaller-kept", "as-compared"])
 def test_a_stop_at_any_moment_changes_nothing(reclaimed: Run, make_job: Run, tmp_path: Any, manner: Manner) -> None:
     job = make_job(timeBudgetSeconds=1)
-    whole = reclaimed(job, shrinking=manner)
+    whole = reclaimed(job, manner=manner)
     begin, end = started(whole).step, judged_at(whole)
     # Measured with the GPU gone; just begun; in the middle; in the comparing; just after.
-    for cut, steps in (
+    for cut, taken in (
         *((cut, cut) for cut in (begin - 4, begin + 1, (begin + end) // 2)),
         *((end + 1, end), (end + 2, end)),
     ):
         store = tmp_path / str(cut)
-        first = reclaimed(job, shrinking=manner, store=store, stop=StopAfter(cut))
-        assert (first.result.phase, first.result.steps) == (TrainerPhase.STOPPED, steps)
+        first = reclaimed(job, manner=manner, store=store, stop=StopAfter(cut))
+        assert (first.result.phase, first.result.steps) == (TrainerPhase.STOPPED, taken)
         checkpoint = CheckpointStore(store).load_latest()
         assert checkpoint is not None
         assert any(key.startswith("kept.") for key in checkpoint.training) == (begin < cut < end + 2)
-        second = reclaimed(job, shrinking=manner, store=store)
+        second = reclaimed(job, manner=manner, store=store)
         assert second.result.steps == whole.result.steps
         assert second.result.depth_after == whole.result.depth_after
         for key, tensor in whole.trainer.network.module.state_dict().items():
@@ -163,16 +165,16 @@ def test_a_model_that_never_grew_and_a_job_that_keeps_are_left_alone(reclaimed: 
     assert reclaimed(make_job(adaptation={"maxAdaptations": 0})).decided() == []
     kept = reclaimed(make_job(adaptation={"onReclaim": "Keep"}))
     assert kept.decided() == []
-    assert kept.trainer.shrinker is None
+    assert not isinstance(kept.trainer.hooks, Shrinker)
 
 
 def test_a_smaller_model_that_diverges_is_dropped(reclaimed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loop._optimize
+    real = steps.optimize
 
     def broken(network: Any, inputs: Any, labels: Any, judge: Any = None) -> float:
         return real(network, inputs, labels) if judge is None else math.nan
 
-    monkeypatch.setattr(loop, "_optimize", broken)
+    monkeypatch.setattr(steps, "optimize", broken)
     done = reclaimed()
     (decided,) = done.decided()
     assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.TRIAL_FAILED)
@@ -183,14 +185,14 @@ def test_a_smaller_model_that_diverges_is_dropped(reclaimed: Run, monkeypatch: p
 def test_memory_that_does_not_suffice_for_both_leaves_the_larger(
     reclaimed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = loop._optimize
+    real = steps.optimize
 
     def cramped(network: Any, inputs: Any, labels: Any, judge: Any = None) -> float:
         if judge is not None:
             raise torch.OutOfMemoryError("no room for two")
         return real(network, inputs, labels)
 
-    monkeypatch.setattr(loop, "_optimize", cramped)
+    monkeypatch.setattr(steps, "optimize", cramped)
     done = reclaimed()
     (decided,) = done.decided()
     assert decided.reason is Reason.TRIAL_FAILED
@@ -199,7 +201,7 @@ def test_memory_that_does_not_suffice_for_both_leaves_the_larger(
 
 
 def test_a_budget_that_ends_within_a_trial_leaves_the_larger(reclaimed: Run) -> None:
-    done = reclaimed(shrinking=Manner(rule=Rule(share=1.0), insist=True))
+    done = reclaimed(manner=Manner(rule=Rule(share=1.0), insist=True))
     (decided,) = done.decided()
     assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.TRIAL_FAILED)
     assert done.result.phase is TrainerPhase.COMPLETED
@@ -236,7 +238,7 @@ def test_a_smaller_model_grows_again_and_is_then_taught_no_more(reclaimed: Run, 
     cost = 0.002
     done = reclaimed(
         job,
-        shrinking=INSIST,
+        manner=INSIST,
         arrivals=arrivals,
         advisor=ByNeed(),
         cost=lambda architecture: cost * (1 + 2 * sum(architecture.growth_history.values())),
@@ -244,4 +246,4 @@ def test_a_smaller_model_grows_again_and_is_then_taught_no_more(reclaimed: Run, 
     results = [each.result for each in done.result.adaptations if each.result is not AdaptationResult.DECLINED]
     assert results == [AdaptationResult.GROWN, AdaptationResult.SHRUNK, AdaptationResult.GROWN]
     assert done.trainer.network.architecture.growth_history == {"block1": 1}
-    assert done.trainer.shrinker.teacher is None
+    assert done.trainer.hooks.teacher is None

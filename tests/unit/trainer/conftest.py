@@ -24,11 +24,12 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_trainer.advisor import Advisor
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
+from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data, load_data
-from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
@@ -150,16 +151,10 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
             arrivals = (Arrival(up_at, 2),)
         scheduler = VirtualScheduler(job.spec.time_budget_seconds, step_seconds, arrivals)
         reporter = MemoryReporter()
-        trainer = Trainer(
-            job,
-            model,
-            data,
-            scheduler,
-            advisor=advisor,
-            reporter=wrap(reporter),
-            checkpoints=None if store is None else CheckpointStore(store),
-            **options,
-        )
+        checkpoints = None if store is None else CheckpointStore(store)
+        connected = {name: options.pop(name) for name in ("stop", "team", "step_took", "clock") if name in options}
+        services = Services(scheduler, wrap(reporter), advisor, checkpoints, **connected)
+        trainer = Trainer(job, model, data, services, **options)
         return VirtualRun(trainer.run(), trainer, reporter, scheduler)
 
     return runner

@@ -15,14 +15,15 @@ from espalier_api.job import AdaptiveTrainingJob, Fallback
 from espalier_trainer.advisor import NoAgent, WithFallback
 from espalier_trainer.data import Data
 from espalier_trainer.distillation import Rule
-from espalier_trainer.distillation.shrinking import Manner
-from espalier_trainer.elastic import Follower, Team
+from espalier_trainer.distillation.shrinking import Manner, Shrinker
+from espalier_trainer.elastic import Team
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.fallback import build_fallback
 from espalier_trainer.models import build_model
 from espalier_trainer.narrator import Narrator
 from espalier_trainer.network import Network, new_network, resumed_network
 from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.follower import Follower
 from espalier_trainer.scheduler import Arrival
 
 Run = Callable[..., Any]
@@ -76,8 +77,7 @@ def together(run: Run, digits: Data, tmp_path: Path) -> Iterator[Callable[..., t
         def team(narrator: Narrator) -> Team:
             policy = job.spec.training.elastic_batch
             assert policy is not None
-            sync = bool(job.spec.training.sync_batch_norm)
-            found = Team(str(workers.place), policy, CPU, narrator.warn, narrator.workers_changed, sync_batch_norm=sync)
+            found = Team(str(workers.place), policy, CPU, narrator.warn, narrator.workers_changed)
             seed = torch.get_rng_state()
             workers.start(count - 1)
             torch.set_rng_state(seed)
@@ -157,14 +157,14 @@ def test_all_members_teach_a_smaller_model_together(
     advisor = WithFallback(NoAgent(), build_fallback(Fallback.HEURISTIC, 0))
     manner = Manner(rule=Rule(slower=0, share=0.5, least_steps=10), insist=True)
     gone = (Arrival(0, 3), Arrival(0.2, 2))
-    done, workers = together(job, 3, advisor=advisor, arrivals=gone, shrinking=manner)
+    done, workers = together(job, 3, advisor=advisor, arrivals=gone, manner=manner)
     assert [each.result for each in done.result.adaptations] == ["Grown", "Grown", "Shrunk"]
     assert done.result.depth_after < done.result.depth_before + 2
-    teachers = [follower._shrinker.teacher for follower in workers.followers if follower._shrinker is not None]
+    teachers = [each.hooks.teacher for each in workers.followers if isinstance(each.hooks, Shrinker)]
     taught = [teacher for teacher in teachers if teacher is not None]
     # Of the one that went on, whose examples are not those that the leader had answered.
     assert len(taught) == 1
-    leaders = done.trainer.shrinker.teacher
+    leaders = done.trainer.hooks.teacher
     assert leaders.keeps
     assert not torch.equal(leaders.tensors()["known"], torch.zeros(len(leaders.tensors()["known"]), dtype=torch.bool))
     held = [follower.network for follower in workers.followers if follower.network is not None]
@@ -192,7 +192,7 @@ def test_a_worker_gives_up_its_network_before_it_builds_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = make_job(training={"elasticBatch": "keepGlobal"})
-    state = run(job).trainer._capture()
+    state = run(job).trainer._run._capture()
     workers = Workers(job, digits, tmp_path / "nowhere")
     workers.stopped.set()
     workers.start(1)
@@ -202,8 +202,8 @@ def test_a_worker_gives_up_its_network_before_it_builds_another(
         held.append(follower.network)
         return build(*given)
 
-    monkeypatch.setattr("espalier_trainer.elastic.follower.resumed_network", building)
+    monkeypatch.setattr("espalier_trainer.ready.state.resumed_network", building)
     for _ in range(2):
-        assert follower.take(state) is follower.network
+        assert follower.held.take(state) is follower.network
     assert held == [None, None]
     workers.close()

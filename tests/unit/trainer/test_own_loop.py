@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,13 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from espalier_api.documents import read_document
+from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
+from espalier_api.documents import read_document, write_document
 from espalier_api.events import EVENT
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.report import Report
 from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.elastic.follower import held_checkpoint
+from espalier_trainer.core.state import StateCopy
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.own.feed import Feed
@@ -115,7 +118,120 @@ def test_figures_of_the_script_are_in_the_report(leader: AdaptiveTrainingJob, tm
     assert (figures["learning"], figures["validation_accuracy"]) == (1.0, 0.75)
     assert (report.epoch, report.step, report.phase) == (2, 6, "Evaluating")
     events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert [event.validation_accuracy for event in events if event.type == "EpochFinished"] == [0.5, 0.75]
+    assert [(event.epoch, event.validation_accuracy) for event in events if event.type == "EpochFinished"] == [
+        (1, 0.5),
+        (2, 0.75),
+    ]
+
+
+@pytest.fixture
+def advised(
+    leader: AdaptiveTrainingJob,
+    agent_server: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Any]:
+    """Give the job a second GPU, a seed, and an agent that answers as `answer` says; returns the agent."""
+
+    def start(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Any:
+        agent = agent_server(answer)
+        allocation = Allocation(generation=1, replicas=2, gpus=2)
+        budget = TimeBudget(budget_seconds=leader.spec.time_budget_seconds)
+        document = AllocationDocument(job=leader.key, allocation=allocation, time_budget=budget)
+        write_document(tmp_path / "allocation.json", document)
+        monkeypatch.setenv("ESPALIER_ALLOCATION_FILE", str(tmp_path / "allocation.json"))
+        monkeypatch.setenv("ESPALIER_AGENT_URL", agent.url)
+        monkeypatch.setenv("ESPALIER_SEED", "7")
+        return agent
+
+    return start
+
+
+def growing() -> tuple[Any, Any, nn.Module, torch.optim.Optimizer]:
+    """Return what a script joins with, where its model may grow."""
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4), grow=True)
+    return loop, batches, model, optimizer
+
+
+def trained(loop: Any, batches: Any, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+    for _ in loop.epochs(epochs):
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        ({"validation_accuracy": 0.5, "validation_loss": 1.0}, 0.5),
+        ({"validation_accuracy": 0.5, "validation_loss": 1.0, "test_accuracy": 0.75}, 0.75),
+        ({"test_accuracy": 75.0}, None),
+        ({}, None),
+    ],
+)
+def test_the_agent_is_told_how_a_job_ended_that_it_advised(
+    advised: Callable[..., Any],
+    advice_body: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    figures: dict[str, float],
+    told: float | None,
+) -> None:
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr("atexit.register", ends.append)
+    agent = advised(lambda body: (200, advice_body("0") if "architecture" in body else b'{"accepted": 1}'))
+    loop, batches, model, optimizer = growing()
+    trained(loop, batches, model, optimizer, 2)
+    loop.report(**figures)
+    for end in ends:
+        end()
+    outcomes = [body for path, body in agent.requests if path == "/v1/outcomes"]
+    assert [body["finalAccuracy"] for body in outcomes] == ([] if told is None else [told])
+    assert all(body["decisionIds"] == ["d-1"] * 2 for body in outcomes)
+    report = read_document(tmp_path / "report.json", Report)
+    assert report.phase == "Completed"
+    events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    refused = [event for event in events if event.type == "Warned" and event.reason == "OutcomeNotReported"]
+    assert bool(refused) == (figures.get("test_accuracy", 0) > 1)
+
+
+def test_the_seed_of_the_job_chooses_what_growth_copies(advised: Callable[..., Any]) -> None:
+    advised(lambda body: (503, b""))
+    loop, *_ = growing()
+    assert loop._run._adapter.seed == 7
+
+
+def test_a_consultation_that_a_stop_breaks_off_is_asked_again(
+    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path
+) -> None:
+    joined: list[Any] = []
+    answered = threading.Event()
+
+    def answer(body: dict[str, Any]) -> tuple[int, bytes]:
+        if len(joined) == 1:
+            joined[0]._stop.number = signal.SIGTERM  # while the agent thinks
+            answered.wait(30)
+        return 200, advice_body("0")
+
+    agent = advised(answer)
+    loop, *rest = growing()
+    joined.append(loop)
+    with pytest.raises(SystemExit) as ended:
+        trained(loop, *rest, 1)
+    answered.set()
+    assert ended.value.code == 143
+    report = read_document(tmp_path / "report.json", Report)
+    assert (report.phase, report.consultations, report.adaptations, report.step) == ("Stopped", 0, (), 0)
+    assert len(agent.requests) == 1
+    loop, *rest = growing()
+    joined.append(loop)
+    trained(loop, *rest, 1)
+    report = read_document(tmp_path / "report.json", Report)
+    assert (report.consultations, [each.result for each in report.adaptations]) == (1, ["Grown"])
+    assert len(agent.requests) == 2
 
 
 def twice(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
@@ -282,14 +398,15 @@ def test_an_optimizer_of_a_part_is_carried(case: str, make_checkpoint: Callable[
     first, second = states
     first.model(torch.ones(1, 2)).sum().backward()
     first.optimizer.step()
-    told = make_checkpoint().state.model_copy(update={"schedule": first.state()})
-    second.load(held_checkpoint(first.network, told))
+    held = StateCopy(first)
+    held.note(make_checkpoint().state.model_copy(update={"schedule": first.state(), "optimizer_groups": ()}))
+    second.load(held.capture())
     assert first.digest(first.network) == second.digest(second.network)
     assert len(second.optimizer.param_groups[0]["params"]) == len(first.optimizer.param_groups[0]["params"])
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     other = OwnState(model, torch.optim.SGD(model[0].parameters(), lr=0.1), [])
     with pytest.raises(CheckpointMismatchError, match="the optimizer's parameters differ"):
-        other.load(held_checkpoint(first.network, told))
+        other.load(held.capture())
 
 
 def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:

@@ -431,7 +431,7 @@ def test_who_comes_in_the_middle_of_an_epoch_follows_what_the_leader_decides(
         assert extra.exitcode == 0, place.logs(0)
         until(lambda: members(place)[-1:] == [1], place)
     assert leader.is_alive()
-    assert not any(event.type == "Warning" and event.reason == "MembersDiffer" for event in place.events())
+    assert not any(event.type == "Warned" and event.reason == "MembersDiffer" for event in place.events())
 
 
 def test_a_leader_that_is_asked_to_end_behind_its_loop_has_not_completed(scripted: Callable[..., Workplace]) -> None:

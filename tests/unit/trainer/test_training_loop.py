@@ -12,12 +12,15 @@ from espalier_api.advice import Action, AdviceRequest, OutcomeReport
 from espalier_api.events import AdaptationFinished, EpochFinished, TrainerFinished, TrainerStarted, Warned
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
-from espalier_trainer import loop
 from espalier_trainer.advisor import Decision, NoAgent, Scripted, WithFallback
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.core.run import Study
+from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data, TensorSource
 from espalier_trainer.fallback import Heuristic
 from espalier_trainer.models import build_model
+from espalier_trainer.ready import steps
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
@@ -100,13 +103,13 @@ def test_modes_that_change_nothing_train_the_same_weights(run, make_job, mode):
 
 def test_growth_keeps_the_function(run, make_job, digits, monkeypatch):
     losses: list[float] = []
-    real = loop._optimize
+    real = steps.optimize
 
     def recorded(*args):
         losses.append(real(*args))
         return losses[-1]
 
-    monkeypatch.setattr(loop, "_optimize", recorded)
+    monkeypatch.setattr(steps, "optimize", recorded)
     run(make_job(timeBudgetSeconds=0.3, adaptation={"maxAdaptations": 1}), advisor=Scripted((BLOCK0,)), up_at=0.1)
     grown = losses[:]
     losses.clear()
@@ -129,12 +132,12 @@ def test_growth_restarts_the_schedule_and_ends_at_zero_again(run, make_job):
 
 def test_restart_only_is_a_control_that_moves_the_rate_and_nothing_else(run, make_job):
     job = make_job(adaptation={"maxAdaptations": 1})
-    done = run(job, advisor=Scripted((BLOCK0,)), up_at=0.1, restart_only=True)
+    done = run(job, advisor=Scripted((BLOCK0,)), up_at=0.1, study=Study(restart_only=True))
     assert done.result.depth_after == 4
     assert done.result.adaptations[0].result is AdaptationResult.DRY_RUN
     rates = {event.step: event.learning_rate for event in done.reporter.events if isinstance(event, EpochFinished)}
     assert rates[68] == pytest.approx(0.01 * (0.4 - 0.102 - 16 * 0.002) / 0.298)
-    declined = run(job, advisor=Scripted((Action.nothing(),)), up_at=0.1, restart_only=True)
+    declined = run(job, advisor=Scripted((Action.nothing(),)), up_at=0.1, study=Study(restart_only=True))
     rates = {event.step: event.learning_rate for event in declined.reporter.events if isinstance(event, EpochFinished)}
     assert rates[68] == pytest.approx(0.01 * (0.4 - 0.102 - 16 * 0.002) / 0.4)
 
@@ -151,14 +154,14 @@ def test_growth_that_fails_is_recorded_and_training_goes_on(run, make_job):
 
 
 def test_growth_that_does_not_fit_into_memory_is_taken_back(run, make_job, monkeypatch, tmp_path):
-    real = loop._optimize
+    real = steps.optimize
 
     def small_device(network, inputs, labels, judge=None):
         if network.depth > 4:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return real(network, inputs, labels)
 
-    monkeypatch.setattr(loop, "_optimize", small_device)
+    monkeypatch.setattr(steps, "optimize", small_device)
     job = make_job(adaptation={"maxAdaptations": 1})
     done = run(job, advisor=Scripted((BLOCK0,)), up_at=0.1, store=tmp_path)
     (failed,) = done.result.adaptations
@@ -206,7 +209,7 @@ def test_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint
 
 
 def test_weights_that_are_not_finite_are_never_saved(run, make_job, tmp_path, monkeypatch):
-    real = loop._optimize
+    real = steps.optimize
 
     def poisoned(network, inputs, labels, judge=None):
         loss = real(network, inputs, labels)
@@ -214,7 +217,7 @@ def test_weights_that_are_not_finite_are_never_saved(run, make_job, tmp_path, mo
             next(network.module.parameters()).view(-1)[0] = math.nan
         return loss
 
-    monkeypatch.setattr(loop, "_optimize", poisoned)
+    monkeypatch.setattr(steps, "optimize", poisoned)
     done = run(make_job(checkpoint={"intervalSeconds": 0.002}), store=tmp_path)
     assert done.result.reason is Reason.LOSS_NOT_FINITE
     assert list(tmp_path.iterdir()) == []
@@ -307,7 +310,7 @@ def test_advice_that_takes_the_rest_of_the_budget_neither_grows_nor_trains(digit
     advisor = UsesUpTheBudget()
     advisor.scheduler = scheduler
     model = build_model(job.spec.training.model, digits.classes, digits.example_input())
-    result = loop.Trainer(job, model, digits, scheduler, advisor=advisor).run()
+    result = Trainer(job, model, digits, Services(scheduler, advisor=advisor)).run()
     (adaptation,) = result.adaptations
     assert adaptation.result is AdaptationResult.FAILED
     assert "used up" in adaptation.message
@@ -326,7 +329,7 @@ def test_checkpoint_that_takes_the_rest_of_the_budget_is_followed_by_no_step(dig
             return super().save(checkpoint)
 
     model = build_model(job.spec.training.model, digits.classes, digits.example_input())
-    result = loop.Trainer(job, model, digits, scheduler, checkpoints=SlowStore(tmp_path)).run()
+    result = Trainer(job, model, digits, Services(scheduler, checkpoints=SlowStore(tmp_path))).run()
     assert result.steps == 50
     assert result.phase is TrainerPhase.COMPLETED
     assert result.test_accuracy is not None
@@ -344,5 +347,5 @@ def test_final_checkpoint_is_announced_with_the_evaluation(digits, make_job, tmp
 
     model = build_model(job.spec.training.model, digits.classes, digits.example_input())
     scheduler = VirtualScheduler(0.05, lambda _: 0.002)
-    loop.Trainer(job, model, digits, scheduler, checkpoints=Store(tmp_path), reporter=reporter).run()
+    Trainer(job, model, digits, Services(scheduler, reporter, checkpoints=Store(tmp_path))).run()
     assert phases == [TrainerPhase.EVALUATING]

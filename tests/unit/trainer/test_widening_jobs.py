@@ -17,11 +17,13 @@ from espalier_api.architecture import Architecture
 from espalier_api.events import Warned
 from espalier_api.job import Fallback
 from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
-from espalier_trainer import loop
 from espalier_trainer.advisor import Decision, NoAgent, Scripted, WithFallback
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.core.services import Services
 from espalier_trainer.fallback import build_fallback
 from espalier_trainer.net2net import Deepened, Widened
+from espalier_trainer.ready import steps
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
@@ -69,13 +71,13 @@ def test_widening_is_offered_carried_out_and_told(run, make_job):
 
 def test_widening_keeps_the_function_and_the_loss_goes_on(run, make_job, monkeypatch):
     losses: list[float] = []
-    real = loop._optimize
+    real = steps.optimize
 
     def recorded(*args):
         losses.append(real(*args))
         return losses[-1]
 
-    monkeypatch.setattr(loop, "_optimize", recorded)
+    monkeypatch.setattr(steps, "optimize", recorded)
     # A schedule that begins again would take another step than the one compared with.
     training = {"schedule": {"name": "Constant"}}
     for optimizer in ({"name": "Adam"}, {"name": "SGD", "momentum": 0.9, "learningRate": 0.05}):
@@ -166,14 +168,14 @@ def test_heuristic_widens_where_only_that_is_allowed(run, make_job):
 
 
 def test_a_widening_that_does_not_fit_into_memory_is_taken_back(run, make_job, monkeypatch):
-    real = loop._optimize
+    real = steps.optimize
 
     def small_device(network, *given):
         if network.parameters > 306:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return real(network, *given)
 
-    monkeypatch.setattr(loop, "_optimize", small_device)
+    monkeypatch.setattr(steps, "optimize", small_device)
     done = run(make_job(adaptation=BOTH | {"maxAdaptations": 1}), advisor=Scripted((WIDEN,)), up_at=0.1)
     (failed,) = done.result.adaptations
     assert (failed.result, failed.width_before, failed.width_after) == (AdaptationResult.FAILED, 6, 6)
@@ -252,7 +254,7 @@ def test_a_model_that_cannot_be_tried_is_deepened_only(digits, make_job):
     reporter, advisor = MemoryReporter(), Scripted((Action.deepen("one"),))
     job = make_job(timeBudgetSeconds=0.1, adaptation=BOTH | {"maxAdaptations": 1})
     scheduler = VirtualScheduler(0.1, lambda _: 0.002, (Arrival(0.0, 2),))
-    done = loop.Trainer(job, _Picky(), digits, scheduler, advisor=advisor, reporter=reporter).run()
+    done = Trainer(job, _Picky(), digits, Services(scheduler, reporter, advisor)).run()
     assert [one.result for one in done.adaptations] == [AdaptationResult.GROWN]
     (warned,) = [event for event in reporter.events if isinstance(event, Warned)]
     assert warned.message.startswith("the model will be deepened, not widened: _Picky fails on random values")

@@ -118,9 +118,13 @@ class HTTPAdvisor:
     def _post(self, path: str, body: str, wall_seconds: float) -> bytes:
         answers: queue.SimpleQueue[bytes | AdvisorError] = queue.SimpleQueue()
         started = time.monotonic()
-        threading.Thread(
+        exchange = threading.Thread(
             target=lambda: answers.put(self._exchange(path, body, wall_seconds)), name="advice", daemon=True
-        ).start()
+        )
+        try:
+            exchange.start()
+        except RuntimeError:  # at the end of the process, where Python 3.12 starts no thread
+            answers.put(self._exchange(path, body, wall_seconds))
         while (left := started + wall_seconds - time.monotonic()) > 0:
             if self.cancelled():
                 raise AdvisorError(Reason.AGENT_UNAVAILABLE, "training ends before the agent answered")

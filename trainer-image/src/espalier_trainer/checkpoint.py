@@ -26,6 +26,7 @@ from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, dumps, loads
 from espalier_api.report import Adaptation, Metric
+from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.net2net.history import Growth
 
 logger = logging.getLogger(__name__)
@@ -47,10 +48,15 @@ class CheckpointIdentity(Record):
     batch_size: int
     seed: int
 
-    def differences(self, other: CheckpointIdentity) -> list[str]:
-        """Return `field: ours, theirs` of what differs."""
+    def require(self, other: CheckpointIdentity) -> None:
+        """Raise `CheckpointMismatchError`, naming what differs, unless `other` is equal."""
         ours, theirs = self.model_dump(), other.model_dump()
-        return [f"{key}: {theirs[key]!r} there, {ours[key]!r} here" for key in ours if ours[key] != theirs[key]]
+        differences = [f"{key}: {theirs[key]!r} there, {ours[key]!r} here" for key in ours if ours[key] != theirs[key]]
+        if differences:
+            raise CheckpointMismatchError(
+                f"the checkpoint is of another training run ({'; '.join(differences)}); set another checkpoint.path, "
+                "or remove the folder to begin again"
+            )
 
 
 class CheckpointState(Record):
@@ -81,7 +87,7 @@ class CheckpointState(Record):
     optimizer_values: dict[str, dict[str, object]]
     """State of the optimizer that is no tensor, by parameter name."""
     shrinking: dict[str, object] | None = None
-    """What `distillation.trial` must not lose; None where nothing was ever to be shrunk."""
+    """What `core.hooks` must not lose (of `distillation`); None where the run has no hooks."""
     random: dict[str, object]
     """Python's and numpy's generator states; torch's are tensors."""
 

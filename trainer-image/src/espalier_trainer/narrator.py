@@ -97,7 +97,8 @@ class Narrator:
                 EpochFinished(
                     time=now,
                     used_seconds=used,
-                    epoch=progress.epoch,
+                    # Reported before the epoch is counted: what a loop does after its batches belongs to it.
+                    epoch=progress.epoch + (progress.cursor > 0),
                     step=progress.step,
                     train_loss=train_loss,
                     validation_loss=evaluation.loss,

@@ -21,12 +21,14 @@ from espalier_cli.collect.cost import StepCost
 from espalier_cli.collect.plan import Kind, Run
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.core.run import Study
+from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
-from espalier_trainer.loop import Trainer
 from espalier_trainer.models import build_model
 from espalier_trainer.net2net import deepen
 from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
 
@@ -135,13 +137,10 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
         job,
         model,
         data,
-        _scheduler(collection, run),
-        advisor=advisor,
-        checkpoints=fork,
+        Services(_scheduler(collection, run), advisor=advisor, checkpoints=fork),
         device=collection.device,
         seed=run.seed,
-        restart_only=run.kind is Kind.RESTART,
-        stop_before_decision=None if ends else len(run.actions),
+        study=Study(run.kind is Kind.RESTART, None if ends else len(run.actions)),
     )
     result = trainer.run()
     wanted = TrainerPhase.COMPLETED if ends else TrainerPhase.STOPPED

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-Criterion = Callable[[Tensor, Tensor], Tensor]
-"""Takes logits [N, C] and labels [N], returns the sum of the examples' losses, a scalar."""
 
 
 def plain(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """`onReclaim: Distill` in a run: measures, decides, has a smaller model taught, and keeps the better one.
 
-The training loop tells it of each step boundary, step and growth; it answers with the network to go on with. All that
-it knows goes into the checkpoint, so that a kill at any moment loses nothing of either model.
+It takes part in the run by its hooks (`core.hooks`). All that it knows goes into the checkpoint, so that a kill at any
+moment loses nothing of either model.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from espalier_api.allocation import Allocation
 from espalier_api.job import AdaptiveTrainingJob, OnReclaim, OptimizerSpec
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.core.hooks import Boundary, Change, Criterion, Hooks
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.decision import Facts, Rule, better, decide
 from espalier_trainer.distillation.filling import ShrinkError, readers
 from espalier_trainer.distillation.folding import fold
-from espalier_trainer.distillation.objective import Criterion, Teaching
+from espalier_trainer.distillation.objective import Teaching
 from espalier_trainer.distillation.statistics import recalibrate
 from espalier_trainer.distillation.teacher import Teacher
 from espalier_trainer.distillation.trial import (
@@ -44,6 +44,7 @@ from espalier_trainer.distillation.trial import (
     smaller_network,
     structure,
     under,
+    untried,
 )
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.evaluation import Evaluation, evaluate
@@ -53,18 +54,6 @@ MEASURED_STEPS: Final = 10
 """With the GPUs left, before a decision: the median is then that of steps, not of what happened beside them."""
 _FILLING_BATCHES: Final = 8
 """Of training data, to estimate statistics and fit neighbours on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a step boundary changed."""
-
-    network: Network
-    """To go on with."""
-    adaptation: Adaptation | None
-    """The record of a decision; None while a trial just begins."""
-    trial_seconds: float = 0.0
-    """Budget seconds of a trial that begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +68,7 @@ class Manner:
     """Keep the smaller model, whatever the comparison says."""
 
 
-class Shrinker:
+class Shrinker(Hooks):
     """One run's. Not thread-safe: the training loop's own."""
 
     def __init__(
@@ -91,9 +80,8 @@ class Shrinker:
         seed: int,
         device: torch.device,
         used_seconds: Callable[[], float],
-        *,
-        manner: Manner | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        manner: Manner | None,
+        clock: Callable[[], float],
     ) -> None:
         """`start` is the job's starting network, `used_seconds` tells the budget's clock."""
         self._data, self._start, self._spec = data, start, spec
@@ -113,23 +101,23 @@ class Shrinker:
         """Wall seconds of filling and comparing."""
 
     @property
-    def trying(self) -> bool:
-        """Tell whether a smaller model is tried: then the model does not grow."""
-        return self._trial is not None
+    def may_grow(self) -> bool:
+        """Whether no smaller model is tried."""
+        return self._trial is None
 
     @property
     def kept(self) -> Network | None:
         """The larger network, while a smaller one is tried."""
         return self._kept
 
-    def grew(self, before: Network, state: CheckpointState) -> None:
-        """Take notice of a growth; `before` is what grew, and `state` its state."""
-        self._sizes.append(size_of(before, state))
+    def grew(self, before: Network, state: Callable[[], CheckpointState]) -> None:
+        """Remember the size before a growth."""
+        self._sizes.append(size_of(before, state()))
         self.teacher = None
         self._pending = None
 
     def growth_undone(self) -> None:
-        """Take notice that the last growth was taken back."""
+        """Forget the size before a growth that was taken back."""
         self._sizes.pop()
 
     def criterion(self, indices: Tensor, inputs: Tensor) -> Criterion | None:
@@ -137,55 +125,43 @@ class Shrinker:
         return None if self.teacher is None else self.teacher.criterion(indices, inputs)
 
     def stepped(self, network: Network, seconds: float) -> None:
-        """Take notice of a step that took so many budget seconds."""
+        """Keep the budget seconds of a step."""
         found = self._times.setdefault((self._structure(network), self._replicas), [])
         found.append(seconds)
         del found[:-MEASURED_STEPS]
         if self._trial is not None:
             self._trial = self._trial.model_copy(update={"steps": self._trial.steps + 1})
 
-    def at_boundary(
-        self,
-        network: Network,
-        state: Callable[[], CheckpointState],
-        allocation: Allocation,
-        epoch: int,
-        time_left: float,
-        evaluating: float,
-        until: Callable[[], bool],
-    ) -> Change | None:
-        """Do what is due at a step boundary; returns None where nothing changes.
-
-        `state` gives the network's state, `evaluating` is what an evaluation costs in budget seconds, `until` tells
-        when one has to be broken off.
-        """
+    def at_boundary(self, boundary: Boundary) -> Change | None:
+        """Answer GPUs that were taken back, and compare the smaller model with the larger when it is time."""
+        network, allocation = boundary.network, boundary.allocation
         replicas, before = allocation.replicas, self._replicas
         self._replicas = replicas
         if replicas > before > 0:
             self._pending = None
             if self._trial is not None:
-                return self.give_up(Reason.GPUS_CAME_BACK)
+                return self._give_up(Reason.GPUS_CAME_BACK)
         elif replicas < before and self._sizes and self._trial is None:
             self._pending = Pending(trigger=allocation.reason, generation=allocation.generation)
             self._times.pop((self._structure(network), replicas), None)
         if self._trial is not None:
-            return self._judged(network, self._trial, until)
+            return self._judged(network, self._trial, boundary.until)
         if self._pending is None or len(self._seconds(self._structure(network))) < MEASURED_STEPS:
             return None
-        return self._decided(network, state, self._pending, epoch, time_left, evaluating)
+        return self._decided(boundary, self._pending)
 
-    def give_up(self, reason: Reason, message: str = "") -> Change:
-        """End a trial with the larger network; raises `ValueError` where there is no trial."""
-        trial, kept = self._trial, self._kept
-        if trial is None or kept is None:
-            raise ValueError("no smaller model is tried")
-        self._end()
-        return Change(kept, self._record(trial, AdaptationResult.KEPT, reason, message, kept, kept))
+    def failed(self, message: str) -> Change | None:
+        """End a trial whose step failed with the larger network."""
+        return None if self._trial is None else self._give_up(Reason.TRIAL_FAILED, message)
+
+    def completed(self) -> Change | None:
+        """End a trial that the budget leaves no time for with the larger network."""
+        return self.failed("the budget ended before they were compared")
 
     # ---- for checkpoints
 
-    def capture(self) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """Return (what is no tensor, as JSON types; tensors)."""
+    def capture(self) -> tuple[dict[str, object] | None, dict[str, Tensor]]:
+        """Return what a checkpoint must hold: (JSON types, tensors)."""
         times = tuple(
             StepTimes(structure=structure, replicas=replicas, seconds=tuple(seconds))
             for (structure, replicas), seconds in self._times.items()
@@ -202,8 +178,8 @@ class Shrinker:
         tensors = lesson_tensors(lesson) if self._kept is None else kept_tensors(self._kept, lesson)
         return state.to_json(), tensors
 
-    def restore(self, checkpoint: Checkpoint, example_input: Tensor) -> None:
-        """Go on from what `capture` put into a checkpoint."""
+    def restore(self, checkpoint: Checkpoint, network: Network) -> Network:
+        """Go on from what `capture` put into a checkpoint of `network`."""
         content = checkpoint.state.shrinking
         state = ShrinkingState() if content is None else ShrinkingState.model_validate(content)
         self._sizes = list(state.sizes)
@@ -211,12 +187,22 @@ class Shrinker:
         self._replicas, self._pending, self._trial = state.replicas, state.pending, state.trial
         self._kept = self.teacher = None
         if state.trial is not None:
-            self._kept = kept_network(state.trial, checkpoint.training, self._start, self._spec, example_input)
+            example = self._data.example_input()
+            self._kept = kept_network(state.trial, checkpoint.training, self._start, self._spec, example)
         if state.taught:
             self.teacher = self._new_teacher()
             self.teacher.load(under(checkpoint.training, LESSON))
+        return network
 
     # ---- within
+
+    def _give_up(self, reason: Reason, message: str = "") -> Change:
+        """End a trial with the larger network; raises `ValueError` where there is no trial."""
+        trial, kept = self._trial, self._kept
+        if trial is None or kept is None:
+            raise ValueError("no smaller model is tried")
+        self._end()
+        return Change(kept, self._record(trial, AdaptationResult.KEPT, reason, message, kept, kept))
 
     def _structure(self, network: Network) -> str:
         if self._key[0] is not network:
@@ -243,15 +229,8 @@ class Shrinker:
         module = None if self._kept is None else self._kept.module
         return Teacher(module, len(self._data.train), self._device, self._manner.teaching)
 
-    def _decided(
-        self,
-        network: Network,
-        state: Callable[[], CheckpointState],
-        pending: Pending,
-        epoch: int,
-        time_left: float,
-        evaluating: float,
-    ) -> Change:
+    def _decided(self, boundary: Boundary, pending: Pending) -> Change:
+        network = boundary.network
         began = self._clock()
         key = self._structure(network)
         large = statistics.median(self._seconds(key))
@@ -263,7 +242,7 @@ class Shrinker:
         # The largest first, as the rule wants them.
         places = list(reversed(range(len(self._sizes))))
         sizes = [self._expected(self._sizes[place].key, key, large) for place in places]
-        facts = Facts(time_left, large, min(faster, default=None), sizes, 2 * evaluating)
+        facts = Facts(boundary.time_left, large, min(faster, default=None), sizes, 2 * boundary.evaluation_seconds)
         verdict = decide(facts, self._manner.rule)
         self._pending = None
         used = self._used()
@@ -271,7 +250,7 @@ class Shrinker:
         trial = Trial(
             trigger=pending.trigger,
             generation=pending.generation,
-            kept=structure(state()),
+            kept=structure(boundary.state()),
             size=place or 0,
             began=used,
             ends=used + verdict.seconds - facts.comparing,
@@ -282,7 +261,7 @@ class Shrinker:
             told = _figures(facts)
             return Change(network, self._record(trial, AdaptationResult.KEPT, verdict.reason, told, network, network))
         try:
-            smaller = self._taught(network, self._sizes[place], epoch)
+            smaller = self._taught(network, self._sizes[place], boundary.epoch)
         except (ShrinkError, CheckpointMismatchError) as error:
             kept = self._record(trial, AdaptationResult.KEPT, Reason.CANNOT_SHRINK, str(error), network, network)
             return Change(network, kept)
@@ -310,7 +289,7 @@ class Shrinker:
             seconds = statistics.median(self._seconds(self._structure(network)))
             if seconds > trial.large_seconds:
                 message = f"a step takes {seconds:.3g} s with teaching, {trial.large_seconds:.3g} s of the grown model"
-                return self.give_up(Reason.NOT_CHEAPER, message)
+                return self._give_up(Reason.NOT_CHEAPER, message)
         if self._used() < trial.ends or self._kept is None:
             return None
         began = self._clock()
@@ -336,7 +315,7 @@ class Shrinker:
             if teacher is not None and teacher.keeps:
                 teacher.release()
                 self.teacher = teacher
-        return Change(chosen, record.model_copy(update=accuracies))
+        return Change(chosen, record.model_copy(update=accuracies), share=won)
 
     def _accuracy(self, network: Network, until: Callable[[], bool]) -> Evaluation | None:
         return evaluate(network.module, self._data.validation, self._batch_size, until)
@@ -367,24 +346,35 @@ class Shrinker:
         )
 
 
-def shrinker_for(
+@dataclass(frozen=True, slots=True)
+class _Keeper(Hooks):
+    """Goes on with the larger network of a trial where the job no longer wants a smaller one."""
+
+    job: AdaptiveTrainingJob
+    start: Network
+    example: Tensor
+
+    def restore(self, checkpoint: Checkpoint, network: Network) -> Network:
+        """Return the larger network, if a smaller one is tried."""
+        return untried(checkpoint, network, self.start, self.job.spec.training.optimizer, self.example)
+
+
+def on_reclaim(
     job: AdaptiveTrainingJob,
     data: Data,
     start: Network,
     seed: int,
     device: torch.device,
     used_seconds: Callable[[], float] = lambda: 0.0,
-    *,
     manner: Manner | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Shrinker | None:
-    """Return the shrinker of a job, None where it keeps grown models."""
-    if job.spec.adaptation.on_reclaim is not OnReclaim.DISTILL:
-        return None
+) -> Hooks:
+    """Return the hooks of what the job does when GPUs are taken back; a `Shrinker` for `onReclaim: Distill`."""
     training = job.spec.training
-    return Shrinker(
-        data, start, training.optimizer, training.batch_size, seed, device, used_seconds, manner=manner, clock=clock
-    )
+    if job.spec.adaptation.on_reclaim is not OnReclaim.DISTILL:
+        return _Keeper(job, start, data.example_input())
+    size = training.batch_size
+    return Shrinker(data, start, training.optimizer, size, seed, device, used_seconds, manner, clock)
 
 
 def _figures(facts: Facts) -> str:

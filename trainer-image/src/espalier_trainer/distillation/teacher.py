@@ -8,7 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_trainer.distillation.objective import Criterion, Teaching, distillation_loss
+from espalier_trainer.core.hooks import Criterion
+from espalier_trainer.distillation.objective import Teaching, distillation_loss
 
 CACHE_BYTES: Final = 64 * 2**20
 """Room for the logits of all training examples, as float32: 1.6 million examples of ten classes. Of a larger set none

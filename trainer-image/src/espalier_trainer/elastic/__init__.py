@@ -1,12 +1,11 @@
 """Elastic data-parallel training: workers join and leave a running job at step boundaries, without a restart.
 
-`Team` is the leader's side, `Member` everyone else's, `Follower` that of the ready trainer. Between memberships lies a
+`Team` is the leader's side, `Member` everyone else's. Between memberships lies a
 *generation*: one process group of torch.distributed, formed anew in the running processes. `docs/elastic.md` has the
 protocol and why it is so.
 """
 
-from espalier_trainer.elastic.follower import Follower
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.team import Team
 
-__all__ = ["Follower", "GroupBrokenError", "Team"]
+__all__ = ["GroupBrokenError", "Team"]

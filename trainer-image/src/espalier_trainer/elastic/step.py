@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.job import ElasticBatch
+from espalier_trainer.core.hooks import Criterion
 from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import Source
-from espalier_trainer.distillation.objective import Criterion, plain
 from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.batches import LEAST_ROWS, consumed, shares
 from espalier_trainer.elastic.group import Group
@@ -78,12 +78,16 @@ def joint_step(
     if counts or sync_batch_norm:
         with synchronized(network.module, group, counts=counts) if sync_batch_norm else nullcontext():
             logits = network.module(inputs)
-            loss = (criterion or plain)(logits, labels) / examples if counts else logits.sum() * 0
+            loss = (criterion or _summed)(logits, labels) / examples if counts else logits.sum() * 0
             torch.autograd.backward(loss)
         part = loss.detach() if counts else part
     joint = sum_gradients(network.module, group, part, time.perf_counter() - began, weight=float(counts))
     network.optimizer.step()
     return joint
+
+
+def _summed(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 
 def sum_gradients(

@@ -7,22 +7,19 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import torch
 
 from espalier_api.job import ElasticBatch, Stragglers
 from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.data.batches import EpochOrder
-from espalier_trainer.data.source import Source
-from espalier_trainer.distillation.objective import Criterion
 from espalier_trainer.elastic.batches import consumed
 from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, chosen, planned
 from espalier_trainer.elastic.rendezvous import Host
 from espalier_trainer.elastic.states import Code, Word, align, digest, tell_note, tell_state
-from espalier_trainer.elastic.step import Joint, indices_of, joint_step, share_of
+from espalier_trainer.elastic.step import Joint
 from espalier_trainer.elastic.stragglers import Watch, watched
 from espalier_trainer.network import Network
 
@@ -44,17 +41,6 @@ _ALONE_SECONDS: Final = 30.0
 Capture = Callable[[], Checkpoint]
 Restore = Callable[[Checkpoint], Network]
 """Takes over a newer state; returns the network that came of it."""
-Judge = Callable[[torch.Tensor, torch.Tensor], Criterion | None]
-"""Given examples' indices and inputs, returns what their logits are judged by; None: cross entropy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """What came of a joint step."""
-
-    loss: float
-    batches: int
-    """Taken from the epoch."""
 
 
 class Team:
@@ -68,7 +54,6 @@ class Team:
         warn: Callable[[str, str], None],
         tell: Callable[[int, float], None],
         *,
-        sync_batch_norm: bool = False,
         stragglers: Stragglers = Stragglers.REPORT,
         hashed: Callable[[Network], int] = digest,
         clock: Callable[[], float] = time.monotonic,
@@ -81,7 +66,7 @@ class Team:
         self._host = Host(place)
         self._policy, self._device, self._warn, self._clock = policy, device, warn, clock
         self._tell = tell
-        self._sync, self._stragglers, self._hashed = sync_batch_norm, stragglers, hashed
+        self._stragglers, self._hashed = stragglers, hashed
         self._waiting: dict[str, Arrival] = {}
         self._members: tuple[Arrival, ...] = ()
         """Without the leader."""
@@ -142,22 +127,6 @@ class Team:
         if not self._broken_once and wanted == self._members:
             return
         self._form(replicas, network, step, capture, restore, now)
-
-    def step(
-        self, network: Network, order: EpochOrder, source: Source, cursor: int, rate: float, judge: Judge | None = None
-    ) -> Stepped:
-        """Take a step with all members. Raises `GroupBrokenError`: then nothing was done, and `meet` mends it."""
-        group = self.begin_step(order.epoch, cursor, rate)
-        with self.stepping():
-            inputs, labels, examples, batches = share_of(self._policy, group, order, source, cursor)
-            criterion = None
-            if judge is not None and len(labels):
-                criterion = judge(indices_of(self._policy, group, order, cursor), inputs)
-            joint = joint_step(
-                network, group, inputs, labels, examples, sync_batch_norm=self._sync, criterion=criterion
-            )
-        self.stepped(joint)
-        return Stepped(joint.loss, batches)
 
     def begin_step(self, epoch: int, cursor: int, rate: float = 0.0) -> Group:
         """Tell all members of a step; returns the group to take it in. Raises `GroupBrokenError`."""

@@ -1,4 +1,4 @@
-"""The loop in a worker that does not lead: it goes round as the leader says, and ends when it is asked to."""
+"""A user's loop in a worker that does not lead: it goes round as the leader says, and ends when it is asked to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from espalier_trainer.checkpoint import Checkpoint, CheckpointState
-from espalier_trainer.elastic.follower import held_checkpoint, stepped
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
-from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.elastic.states import Code
-from espalier_trainer.network import Network
 from espalier_trainer.own.errors import ONCE, OwnLoopError
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.loop import Hooks, Step
@@ -44,9 +42,9 @@ class Following:
     ) -> None:
         """`place` None: the job's workers do not train together, so this one holds its GPU and waits."""
         self._state, self._feed, self._leave, self._sync = state, feed, leave, sync_batch_norm
-        self._held: CheckpointState | None = None
+        self._held = StateCopy(state)
         self._hooks = Hooks(state.optimizer)
-        self._member = Member(self, seed, state.device, base=base, index=index, stop=leave, hashed=state.digest)
+        self._member = Member(self._held, seed, state.device, base=base, index=index, stop=leave, hashed=state.digest)
         self._why_waiting = "the job is done" if place else "the job's workers do not train together (elasticBatch)"
         self._turns: Iterator[Turn] = iter(()) if place is None else self._member.turns(place)
         self._turn: Turn | None = None
@@ -101,7 +99,7 @@ class Following:
             self._turn, self._through = None, True
         elif turn is not None:
             # This worker was away, and what the script does behind the batches belongs to a state that is gone.
-            self._before = self.capture().copied()
+            self._before = self._held.capture().copied()
 
     def backward(self, loss: Tensor) -> float:
         """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss."""
@@ -117,40 +115,6 @@ class Following:
 
     def report(self, **figures: float) -> None:
         """The leader's are enough."""
-
-    # ---- what the leader sees
-
-    @property
-    def network(self) -> Network | None:
-        """The network, None while nothing is held."""
-        return None if self._held is None else self._state.network
-
-    @property
-    def step(self) -> int:
-        """Steps of the state that is held."""
-        return NEWCOMER if self._held is None else self._held.step
-
-    def capture(self) -> Checkpoint:
-        """Return the state."""
-        if self._held is None:
-            raise GroupBrokenError("this worker holds no state")
-        state = self._held.model_copy(update={"schedule": self._state.state()})
-        return held_checkpoint(self._state.network, state)
-
-    def take(self, checkpoint: Checkpoint) -> Network:
-        """Hold this state from now on."""
-        self._state.load(checkpoint)
-        self._held, self._early = checkpoint.state, False
-        return self._state.network
-
-    def note(self, state: CheckpointState) -> None:
-        """Take over what of the state is no tensor."""
-        self._state.note(state)
-        self._held = state
-
-    def forget(self) -> None:
-        """Hold nothing: what is held grows old."""
-        self._held = None
 
     # ---- within
 
@@ -170,8 +134,8 @@ class Following:
             return
         self._step = self._hooks.step = self._turn = None
         joint = step.finish()
-        if joint is not None and self._held is not None:
-            self._held = stepped(self._held, turn.word, joint.loss, step.part.batches)
+        if joint is not None:
+            self._held.stepped(turn.word, joint.loss, step.part.batches)
 
     def _epoch_left(self) -> None:
         """Take notice that the script has done what stands behind its batches."""
@@ -184,10 +148,7 @@ class Following:
             return
         self._commit()
         self._state.leave_epoch()
-        if self._held is not None:
-            # A leader that is started again by this state must not do it a second time.
-            update = {"epoch": self._epoch + 1, "cursor": 0, "epoch_loss_sum": 0.0}
-            self._held = self._held.model_copy(update=update)
+        self._held.epoch_finished(self._epoch)
 
     def _wait_to_end(self) -> None:
         """Wait for the signal to end: a worker that ended by itself would be started again."""

@@ -15,18 +15,15 @@ from torch.utils.data import DataLoader
 from espalier_api import environment
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.validation import JobFileError, load_job
-from espalier_trainer.adapting import Adapter
-from espalier_trainer.contracts import connected
+from espalier_trainer.core.run import Run
+from espalier_trainer.core.services import connect, seed_of, set_threads
 from espalier_trainer.errors import ExitCode, TrainerError
-from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.own.errors import OwnLoopError
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.leading import Leading
 from espalier_trainer.own.loop import Alone, Batches, Loop
 from espalier_trainer.own.state import OwnState, Stateful
-from espalier_trainer.scheduler import DocumentScheduler
-from espalier_trainer.session import build_advisor, open_checkpoints, set_threads, team_of
 from espalier_trainer.settings import Role, Settings, StopSignal
 from espalier_trainer.worker import Leave
 
@@ -81,36 +78,18 @@ def join(
 def _lead(
     settings: Settings, job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], grow: bool
 ) -> Leading:
-    training = job.spec.training
     stop = StopSignal()
     stop.install()
-    seed = _seed(settings, job)
+    seed = seed_of(settings, job)
     feed, cannot_grow = _feed(job, state, loader, seed, grow)
     with ExitStack() as stack:
-        contracts = stack.enter_context(connected(settings, job))
-        reporter = MeteredReporter(contracts.reporter, job.spec.time_budget_seconds)
-        if settings.metrics_port is not None:
-            stack.enter_context(served(reporter.metrics, settings.metrics_port))
-        scheduler = DocumentScheduler(contracts.sources, job, settings.time_scale)
-        advisor = build_advisor(job, settings.agent_url, seed, stop) if grow else None
-        adapter = Adapter(job, advisor, scheduler, _example(feed, state)) if advisor is not None else None
-        return Leading(
-            job,
-            state,
-            feed,
-            scheduler,
-            reporter,
-            open_checkpoints(job, settings.checkpoint_folder),
-            seed=seed,
-            used_seconds=contracts.used_seconds,
-            incarnation=settings.incarnation,
-            stop=stop,
-            team=team_of(settings, training, state.device, state.digest),
-            adapter=adapter,
-            cannot_grow=cannot_grow,
-            step_took=reporter.step_took,
-            closing=stack.pop_all(),
+        services = stack.enter_context(
+            connect(settings, job, stop, state.device, seed, grows=grow, hashed=state.digest)
         )
+        identity = state.identity(job.key, feed.examples, feed.batch_size, seed)
+        example = _example(feed, state) if grow else None
+        run = Run(job, state, services, identity, seed, example=example, cannot_grow=cannot_grow)
+        return Leading(run, state, feed, stop, stack.pop_all())
 
 
 def _follow(
@@ -119,7 +98,7 @@ def _follow(
     training = job.spec.training
     leave = Leave()
     leave.install()
-    seed = _seed(settings, job)
+    seed = seed_of(settings, job)
     feed, _ = _feed(job, state, loader, seed, grow)
     return Following(
         state,
@@ -143,7 +122,3 @@ def _feed(
 
 def _example(feed: Feed, state: OwnState) -> torch.Tensor:
     return feed.example_input().to(state.device)
-
-
-def _seed(settings: Settings, job: AdaptiveTrainingJob) -> int:
-    return job.spec.training.seed if settings.seed is None else settings.seed

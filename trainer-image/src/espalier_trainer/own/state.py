@@ -26,6 +26,7 @@ from espalier_trainer.net2net.modules import copied
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.optimizers import group_options, load_optimizer_state
 from espalier_trainer.own.errors import OwnLoopError
+from espalier_trainer.schedules import Moment
 
 _COUNTER, _FLOAT, _ITEMS, _TUPLE = "counter", "float", "items", "tuple"
 
@@ -49,12 +50,15 @@ class Steering:
 
 
 class OwnState:
-    """A model, its optimizer and what goes with them."""
+    """A model, its optimizer and what goes with them; implements `core.state.TrainingState`."""
+
+    in_place = True
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, others: Sequence[Stateful]) -> None:
         """Raises `OwnLoopError` where something of the state could not be given to others."""
         self.model, self.optimizer, self._others = model, optimizer, tuple(others)
-        self.architecture: Architecture | None = None
+        self.network = Network(model, optimizer, None)
+        """The model with its optimizer, as the rest of the trainer knows them."""
         self._start: nn.Module | None = None
         self._example: Tensor | None = None
         self.begun = False
@@ -70,11 +74,6 @@ class OwnState:
         self.check_schedulers()
 
     @property
-    def network(self) -> Network:
-        """The model with its optimizer, as the rest of the trainer knows them."""
-        return Network(self.model, self.optimizer, self.architecture)
-
-    @property
     def device(self) -> torch.device:
         """Where the model is; the CPU where it has no parameters."""
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
@@ -82,9 +81,10 @@ class OwnState:
     def may_grow(self, example: Tensor, insertion: Insertion) -> str:
         """Keep what growing needs, a copy of the starting model; returns why it cannot grow, '' where it can."""
         try:
-            self.architecture = describe(self.model, example, insertion)
+            architecture = describe(self.model, example, insertion)
         except GrowthError as error:
-            return str(error)
+            return f"the model will be trained as it is: {error}"
+        self.network = Network(self.model, self.optimizer, architecture)
         self._start, self._example = copied(self.model), example
         return ""
 
@@ -140,6 +140,9 @@ class OwnState:
         self.steer(Steering(tuple(map(group_options, state.optimizer_groups)), tuple(map(_decoded, others))))
         self.begun = bool(state.schedule.get("begun"))
 
+    def restart_schedule(self, moment: Moment) -> None:
+        """Leave the learning rate to the script's own schedulers."""
+
     def digest(self, network: Network) -> int:
         """Return what must be equal in all members: parameters, optimizer, rates, and the others."""
         text = f"{digest(network)} {self.rates()!r} {json.dumps(self.state(), sort_keys=True)}"
@@ -168,7 +171,7 @@ class OwnState:
             self.optimizer.param_groups[:] = network.optimizer.param_groups
             self.optimizer.state.clear()
             self.optimizer.state.update(network.optimizer.state)
-        self.architecture = network.architecture
+        self.network = Network(self.model, self.optimizer, network.architecture)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Become what a checkpoint says. Raises `CheckpointMismatchError` where it is of another model."""
@@ -177,7 +180,7 @@ class OwnState:
         held = {names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]}
         left_out = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad} - held
         try:
-            if state.architecture is not None and state.architecture != self.architecture:
+            if state.architecture is not None and state.architecture != self.network.architecture:
                 self._rebuild(state.architecture)
             self.model.load_state_dict(checkpoint.model)
             tensors = {
@@ -197,7 +200,7 @@ class OwnState:
             lines = str(error).strip().splitlines()
             raise CheckpointMismatchError(
                 f"the state does not fit the script ({' '.join(line.strip() for line in lines[:3])}); all workers must "
-                "run the same script; if it was changed, remove the checkpoint folder to begin anew"
+                "run the same script; if it was changed, remove the checkpoint folder to begin again"
             ) from error
 
     def _rebuild(self, architecture: Architecture) -> None:

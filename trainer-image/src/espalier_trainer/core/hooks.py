@@ -1,0 +1,89 @@
+"""The seam of a run: the points at which something that is not its loop takes part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from espalier_api.allocation import Allocation
+from espalier_api.report import Adaptation
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.network import Network
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""Takes logits [N, C] and labels [N], returns the sum of the examples' losses, a scalar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A step boundary: where training stands."""
+
+    network: Network
+    state: Callable[[], CheckpointState]
+    """Returns the network's state."""
+    allocation: Allocation
+    epoch: int
+    time_left: float
+    """Budget seconds."""
+    evaluation_seconds: float
+    """Budget seconds that an evaluation on the validation split takes."""
+    until: Callable[[], bool]
+    """Tells when an evaluation has to be broken off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a hook changes."""
+
+    network: Network
+    """To go on with."""
+    adaptation: Adaptation | None
+    """The record of a decision; None while a trial just begins."""
+    trial_seconds: float = 0.0
+    """Budget seconds of a trial that begins."""
+    share: bool = False
+    """Save the state, and give it to all workers, though the network is the same."""
+
+
+class Hooks:
+    """Takes part in a run. This class does nothing at any point; subclasses override the points that they need."""
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the network may grow now."""
+        return True
+
+    def at_boundary(self, boundary: Boundary) -> Change | None:
+        """Do what is due at a step boundary; returns None where nothing changes."""
+        return None
+
+    def criterion(self, indices: Tensor, inputs: Tensor) -> Criterion | None:
+        """Return what the logits of this batch are judged by; None: by cross entropy with the labels."""
+        return None
+
+    def stepped(self, network: Network, seconds: float) -> None:
+        """Take notice of a step that took `seconds` of the budget."""
+
+    def grew(self, before: Network, state: Callable[[], CheckpointState]) -> None:
+        """Take notice of a growth; `before` is the network that grew, and `state` returns its state."""
+
+    def growth_undone(self) -> None:
+        """Take notice that the last growth was taken back."""
+
+    def failed(self, message: str) -> Change | None:
+        """Return what to change after a step that failed; None where the hook cannot mend it."""
+        return None
+
+    def completed(self) -> Change | None:
+        """Return what to change at the end of the budget."""
+        return None
+
+    def capture(self) -> tuple[dict[str, object] | None, dict[str, Tensor]]:
+        """Return what a checkpoint must hold: (JSON types, tensors)."""
+        return None, {}
+
+    def restore(self, checkpoint: Checkpoint, network: Network) -> Network:
+        """Go on from what `capture` put into a checkpoint of `network`; returns the network to go on with."""
+        return network

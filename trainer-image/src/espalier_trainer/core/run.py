@@ -1,0 +1,405 @@
+"""One run of a job, in the worker that leads. A loop over `Run.epochs` and `Run.steps` computes the steps.
+
+    while time is left: if the job has extra GPUs, ask the advisor and adapt; train an epoch.     (Lamelas, Algorithm 1)
+
+Each step boundary is a point at which the run can be interrupted. There it sees the deadline, new allocations
+(acknowledged at once, up and down alike) and demands to stop. So the budget is kept to within one step, plus the final
+checkpoint and what the loop evaluates at its end, which are announced (phase `Evaluating`) and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from espalier_api.allocation import Allocation
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_api.reasons import Reason
+from espalier_api.report import TrainerPhase
+from espalier_trainer import randomness
+from espalier_trainer.adapting import Adapter, report_outcome, undone
+from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
+from espalier_trainer.core import saving
+from espalier_trainer.core.hooks import Boundary, Change, Hooks
+from espalier_trainer.core.services import Services
+from espalier_trainer.core.state import TrainingState
+from espalier_trainer.elastic.group import Group, GroupBrokenError
+from espalier_trainer.elastic.step import Joint
+from espalier_trainer.elastic.team import Team
+from espalier_trainer.errors import LossNotFiniteError
+from espalier_trainer.evaluation import Evaluation
+from espalier_trainer.narrator import Narrator
+from espalier_trainer.network import Network
+from espalier_trainer.progress import Ending, Progress, StepGaps
+from espalier_trainer.schedules import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What jobs do not do, for studies."""
+
+    restart_only: bool = False
+    """A control: where the advice is to grow, only the learning rate's schedule begins again."""
+    stop_before_decision: int | None = None
+    """End the run as `Stopped`, with a checkpoint, when the decision of this number (from 0) is due, so that several
+    runs can go on from there, each with another decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A step that is to be taken."""
+
+    group: Group | None
+    """All members of it; None: this worker is alone."""
+    rate: float
+    """The learning rate."""
+
+
+class Run:
+    """A run, from its checkpoint to its end. `progress`, `allocation` and `ending` say where it stands."""
+
+    def __init__(
+        self,
+        job: AdaptiveTrainingJob,
+        state: TrainingState,
+        services: Services,
+        identity: CheckpointIdentity,
+        seed: int,
+        *,
+        example: torch.Tensor | None = None,
+        cannot_grow: str = "",
+        hooks: Hooks | None = None,
+        study: Study | None = None,
+    ) -> None:
+        """`example` are inputs [2, ...] of the network; without them it does not grow.
+
+        `cannot_grow` says what becomes of it where it cannot grow ('' where it can). `hooks` take part in the run.
+        """
+        self.job, self.state, self.services = job, state, services
+        self.hooks, self._study = hooks or Hooks(), study or Study()
+        self._identity, self._cannot_grow = identity, cannot_grow
+        self._scheduler = services.scheduler
+        network = state.network
+        self.progress = Progress(network.depth, network.parameters)
+        self.narrator = Narrator(
+            job.key, services.scheduler, services.reporter, network, self.progress, services.incarnation
+        )
+        advisor = None if job.spec.adaptation.mode is AdaptationMode.OFF else services.advisor
+        self._adapter = (
+            None
+            if advisor is None or example is None
+            else Adapter(job, advisor, self._scheduler, example, self._study.restart_only, services.clock, seed)
+        )
+        self._saver = saving.Saver(services.checkpoints, job.spec.checkpoint.interval_seconds, services.clock)
+        self._gaps = StepGaps(services.clock, services.step_took)
+        self.team: Team | None = None if services.team is None else services.team(self.narrator)
+        self.allocation = Allocation()
+        self.ending: Ending | None = None
+        self.evaluation_seconds = 0.0
+        """Budget seconds that the loop's last evaluation took."""
+        self._resumed, self._used = False, services.used_seconds
+        self._grown_from: Network | None = None
+        """The network before the last growth, until a step was taken: only then is it known to fit into memory."""
+        self._step_began = 0.0
+
+    # ---- what the loop calls
+
+    def resume(self) -> None:
+        """Take over the newest checkpoint. Raises `CheckpointMismatchError` where it is of another run."""
+        store = self.services.checkpoints
+        checkpoint = None if store is None else store.load_latest()
+        if checkpoint is not None:
+            self._resumed = True
+            self._take_over(checkpoint)
+            self._used = max(self._used, checkpoint.state.used_seconds)
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """Yield the epochs from where training stands to the end of the budget, `count` in all at most.
+
+        Raises `LossNotFiniteError` where the run cannot be saved.
+        """
+        self._begin()
+        while self._boundary() is None and (count is None or self.progress.epoch < count):
+            if self.progress.cursor == 0 and not self._adapted():
+                continue
+            yield self.progress.epoch
+            self._finish_epoch()
+        self.ending = self.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "all epochs are done")
+        self.end()
+
+    def steps(
+        self, batches: int, rate: Callable[[], float] = lambda: 0.0, *, at_boundary: bool = False
+    ) -> Iterator[Due]:
+        """Yield the steps to the end of an epoch of `batches` batches, or to the end of the run.
+
+        A step that is not counted by `stepped` comes again. `rate` returns the learning rate of a step of one batch.
+        `at_boundary`: no time has passed since `epochs` yielded.
+        """
+        while self.progress.cursor < batches:
+            fresh = at_boundary and not (self.team is not None and self.team.broken)
+            if not fresh and self._boundary() is not None:
+                return
+            at_boundary = False
+            self._step_began = self._scheduler.used_seconds()
+            try:
+                due = self._due(batches, rate)
+            except GroupBrokenError:
+                continue  # at the boundary the members are gathered again
+            yield due
+        self.progress.metrics["train_loss"] = self.progress.epoch_loss_sum / batches
+
+    def together(self, due: Due, compute: Callable[[], Joint]) -> Joint:
+        """Return what `compute` returns, which is this worker's part of a step. Raises `GroupBrokenError`."""
+        if due.group is None or self.team is None:
+            return compute()
+        with self.team.stepping():
+            joint = compute()
+        self.team.stepped(joint)
+        return joint
+
+    def usable(self, loss: float) -> bool:
+        """Tell whether a step with this loss counts; raises `LossNotFiniteError` where training cannot go on."""
+        if math.isfinite(loss):
+            return True
+        change = self.hooks.failed(f"the smaller model's loss is {loss}")
+        if change is None:
+            raise LossNotFiniteError(
+                f"the loss of step {self.progress.step + 1} (epoch {self.progress.epoch}) is {loss}",
+                self.state.network.optimizer.param_groups[0]["lr"],
+            )
+        self._change(change)
+        return False
+
+    def recover(self, error: torch.OutOfMemoryError) -> None:
+        """Go on with a network that fits into the memory of the device; raises `error` where there is none."""
+        message = f"out of memory: {str(error).splitlines()[0]}"
+        if self._grown_from is not None:
+            before, self._grown_from = self._grown_from, None
+            self._use(before)
+            self.hooks.growth_undone()
+            undo = undone(self.progress.adaptations[-1], before, message)
+            self.progress.adaptations[-1] = undo
+            self.narrator.adapted(undo, None)
+        elif change := self.hooks.failed(message):
+            self._change(change)
+        else:
+            raise error
+
+    def stepped(self, loss: float, batches: int) -> None:
+        """Count a step that took `batches` batches of the epoch; `loss` is the one before the step."""
+        progress = self.progress
+        progress.cursor += batches
+        progress.step += 1
+        progress.epoch_loss_sum += loss * batches
+        if self._grown_from is not None:
+            self._grown_from, self._saver.wanted = None, True
+        self._gaps.step_finished(progress)
+        self._scheduler.step_finished(self.state.network.architecture)
+        self.hooks.stepped(self.state.network, self._scheduler.used_seconds() - self._step_began)
+
+    def validated(self, evaluation: Evaluation) -> None:
+        """Report an evaluation on the validation split."""
+        self.progress.validated(evaluation.accuracy, evaluation.loss)
+        if "train_loss" in self.progress.metrics:
+            self.narrator.epoch_finished(self.progress.metrics["train_loss"], evaluation, self._gaps.take())
+
+    def cannot_go_on(self) -> bool:
+        """Tell whether what the loop does between two steps has to be broken off."""
+        if self.team is not None:
+            self.team.wait()
+        scheduler = self._scheduler
+        return scheduler.time_left() <= 0 or self.services.stop() or scheduler.stop_reason() is not None
+
+    def moment(self) -> Moment:
+        """Return where training stands in its budget."""
+        return Moment(self._scheduler.used_seconds(), self._scheduler.time_budget())
+
+    def end(self) -> None:
+        """Part with the other workers, and save."""
+        completed = self.ending is not None and self.ending.phase is TrainerPhase.COMPLETED
+        if completed:
+            self._change(self.hooks.completed())
+        self.close(done=completed)
+        if completed:
+            # What the loop does after its epochs is counted, as an evaluation is.
+            self.narrator.enter(TrainerPhase.EVALUATING)
+        self._save()
+
+    def close(self, *, done: bool) -> None:
+        """Leave the other workers: for good when the job is `done`, else they wait for a leader."""
+        if self.team is not None:
+            self.team.close(done=done)
+
+    def finish(self, ending: Ending, test: Evaluation | None = None) -> None:
+        """Report how the run ended; report the accuracy of a complete one to the agent that advised it."""
+        self.ending = ending
+        self.narrator.finished(ending, test)
+        metrics = self.progress.metrics
+        final = metrics.get("test_accuracy", metrics.get("validation_accuracy")) if test is None else test.accuracy
+        if ending.phase is not TrainerPhase.COMPLETED or self._adapter is None or final is None:
+            return
+        if 0 <= final <= 1:
+            report_outcome(self.job, self._adapter.advisor, self.progress, final)
+        else:
+            message = f"the accuracy {final:g} is not in [0, 1], so the agent does not learn from this job"
+            self.narrator.warn("OutcomeNotReported", message)
+
+    # ---- within
+
+    def _begin(self) -> None:
+        scheduler, store = self._scheduler, self.services.checkpoints
+        if self.team is not None and (self._resumed or self._used > 0):
+            # The leader was started again; the other workers may have gone on for a while after its checkpoint.
+            self.allocation = scheduler.allocation()
+            if self.allocation.replicas > 1 and self.team.reunite(self.progress.step):
+                self._meet()
+                while self.team.broken:  # a handful of times at most
+                    self._meet()
+        scheduler.start(self._used)
+        self._saver.begin(scheduler.used_seconds())
+        self.narrator.started(self._resumed, str(self.state.device))
+        for warning in store.warnings if store is not None else ():
+            self.narrator.warn("CheckpointDamaged", warning)
+        if self._cannot_grow and self._adapter is not None:
+            self.narrator.warn("NotGrowable", self._cannot_grow)
+
+    def _boundary(self) -> Ending | None:
+        """Take notice of allocation, deadline and demands; save and report when it is time. The step boundary."""
+        if self.ending is None:
+            self.ending = self._looked()
+        return self.ending
+
+    def _looked(self) -> Ending | None:
+        scheduler = self._scheduler
+        self.allocation = scheduler.allocation()
+        self._meet()
+        self.narrator.acknowledge(self.allocation.generation)
+        if scheduler.time_left() <= 0:
+            return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+        # Before demands to stop: a comparison that one of them breaks off is followed by no step.
+        self._change(
+            self.hooks.at_boundary(
+                Boundary(
+                    self.state.network,
+                    lambda: self._capture().state,
+                    self.allocation,
+                    self.progress.epoch,
+                    scheduler.time_left(),
+                    self.evaluation_seconds,
+                    self.cannot_go_on,
+                )
+            )
+        )
+        if reason := scheduler.stop_reason():
+            if reason is Reason.GPU_BUDGET_EXHAUSTED:
+                return Ending(TrainerPhase.COMPLETED, reason)
+            return Ending(TrainerPhase.STOPPED, reason, "the scheduler asked it to stop")
+        if self.services.stop():
+            return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
+        for warning in scheduler.take_warnings():
+            self.narrator.warn("AllocationUnreadable", warning)
+        if self._saver.is_due(scheduler.used_seconds()) and self._grown_from is None:
+            self._save()
+            if scheduler.time_left() <= 0:  # a large model takes a while to write
+                return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+        self.narrator.report()
+        return None
+
+    def _meet(self) -> None:
+        """Take in workers that wait, let go those that the allocation has no place for."""
+        if self.team is not None:
+            replicas, step = self.allocation.replicas, self.progress.step
+            self.team.meet(replicas, self.state.network, step, self._capture, self._take_over)
+
+    def _due(self, batches: int, rate: Callable[[], float]) -> Due:
+        team, progress = self.team, self.progress
+        if team is None or team.world == 1:
+            return Due(None, rate())
+        team.share_news(self._capture)
+        scaled = team.rate(rate(), progress.cursor, batches)
+        return Due(team.begin_step(progress.epoch, progress.cursor, scaled), scaled)
+
+    def _adapted(self) -> bool:
+        """Ask, where a decision is due, how to grow; returns whether an epoch is to be trained then."""
+        network, progress = self.state.network, self.progress
+        if (
+            self._adapter is None
+            or network.architecture is None
+            or self.allocation.replicas <= self._scheduler.base_replicas()
+            or progress.consultations >= self.job.spec.adaptation.max_adaptations
+            or not self.hooks.may_grow
+        ):
+            return True
+        if progress.consultations == self._study.stop_before_decision:
+            message = f"decision {progress.consultations} is left to who goes on from here"
+            self.ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, message)
+            return False
+        self.narrator.enter(TrainerPhase.ADAPTING)
+        consultation = self._adapter.consult(network, progress, self.allocation)
+        if consultation.problem is not None and self.services.stop():
+            return False  # the question was broken off; whoever resumes asks again
+        progress.consultations += 1
+        if consultation.network is not network:
+            if self.state.in_place:
+                # Where the grown one does not fit the process ends; started again it goes on from here, as it was.
+                self._save()
+            self.hooks.grew(network, lambda: self._capture().state)
+            self._use(consultation.network)
+            self._grown_from = network
+        progress.adaptations.append(consultation.adaptation)
+        if consultation.restart_schedule:
+            self.state.restart_schedule(self.moment())
+        if self.team is not None:
+            self.team.noted()
+        self.narrator.adapted(consultation.adaptation, consultation.problem)
+        self.narrator.enter(TrainerPhase.TRAINING)
+        return self._scheduler.time_left() > 0
+
+    def _finish_epoch(self) -> None:
+        if self.ending is None:
+            self.progress.epoch += 1
+            self.progress.cursor, self.progress.epoch_loss_sum = 0, 0.0
+            if self.team is not None:
+                self.team.noted()
+
+    def _use(self, network: Network) -> None:
+        self.state.adopt(network)
+        self.narrator.network = self.state.network
+        if self.team is not None:
+            self.team.grown()
+
+    def _change(self, change: Change | None) -> None:
+        """Carry out what a hook asks for."""
+        if change is None:
+            return
+        done = change.adaptation
+        if change.network is not self.state.network or change.share:
+            self._use(change.network)
+            self._saver.wanted = True
+        if done is None:
+            self.narrator.trial_started(change.network, change.trial_seconds)
+            return
+        self.progress.adaptations.append(done)
+        if self.team is not None:
+            self.team.noted()
+        self.narrator.adapted(done, None)
+
+    def _capture(self) -> Checkpoint:
+        used = self._scheduler.used_seconds()
+        return saving.capture(self._identity, self.state, self.progress, used, self.hooks)
+
+    def _take_over(self, checkpoint: Checkpoint) -> Network:
+        self._identity.require(checkpoint.state.identity)
+        self.state.load(checkpoint)
+        randomness.restore(checkpoint.state.random, checkpoint.training, self.state.device)
+        self.progress = saving.progress_of(checkpoint.state)
+        self.narrator.network, self.narrator.progress = self.state.network, self.progress
+        return self.state.network
+
+    def _save(self) -> None:
+        self._saver.save(self._capture, self.state.network, self.progress, self.narrator)
+        # From the end of a save: a model that takes an interval to write would otherwise be written at every step.
+        self._saver.begin(self._scheduler.used_seconds())

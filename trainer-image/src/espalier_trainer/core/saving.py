@@ -1,0 +1,107 @@
+"""From a run to its checkpoint and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from safetensors import SafetensorError
+
+from espalier_trainer import randomness
+from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
+from espalier_trainer.core.hooks import Hooks
+from espalier_trainer.core.state import TrainingState
+from espalier_trainer.errors import LossNotFiniteError
+from espalier_trainer.narrator import Narrator
+from espalier_trainer.network import OPTIMIZER_PREFIX, Network
+from espalier_trainer.optimizers import optimizer_state
+from espalier_trainer.progress import Progress
+
+
+def capture(
+    identity: CheckpointIdentity, trained: TrainingState, progress: Progress, used_seconds: float, hooks: Hooks
+) -> Checkpoint:
+    """Return the run as a checkpoint."""
+    network = trained.network
+    hooked, kept = hooks.capture()
+    groups, tensors, values = optimizer_state(network.optimizer, network.module)
+    random_values, random_tensors = randomness.capture(trained.device)
+    state = CheckpointState(
+        identity=identity,
+        architecture=network.architecture,
+        growth=network.history,
+        epoch=progress.epoch,
+        step=progress.step,
+        cursor=progress.cursor,
+        epoch_loss_sum=progress.epoch_loss_sum,
+        used_seconds=used_seconds,
+        consultations=progress.consultations,
+        adaptations=tuple(progress.adaptations),
+        metrics=progress.metric_tuple(),
+        depth_before=progress.depth_before,
+        parameters_before=progress.parameters_before,
+        max_step_gap_seconds=progress.max_step_gap_seconds,
+        schedule=trained.state(),
+        shrinking=hooked,
+        optimizer_groups=tuple(groups),
+        optimizer_values=values,
+        random=random_values,
+    )
+    training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()} | random_tensors | kept
+    return Checkpoint(state, network.module.state_dict(), training)
+
+
+def progress_of(state: CheckpointState) -> Progress:
+    """Return where the run of a checkpoint stood."""
+    return Progress(
+        depth_before=state.depth_before,
+        parameters_before=state.parameters_before,
+        epoch=state.epoch,
+        step=state.step,
+        cursor=state.cursor,
+        epoch_loss_sum=state.epoch_loss_sum,
+        consultations=state.consultations,
+        adaptations=list(state.adaptations),
+        metrics={metric.name: metric.value for metric in state.metrics},
+        max_step_gap_seconds=state.max_step_gap_seconds,
+    )
+
+
+@dataclass
+class Saver:
+    """Writes the checkpoints of a run when they are due; `store` None keeps nothing."""
+
+    store: CheckpointStore | None
+    interval_seconds: float
+    """In budget seconds."""
+    clock: Callable[[], float]
+    wanted: bool = False
+    """Save at the next step boundary (after a growth)."""
+    _saved_at: float = 0.0
+
+    def begin(self, used_seconds: float) -> None:
+        """Count the interval from here."""
+        self._saved_at = used_seconds
+
+    def is_due(self, used_seconds: float) -> bool:
+        """Tell whether the interval is over or a checkpoint is wanted."""
+        return self.wanted or used_seconds - self._saved_at >= self.interval_seconds
+
+    def save(self, capture: Callable[[], Checkpoint], network: Network, progress: Progress, narrator: Narrator) -> None:
+        """Write a checkpoint; where that cannot be done, warn and go on.
+
+        Raises `LossNotFiniteError` for a network with NaN or infinity in it, which is never written.
+        """
+        self.wanted = False
+        if self.store is None:
+            return
+        if not network.is_finite():
+            rate = progress.metrics.get("learning_rate", 0.0)
+            raise LossNotFiniteError(f"the weights after step {progress.step} are not finite", rate)
+        started = self.clock()
+        try:
+            path = self.store.save(capture())
+        except (OSError, SafetensorError) as error:
+            narrator.warn("CheckpointFailed", f"no checkpoint was written ({error}); training goes on")
+        else:
+            narrator.saved(str(path), self.clock() - started)

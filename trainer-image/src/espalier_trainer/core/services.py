@@ -1,0 +1,173 @@
+"""What a run is connected to: its scheduler, agent, reports, checkpoints and other workers."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from espalier_api import environment
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Stragglers
+from espalier_trainer.advisor import Advisor, Cancelled, HTTPAdvisor, NoAgent, WithFallback, never
+from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.contracts import connected
+from espalier_trainer.elastic.states import digest
+from espalier_trainer.elastic.team import Team
+from espalier_trainer.errors import CheckpointFolderError
+from espalier_trainer.fallback import build_fallback
+from espalier_trainer.metrics import MeteredReporter, served
+from espalier_trainer.narrator import Narrator
+from espalier_trainer.network import Network
+from espalier_trainer.report import MemoryReporter, Reporter
+from espalier_trainer.scheduler import DocumentScheduler, Scheduler
+from espalier_trainer.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+SMALL_MODEL_PARAMETERS = 100_000
+"""Below this a step on the CPU is too short to share between threads. Measured on the digits net, two cores: 1.5 ms a
+step with one thread and with two on an idle machine; on one that others use too, 7 ms with one and 12 to 50 ms with
+two, which then wait for each other."""
+
+_NEVER_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+"""What only a change of the job can mend."""
+
+TeamMaker = Callable[[Narrator], Team]
+"""Makes the meeting place of the workers that train together, given whom to tell."""
+
+
+def _ignored(seconds: float) -> None:
+    """Take no notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a run is connected to. The defaults are those of a run on its own, in memory."""
+
+    scheduler: Scheduler
+    reporter: Reporter = field(default_factory=MemoryReporter)
+    advisor: Advisor | None = None
+    """Decides on growth; None: the network does not grow."""
+    checkpoints: CheckpointStore | None = None
+    """None: nothing is kept."""
+    team: TeamMaker | None = None
+    """None: this worker trains alone."""
+    stop: Cancelled = never
+    """Asked at each step boundary; when it returns True the run is saved and ends as `Stopped`."""
+    used_seconds: float = 0.0
+    """Budget seconds that earlier incarnations reported."""
+    incarnation: str = ""
+    """What the process calls itself in reports; made up when empty."""
+    step_took: Callable[[float], None] = _ignored
+    """Called with the wall seconds between the ends of two optimizer steps."""
+    clock: Callable[[], float] = time.monotonic
+
+
+@contextmanager
+def connect(
+    settings: Settings,
+    job: AdaptiveTrainingJob,
+    stop: Cancelled,
+    device: torch.device,
+    seed: int,
+    *,
+    grows: bool = True,
+    hashed: Callable[[Network], int] = digest,
+) -> Iterator[Services]:
+    """Connect a leader to what the settings and the job name.
+
+    `grows` False: no agent is asked. `hashed` is what must be equal in all workers. Raises `TrainerError` for what the
+    person can mend.
+    """
+    checkpoints = open_checkpoints(job, settings.checkpoint_folder)
+    with ExitStack() as stack:
+        contracts = stack.enter_context(connected(settings, job))
+        reporter = MeteredReporter(contracts.reporter, job.spec.time_budget_seconds)
+        if settings.metrics_port is not None:
+            stack.enter_context(served(reporter.metrics, settings.metrics_port))
+        yield Services(
+            scheduler=DocumentScheduler(contracts.sources, job, settings.time_scale),
+            reporter=reporter,
+            advisor=build_advisor(job, settings.agent_url, seed, stop) if grows else None,
+            checkpoints=checkpoints,
+            team=team_of(settings, job, device, hashed),
+            stop=stop,
+            used_seconds=contracts.used_seconds,
+            incarnation=settings.incarnation,
+            step_took=reporter.step_took,
+        )
+
+
+def seed_of(settings: Settings, job: AdaptiveTrainingJob) -> int:
+    """Return the seed: the environment's, or else the job's."""
+    return job.spec.training.seed if settings.seed is None else settings.seed
+
+
+def set_threads(model: nn.Module, device: torch.device) -> None:
+    """Let a small model on the CPU have one thread, unless the environment says how many."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if device.type == "cpu" and parameters < SMALL_MODEL_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def team_of(
+    settings: Settings, job: AdaptiveTrainingJob, device: torch.device, hashed: Callable[[Network], int]
+) -> TeamMaker | None:
+    """Return what makes the meeting place of the job's workers, None where each trains alone."""
+    training = job.spec.training
+    place, policy = settings.rendezvous, training.elastic_batch
+    if place is None or policy is None:
+        return None
+
+    def make(narrator: Narrator) -> Team:
+        return Team(
+            place,
+            policy,
+            device,
+            narrator.warn,
+            narrator.workers_changed,
+            stragglers=training.stragglers or Stragglers.REPORT,
+            hashed=hashed,
+        )
+
+    return make
+
+
+def open_checkpoints(job: AdaptiveTrainingJob, folder: Path | None) -> CheckpointStore:
+    """Return the store in `folder`, or where the job says; `CheckpointFolderError` where nothing can ever be written.
+
+    A disk that is full, or away for the moment, is no such case: then training goes on without checkpoints.
+    """
+    path = folder or Path(job.spec.checkpoint.path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        if error.errno in _NEVER_WRITABLE:
+            where = "spec.checkpoint.path" if folder is None else environment.CHECKPOINT_DIR
+            raise CheckpointFolderError(
+                f"{where}: {path} cannot be written by user {os.getuid()} ({error.strerror}); mount a volume there "
+                "that this user may write (securityContext.fsGroup in spec.template), or name another folder"
+            ) from error
+        logger.warning("%s: %s; checkpoints may fail", path, error.strerror)
+    return CheckpointStore(path)
+
+
+def build_advisor(job: AdaptiveTrainingJob, default_url: str | None, seed: int, stop: Cancelled) -> Advisor | None:
+    """Return whom the job asks: its own agent, the installation's, or the fallback alone; None in mode Off."""
+    adaptation = job.spec.adaptation
+    if adaptation.mode is AdaptationMode.OFF:
+        return None
+    url = adaptation.agent.url if adaptation.agent else default_url
+    agent: Advisor = HTTPAdvisor(url, stop) if url else NoAgent()
+    return WithFallback(agent, build_fallback(adaptation.fallback, seed))

@@ -1,0 +1,121 @@
+"""What a loop trains, as far as the core knows it, and the copy of it in a worker that does not lead."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.core.hooks import Hooks
+from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.membership import NEWCOMER
+from espalier_trainer.elastic.states import Word
+from espalier_trainer.network import OPTIMIZER_PREFIX, Network
+from espalier_trainer.optimizers import optimizer_state
+from espalier_trainer.schedules import Moment
+
+
+class TrainingState(Protocol):
+    """A network, and what decides on its learning rate."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether `adopt` overwrites the network before, so that a growth cannot be taken back."""
+
+    @property
+    def network(self) -> Network:
+        """The network in training."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+
+    def state(self) -> dict[str, object]:
+        """Return the state of the learning rate's schedule, as JSON types."""
+
+    def adopt(self, network: Network) -> None:
+        """Train `network` from now on."""
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Become what a checkpoint holds. Raises `CheckpointMismatchError` where it is of another model."""
+
+    def note(self, state: CheckpointState) -> None:
+        """Take over what of a checkpoint's state is no tensor: the schedule's state."""
+
+    def restart_schedule(self, moment: Moment) -> None:
+        """Begin the learning rate's schedule again."""
+
+    def digest(self, network: Network) -> int:
+        """Return a hash of what must be equal in all workers that train together."""
+
+
+class StateCopy:
+    """A copy of the leader's training state; the `Holder` of `elastic.member`."""
+
+    def __init__(self, state: TrainingState, hooks: Hooks | None = None) -> None:
+        self._state, self._hooks = state, hooks or Hooks()
+        self._told: CheckpointState | None = None
+        """What the leader last said of the state; None while this worker holds no copy."""
+
+    @property
+    def network(self) -> Network | None:
+        """The network, None while this worker holds no copy."""
+        return None if self._told is None else self._state.network
+
+    @property
+    def step(self) -> int:
+        """Steps of the copy."""
+        return NEWCOMER if self._told is None else self._told.step
+
+    def capture(self) -> Checkpoint:
+        """Return the copy."""
+        if self._told is None:
+            raise GroupBrokenError("this worker holds no state")
+        network = self._state.network
+        groups, tensors, values = optimizer_state(network.optimizer, network.module)
+        now = self._told.model_copy(
+            update={
+                "schedule": self._state.state(),
+                "optimizer_groups": tuple(groups),
+                "optimizer_values": values,
+            }
+        )
+        training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()}
+        training["random.cpu"] = torch.get_rng_state()
+        return Checkpoint(now, network.module.state_dict(), training | self._hooks.capture()[1])
+
+    def take(self, checkpoint: Checkpoint) -> Network:
+        """Hold a copy of this state from now on."""
+        self._told = None
+        self._state.load(checkpoint)
+        self._told = checkpoint.state
+        return self._state.network
+
+    def note(self, state: CheckpointState) -> None:
+        """Take over what of the state is no tensor."""
+        self._state.note(state)
+        self._told = state
+
+    def forget(self) -> None:
+        """Hold no copy: it grows old."""
+        self._told = None
+
+    def stepped(self, word: Word, loss: float, batches: int) -> None:
+        """Count the step that `word` was for, which took `batches` batches of the epoch."""
+        if self._told is None:
+            return
+        before = self._told.epoch_loss_sum if word.cursor else 0.0
+        self._told = self._told.model_copy(
+            update={
+                "epoch": word.epoch,
+                "cursor": word.cursor + batches,
+                "step": self._told.step + 1,
+                "epoch_loss_sum": before + loss * batches,
+            }
+        )
+
+    def epoch_finished(self, epoch: int) -> None:
+        """Count an epoch, so that a leader that is started again from this copy does not do its end a second time."""
+        if self._told is not None:
+            self._told = self._told.model_copy(update={"epoch": epoch + 1, "cursor": 0, "epoch_loss_sum": 0.0})

@@ -1,0 +1,70 @@
+"""The ready training loop, in a worker that does not lead: takes part in the leader's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_trainer.core.state import StateCopy
+from espalier_trainer.data.batches import EpochOrder, epoch_order
+from espalier_trainer.data.source import Data
+from espalier_trainer.distillation.shrinking import on_reclaim
+from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.member import Member, Turn
+from espalier_trainer.network import Network
+from espalier_trainer.ready import steps
+from espalier_trainer.ready.state import JobState
+
+
+class Follower:
+    """One worker's life."""
+
+    def __init__(
+        self,
+        job: AdaptiveTrainingJob,
+        start: Network,
+        data: Data,
+        device: torch.device,
+        seed: int,
+        *,
+        base: bool,
+        index: int,
+        stop: Callable[[], bool],
+    ) -> None:
+        """`start` is the job's starting network, which every state is rebuilt from."""
+        self._training, self._data, self._device, self._seed = job.spec.training, data, device, seed
+        self.hooks = on_reclaim(job, data, start, seed, device)
+        """Whom this member's examples are taught by; what is tried, and when, is the leader's matter."""
+        state = JobState(job, start, data.example_input(), device, self.hooks)
+        self.held = StateCopy(state, self.hooks)
+        self._member = Member(self.held, seed, device, base=base, index=index, stop=stop)
+        self._order: EpochOrder | None = None
+        """Of the epoch of the last step: drawing a permutation of all examples takes longer than a small step."""
+
+    @property
+    def network(self) -> Network | None:
+        """The network that this worker holds; None before the first generation."""
+        return self.held.network
+
+    def run(self, place: str) -> bool:
+        """Take part until the job ends (True), or until `stop` says to go (False)."""
+        for turn in self._member.turns(place):
+            try:
+                self._step(turn)
+            except GroupBrokenError as error:
+                turn.broken = error
+        return self._member.ended
+
+    def _step(self, turn: Turn) -> None:
+        network, group, word = self.held.network, turn.group, turn.word
+        if network is None:
+            raise GroupBrokenError("the leader steps before it gave its state")
+        if self._order is None or self._order.epoch != word.epoch:
+            examples, size = len(self._data.train), self._training.batch_size
+            self._order = epoch_order(examples, size, self._seed, word.epoch, self._device)
+        network.module.train()
+        source, cursor, rate = self._data.train, word.cursor, word.rate
+        joint, batches = steps.take(self._training, network, self.hooks, group, self._order, source, cursor, rate)
+        self.held.stepped(word, joint.loss, batches)

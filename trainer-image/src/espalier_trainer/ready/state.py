@@ -1,0 +1,78 @@
+"""The training state of the ready trainer: the job's network, with its optimizer and learning-rate schedule."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
+from espalier_trainer.core.hooks import Hooks
+from espalier_trainer.elastic.states import digest
+from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.network import Network, resumed_network
+from espalier_trainer.schedules import Moment, build_schedule
+
+
+class JobState:
+    """Implements `core.state.TrainingState`."""
+
+    in_place = False
+
+    def __init__(
+        self, job: AdaptiveTrainingJob, start: Network, example: Tensor, device: torch.device, hooks: Hooks
+    ) -> None:
+        """`start` is the job's starting network, which every state is rebuilt from."""
+        self._optimizer, self._start, self._example, self._hooks = job.spec.training.optimizer, start, example, hooks
+        self.schedule = build_schedule(job.spec.training.schedule, self._optimizer.learning_rate)
+        self.network, self.device = start, device
+
+    def state(self) -> dict[str, object]:
+        """Return the schedule's state."""
+        return self.schedule.state()
+
+    def adopt(self, network: Network) -> None:
+        """Train `network` from now on."""
+        self.network = network
+        network.module.train()
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Become what a checkpoint holds.
+
+        Raises `CheckpointMismatchError` for a checkpoint of another model or schedule.
+        """
+        self.network = self._start  # the memory may not do for two grown networks
+        network = resumed_network(self._start, checkpoint, self._optimizer, self._example)
+        self.network = self._hooks.restore(checkpoint, network)
+        self.note(checkpoint.state)
+
+    def note(self, state: CheckpointState) -> None:
+        """Take over the schedule's state. Raises `CheckpointMismatchError` for another schedule's."""
+        try:
+            self.schedule.load_state(state.schedule)
+        except KeyError as error:
+            raise CheckpointMismatchError(
+                f"the checkpoint was made with another training.schedule (it has no {error}); "
+                "change it back, or remove the checkpoint folder to begin again"
+            ) from error
+
+    def restart_schedule(self, moment: Moment) -> None:
+        """Begin the schedule again."""
+        self.schedule.restart(moment)
+
+    def digest(self, network: Network) -> int:
+        """Return a hash of the parameters and the optimizer's state."""
+        return digest(network)
+
+
+def identity(job: AdaptiveTrainingJob, seed: int) -> CheckpointIdentity:
+    """Return what must be equal for a checkpoint to be resumed from."""
+    training = job.spec.training
+    return CheckpointIdentity(
+        job=job.key,
+        model=training.model.model_dump_json(by_alias=True, exclude_none=True),
+        dataset=training.dataset.name or training.dataset.entrypoint or "",
+        optimizer=training.optimizer.name,
+        batch_size=training.batch_size,
+        seed=seed,
+    )

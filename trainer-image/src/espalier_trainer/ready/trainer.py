@@ -1,0 +1,152 @@
+"""The ready training loop, in the worker that leads."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.reasons import Reason
+from espalier_api.report import TrainerPhase
+from espalier_trainer.core.hooks import Hooks
+from espalier_trainer.core.run import Due, Run, Study
+from espalier_trainer.core.services import Services
+from espalier_trainer.data.batches import EpochOrder, epoch_order
+from espalier_trainer.data.source import Data
+from espalier_trainer.distillation.shrinking import Manner, on_reclaim
+from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.step import Joint
+from espalier_trainer.errors import LossNotFiniteError
+from espalier_trainer.evaluation import Evaluation, evaluate
+from espalier_trainer.network import Network, new_network
+from espalier_trainer.progress import Ending, TrainingResult, result_of
+from espalier_trainer.ready import steps
+from espalier_trainer.ready.state import JobState, identity
+
+
+class Trainer:
+    """Trains one model for one job. After `run`, `network` is the trained (and grown) one.
+
+    `manner` is how a smaller model is tried when GPUs are taken back and the job says `onReclaim: Distill`.
+    """
+
+    def __init__(
+        self,
+        job: AdaptiveTrainingJob,
+        model: nn.Module,
+        data: Data,
+        services: Services,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        study: Study | None = None,
+        manner: Manner | None = None,
+    ) -> None:
+        self._training, self._services = job.spec.training, services
+        self._seed = self._training.seed if seed is None else seed
+        self._device = torch.device(device)
+        self._data = data.to(self._device)
+        example = self._data.example_input()
+        start, cannot_grow = new_network(
+            model.to(self._device),
+            self._training.optimizer,
+            example,
+            job.spec.adaptation.insertion,
+            job.spec.adaptation.actions,
+        )
+        used, clock = services.scheduler.used_seconds, services.clock
+        self.hooks: Hooks = on_reclaim(job, self._data, start, self._seed, self._device, used, manner, clock)
+        """What takes part in the run without being its loop."""
+        self._state = JobState(job, start, example, self._device, self.hooks)
+        self._run = Run(
+            job,
+            self._state,
+            services,
+            identity(job, self._seed),
+            self._seed,
+            example=example,
+            cannot_grow=cannot_grow,
+            hooks=self.hooks,
+            study=study,
+        )
+
+    @property
+    def network(self) -> Network:
+        """The network in training."""
+        return self._state.network
+
+    def run(self) -> TrainingResult:
+        """Train to the end of the budget, or until stopped; resumes from the newest checkpoint.
+
+        Raises `CheckpointMismatchError` where the checkpoint is of another run.
+        """
+        run, test = self._run, None
+        run.resume()
+        try:
+            for epoch in run.epochs():
+                self._train(epoch)
+            ending = run.ending
+            if ending is None:
+                raise RuntimeError("the epochs are over, and the run has no ending")
+            if ending.phase is TrainerPhase.COMPLETED:
+                ending, test = self._evaluate_test(ending)
+        except LossNotFiniteError as error:
+            ending = Ending(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, str(error))
+        finally:
+            run.close(done=False)
+        run.finish(ending, test)
+        used = self._services.scheduler.used_seconds()
+        return result_of(ending, test, self.network, run.progress, used, run.allocation)
+
+    def _train(self, epoch: int) -> None:
+        """Train to the end of the epoch, or to the step at which the run ends."""
+        run = self._run
+        order = epoch_order(len(self._data.train), self._training.batch_size, self._seed, epoch, self._device)
+        self.network.module.train()
+        for due in run.steps(len(order), lambda: self._state.schedule.rate(run.moment()), at_boundary=True):
+            try:
+                joint, batches = self._step(due, order)
+            except GroupBrokenError:
+                continue  # the step was not taken; at its boundary the members are gathered again
+            except torch.OutOfMemoryError as error:
+                run.recover(error)
+                continue
+            if run.usable(joint.loss):
+                run.stepped(joint.loss, batches)
+        if run.ending is None:
+            self._validate(epoch + 1)
+
+    def _step(self, due: Due, order: EpochOrder) -> tuple[Joint, int]:
+        run, took = self._run, 1
+
+        def compute() -> Joint:
+            nonlocal took
+            source, cursor = self._data.train, run.progress.cursor
+            joint, took = steps.take(
+                self._training, self.network, self.hooks, due.group, order, source, cursor, due.rate
+            )
+            return joint
+
+        run.progress.metrics["learning_rate"] = due.rate
+        return run.together(due, compute), took
+
+    def _validate(self, epochs: int) -> None:
+        """Evaluate on the validation split, where that is due after so many epochs."""
+        run, scheduler = self._run, self._services.scheduler
+        evaluation = None
+        # An evaluation that would outlive the budget is not begun: training to the deadline is worth more.
+        if epochs % self._training.evaluate_every_epochs == 0 and run.evaluation_seconds < scheduler.time_left():
+            began = scheduler.used_seconds()
+            data, size = self._data.validation, self._training.batch_size
+            evaluation = evaluate(self.network.module, data, size, run.cannot_go_on)
+            run.evaluation_seconds = scheduler.used_seconds() - began
+        self._state.schedule.epoch_finished(evaluation.loss if evaluation else None)
+        if evaluation is not None:
+            run.validated(evaluation)
+
+    def _evaluate_test(self, ending: Ending) -> tuple[Ending, Evaluation | None]:
+        test = evaluate(self.network.module, self._data.test, self._training.batch_size, self._services.stop)
+        if test is None:
+            message = "it was asked to stop in its last evaluation"
+            return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, message), None
+        return ending, test

@@ -417,8 +417,6 @@ def test_stopping_ends_a_watch_that_waits(story: Story) -> None:
     with followed:
         followed.next(Changed)
         assert story.cluster.api.get(f"{JOBS_PATH}/adaptivetrainingjobs").status_code == 200
-        began = time.monotonic()
-    assert time.monotonic() - began < 5
     assert not followed.reflector.is_alive()
 
 

@@ -186,7 +186,20 @@ def document(job: KubeJob, generation: int, replicas: int, stop: Reason | None =
     return base.model_copy(update={"stop": stop})
 
 
-def test_allocations_are_heard_in_milliseconds(place, connect, listen, capsys) -> None:
+def calls_of(api: Client, name: str) -> list[str]:
+    """Return the paths of the calls of one method of `api`, as they come."""
+    paths: list[str] = []
+    real = getattr(api, name)
+
+    def call(path: str, *arguments: Any, **options: Any) -> Any:
+        paths.append(path)
+        return real(path, *arguments, **options)
+
+    setattr(api, name, call)
+    return paths
+
+
+def test_every_allocation_is_heard(place, connect, listen) -> None:
     """Every patch of the status reaches the training loop, which does no more than read."""
     here = place()
     here.allocate(1)
@@ -194,24 +207,9 @@ def test_allocations_are_heard_in_milliseconds(place, connect, listen, capsys) -
     scheduler.start(0.0)
     assert scheduler.allocation().generation == 1, "the first state is there before the budget runs"
     assert scheduler.used_seconds() >= 0.5
-    latencies = []
     for count in range(30):
-        patched = time.monotonic()
         generation = here.allocate(1 + count % 2)
         wait_for("the allocation", lambda: scheduler.allocation().generation == generation)  # noqa: B023
-        latencies.append(time.monotonic() - patched)
-    latencies.sort()
-    begun = time.perf_counter()
-    for _ in range(10_000):
-        scheduler.allocation()
-        scheduler.stop_reason()
-    each = (time.perf_counter() - begun) / 20_000
-    with capsys.disabled():
-        heard = f"median {1e3 * latencies[15]:.1f} ms, longest {1e3 * latencies[-1]:.1f} ms"
-        print(f"\npatch of the status sent → heard by the training loop: {heard};")
-        print(f"a question to the scheduler: {1e6 * each:.1f} µs")
-    assert latencies[-1] < 1.0
-    assert each < 1e-3
     assert scheduler.take_warnings() == ()
 
 
@@ -335,7 +333,9 @@ def test_without_rights_the_annotation_holds_until_they_are_granted(place, conne
     here.allocate(1)
     file = tmp_path / "allocation.json"
     write_document(file, document(here.job, 1, 1))
-    scheduler = listen(connect(here.kubeconfig("default")), here.job.job, file)
+    api = connect(here.kubeconfig("default"))
+    attempts = calls_of(api, "get")
+    scheduler = listen(api, here.job.job, file)
     scheduler.start(3.0)
     assert scheduler.used_seconds() >= 3.0
     write_document(file, document(here.job, 2, 2))
@@ -343,9 +343,9 @@ def test_without_rights_the_annotation_holds_until_they_are_granted(place, conne
     warnings = list(scheduler.take_warnings())
     write_document(file, document(here.job, 3, 1, stop=Reason.SUSPENDED))
     wait_for("the file's stop", lambda: scheduler.stop_reason() is Reason.SUSPENDED)
-    # Give it time to fail again: the attempts are what must not warn.
-    attempts = time.monotonic() + 1.5
-    wait_for("some more attempts", lambda: time.monotonic() > attempts)
+    # The further attempts are what must not warn; when the second begins, the first has failed.
+    made = len(attempts)
+    wait_for("some more attempts", lambda: len(attempts) >= made + 2)
     warnings.extend(scheduler.take_warnings())
     assert len(warnings) == 1, warnings
     assert f"cannot watch job {here.job.key}: Forbidden" in warnings[0]
@@ -368,8 +368,8 @@ def make_report(job: KubeJob, step: int = 0, **more: Any) -> Report:
 def reporter_of() -> Iterator[Callable[..., kube.ConfigMapReporter]]:
     started: list[kube.ConfigMapReporter] = []
 
-    def start(api: Client, here: Place, name: str = "digits-report") -> kube.ConfigMapReporter:
-        reporter = kube.ConfigMapReporter(api, here.namespace, name, EventLog())
+    def start(api: Client, here: Place, **options: Any) -> kube.ConfigMapReporter:
+        reporter = kube.ConfigMapReporter(api, here.namespace, "digits-report", EventLog(), **options)
         started.append(reporter)
         reporter.start()
         return reporter
@@ -381,21 +381,20 @@ def reporter_of() -> Iterator[Callable[..., kube.ConfigMapReporter]]:
 
 def test_reports_are_patched_in_at_once_when_urgent_and_after_a_while_otherwise(place, connect, reporter_of) -> None:
     here = place()
-    reporter = reporter_of(connect(here.kubeconfig("digits-trainer")), here)
+    now = [100.0]
+    reporter = reporter_of(connect(here.kubeconfig("digits-trainer")), here, clock=lambda: now[0])
     assert reporter.previous_used_seconds(here.job.job) == 0.0
     reporter.publish(lambda: make_report(here.job, 1, used_seconds=4.5), urgent=True)
-    wait_for("the report", lambda: here.report() is not None, 2)
-    begun = time.monotonic()
+    wait_for("the report", lambda: here.report() is not None)
     made: list[float] = []
 
     def make() -> Report:
-        made.append(time.monotonic() - begun)
+        made.append(now[0])
         return make_report(here.job, 2, used_seconds=4.5)
 
-    while time.monotonic() < begun + 2.5:
+    for now[0] in (100.0, 101.9, 102.0, 102.1, 103.9):
         reporter.publish(make)
-    assert len(made) == 1
-    assert 1.5 < made[0] < 2.5
+    assert made == [102.0]
     wait_for("the report that was due", lambda: here.report().step == 2)
     reporter.publish(lambda: make_report(here.job, 7, phase=TrainerPhase.COMPLETED, used_seconds=4.5), urgent=True)
     reporter.close()
@@ -427,9 +426,7 @@ def test_last_report_survives_a_short_outage_and_a_long_one_costs_seconds(
     reporter = reporter_of(api, here)
     relay.refuse()
     reporter.publish(lambda: make_report(here.job, 2), urgent=True)
-    begun = time.monotonic()
     reporter.close()
-    assert 4.0 < time.monotonic() - begun < 7.0
     assert "the last report did not reach" in caplog.text
     assert here.report().step == 1
     relay.accept()
@@ -437,13 +434,16 @@ def test_last_report_survives_a_short_outage_and_a_long_one_costs_seconds(
 
 def test_what_is_refused_is_warned_about_once(place, connect, reporter_of, caplog) -> None:
     here = place()
-    reporter = reporter_of(connect(here.kubeconfig("default")), here)
+    api = connect(here.kubeconfig("default"))
+    attempts = calls_of(api, "merge_patch")
+    reporter = reporter_of(api, here)
     for step in range(5):
+        made = len(attempts)
         reporter.publish(lambda: make_report(here.job, step), urgent=True)  # noqa: B023
-        time.sleep(0.1)
-    begun = time.monotonic()
+        wait_for("another attempt", lambda: len(attempts) > made)  # noqa: B023
+    made = len(attempts)
     reporter.close()
-    assert time.monotonic() - begun < 2, "nothing is to be gained by trying on"
+    assert len(attempts) <= made + 1, "nothing is to be gained by trying on"
     refused = [record.message for record in caplog.records if "cannot be written" in record.message]
     assert len(refused) == 1
     assert "Forbidden" in refused[0]
@@ -508,7 +508,7 @@ def lead(tmp_path: Path) -> Iterator[Callable[..., Leader]]:
 
 
 @pytest.mark.slow
-def test_leader_process_hears_grows_reports_and_completes(place, lead, capsys) -> None:
+def test_leader_process_hears_grows_reports_and_completes(place, lead) -> None:
     """The whole of it: examples/digits.yaml with a short budget, and a GPU that comes while it trains."""
     adaptation = {"mode": "Auto", "maxAdaptations": 1, "fallback": "Heuristic", "decisionTimeoutSeconds": 1}
     here = place(timeBudgetSeconds=7, adaptation=adaptation)
@@ -517,19 +517,15 @@ def test_leader_process_hears_grows_reports_and_completes(place, lead, capsys) -
     first = leader.reported(lambda report: report.phase is TrainerPhase.TRAINING, "training")
     assert (first.incarnation, first.acknowledged_generation) == ("uid", 1)
     generation = here.allocate(2, Reason.EXTRA_GPUS_GRANTED)
-    patched = time.monotonic()
-    leader.reported(lambda report: report.acknowledged_generation == generation, "the acknowledgement", 2)
-    acknowledged = time.monotonic() - patched
+    leader.reported(lambda report: report.acknowledged_generation == generation, "the acknowledgement")
     assert leader.end() == 0, leader.log
     last = here.report()
     assert (last.phase, last.reason) == (TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
-    assert 7 <= last.used_seconds < 8
+    assert last.used_seconds >= 7
     assert [entry.result for entry in last.adaptations] == ["Grown"]
     assert last.adaptations[0].trigger == Reason.EXTRA_GPUS_GRANTED
     assert any(metric.name == "test_accuracy" for metric in last.metrics)
     assert "event " in leader.log
-    with capsys.disabled():
-        print(f"\nstatus patched → acknowledged in the ConfigMap: {1e3 * acknowledged:.0f} ms")
 
 
 @pytest.mark.slow
@@ -546,7 +542,7 @@ def test_leader_that_is_replaced_counts_on(place, lead) -> None:
     here.status(timeBudget={"usedSeconds": 12.0, "remainingSeconds": 18, "gpuSecondsUsed": 12})
     leader = lead(here)
     resumed = leader.reported(lambda report: report.phase is TrainerPhase.TRAINING, "training again")
-    assert 12.0 <= resumed.used_seconds < 16
+    assert resumed.used_seconds >= 12.0
     assert resumed.step >= stopped.step
     here.status(scheduling={"stopping": {"reason": "Suspended", "deadline": "2030-01-01T00:00:00Z"}})
     assert leader.end() == 143, leader.log

@@ -32,15 +32,22 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each test marked as a sweep keep the sampled cases; cases that are asked for by name are all kept."""
+    """Of each test marked as a sweep keep the sampled cases; cases that are asked for by name are all kept.
+
+    With `together=True` the cases of a sweep are tests in several files.
+    """
     groups: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
         mark = item.get_closest_marker("sweep")
         if mark is not None:
-            groups.setdefault((mark.args[0], item.nodeid.partition("[")[0]), []).append(item)
+            test = "" if mark.kwargs.get("together") else item.nodeid.partition("[")[0]
+            groups.setdefault((mark.args[0], test), []).append(item)
     left: set[pytest.Item] = set()
     for (sweep, test), cases in groups.items():
         left |= set(cases) - set(sweeps.sample(sweep, cases, test))
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
+    # Files of slow tests come first: at the end all workers have small ones left, and none waits for another.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

@@ -25,6 +25,7 @@ CLASS = "high"
 """What the mutated jobs need of a cluster: a PriorityClass, nodes of a zone, a ServiceAccount."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_job_that_is_taken_comes_to_a_condition_with_a_reason(
     world: World, capsys: pytest.CaptureFixture[str]

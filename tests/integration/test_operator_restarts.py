@@ -112,6 +112,7 @@ class Life:
 _ONE_AT_A_TIME = threading.Lock()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_operator_killed_at_any_call_is_followed_by_one_that_ends_the_same(

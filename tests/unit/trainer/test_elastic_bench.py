@@ -65,6 +65,7 @@ def test_perceptrons_have_the_parameters_that_their_names_say(millions: float) -
     assert parameters == pytest.approx(millions * 1e6, rel=0.02)
 
 
+@pytest.mark.sweep("benchmarks run to their end", together=True)
 @pytest.mark.slow
 def test_the_benchmark_runs_to_its_end(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "elastic.py"), "--quick", "--markdown"]

@@ -93,6 +93,7 @@ def test_the_table_compares_seed_by_seed() -> None:
     )
 
 
+@pytest.mark.sweep("benchmarks run to their end", together=True)
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_benchmark_runs_to_its_end(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ Case = TypeVar("Case")
 
 SAMPLES = {
     "torchvision models": 3,
+    "values of the chart": 3,
     "mutated jobs sent to the server": 1000,
     "mutated jobs that an operator runs": 60,
     "lives with a killed operator": 14,

@@ -77,6 +77,7 @@ NAMESPACES = ("team-a", "team-b", "123", "true", "1e3", "99", "monitoring", "vis
 """Those that some file of values names."""
 
 
+@pytest.mark.sweep("values of the chart")
 @pytest.mark.parametrize("files", CASES.values(), ids=CASES)
 def test_the_api_server_takes_everything_and_pods_are_restricted(release: Release, files: tuple[str, ...]) -> None:
     server = release.server

@@ -186,17 +186,17 @@ def document(job: KubeJob, generation: int, replicas: int, stop: Reason | None =
     return base.model_copy(update={"stop": stop})
 
 
-def calls_of(api: Client, name: str) -> list[str]:
-    """Return the paths of the calls of one method of `api`, as they come."""
-    paths: list[str] = []
+def calls_of(api: Client, name: str) -> list[tuple[Any, ...]]:
+    """Return the arguments of the calls of one method of `api`, as they come."""
+    calls: list[tuple[Any, ...]] = []
     real = getattr(api, name)
 
-    def call(path: str, *arguments: Any, **options: Any) -> Any:
-        paths.append(path)
-        return real(path, *arguments, **options)
+    def call(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return real(*arguments, **options)
 
     setattr(api, name, call)
-    return paths
+    return calls
 
 
 def test_every_allocation_is_heard(place, connect, listen) -> None:
@@ -334,7 +334,7 @@ def test_without_rights_the_annotation_holds_until_they_are_granted(place, conne
     file = tmp_path / "allocation.json"
     write_document(file, document(here.job, 1, 1))
     api = connect(here.kubeconfig("default"))
-    attempts = calls_of(api, "get")
+    attempts = calls_of(api, "list")
     scheduler = listen(api, here.job.job, file)
     scheduler.start(3.0)
     assert scheduler.used_seconds() >= 3.0

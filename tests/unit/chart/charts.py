@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
@@ -61,6 +62,7 @@ class Helm:
     def __init__(self, home: Path, kubeconfig: Path | None = None) -> None:
         """`NoHelmError` where there is no helm."""
         self._command = find_helm()
+        self._rendered: dict[object, list[Raw]] = {}
         self.aside = ""
         """What it wrote to stderr last."""
         folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
@@ -86,8 +88,12 @@ class Helm:
     def render(
         self, *files: str, sets: Mapping[str, str] | None = None, release: str = "espalier", namespace: str = SYSTEM
     ) -> list[Raw]:
-        """Return the chart's objects for these files of `values/` and further values."""
-        return list(parse(self("template", release, str(CHART), *self._options(files, sets, namespace))))
+        """Return the chart's objects for these files of `values/` and further values; each is rendered once."""
+        options = self._options(files, sets, namespace)
+        key = (release, *options)
+        if key not in self._rendered:
+            self._rendered[key] = list(parse(self("template", release, str(CHART), *options)))
+        return copy.deepcopy(self._rendered[key])
 
     def refuses(self, *files: str, sets: Mapping[str, str] | None = None) -> str:
         """Return what it says of values that it must not take."""

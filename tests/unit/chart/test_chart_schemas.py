@@ -42,6 +42,7 @@ def test_the_oldest_and_the_newest_are_far_apart() -> None:
     assert last - first >= 4
 
 
+@pytest.mark.sweep("values of the chart")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("files", CASES.values(), ids=CASES)
 def test_kubernetes_schemas_take_all_of_it(helm: Helm, files: tuple[str, ...], version: str) -> None:

@@ -167,5 +167,6 @@ def test_the_chart_says_what_it_is() -> None:
     assert chart.keys() >= {"apiVersion", "name", "version", "appVersion", "kubeVersion", "description", "type"}
     assert re.fullmatch(r"\d+\.\d+\.\d+", chart["version"])
     parts = [tomllib.loads(file.read_text())["project"] for file in sorted(ROOT.glob("*/pyproject.toml"))]
-    assert len(parts) == 5
+    members = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
+    assert len(parts) == len(members)
     assert {part["version"] for part in parts} == {chart["appVersion"]}, "the version of what is in the images"

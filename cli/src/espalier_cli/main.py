@@ -28,11 +28,11 @@ _ELSEWHERE = {
     "snapshot": ("espalier_cli.cluster.plan_command", "snapshot"),
     "plan": ("espalier_cli.cluster.plan_command", "plan"),
 }
-"""Commands whose imports take time (torch takes seconds): they are imported when they are asked for."""
+"""Commands whose imports take time (torch takes seconds); they are imported on use."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command of `_ELSEWHERE` when it is needed."""
+    """A group that imports a command of `_ELSEWHERE` on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names."""
@@ -56,13 +56,13 @@ class LazyGroup(click.Group):
 )
 @click.version_option(package_name="espalier-cli", prog_name="espalier")
 def cli() -> None:
-    """Train networks under a time budget, and let them grow into GPUs that appear while they train."""
+    """Train neural networks under a time budget, and grow them into GPUs that become free during training."""
 
 
 @cli.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 def validate(files: tuple[Path, ...]) -> None:
-    """Print every problem of job FILES as `file:line: field: what is wrong, what is allowed`."""
+    """Print every problem in job FILES as `file:line: field: what is wrong, what is allowed`."""
     bad = False
     for path in files:
         try:
@@ -79,9 +79,9 @@ def validate(files: tuple[Path, ...]) -> None:
 
 @cli.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the runs to this PNG.")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the runs into this PNG file.")
 def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
-    """Put finished runs side by side: the FOLDERS that `espalier run --output` made."""
+    """Compare finished runs: the FOLDERS that `espalier run --output` created."""
     from espalier_cli.compare import read_run, table_of, verdict
 
     try:
@@ -104,5 +104,5 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
 
 def main() -> None:
     """Run the command line."""
-    # Imports lie in the commands: `espalier validate` does not wait for torch.
+    # The commands import what they need, so that `espalier validate` does not wait for torch.
     cli()

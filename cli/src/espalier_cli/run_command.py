@@ -37,34 +37,38 @@ from espalier_operator.local.gpus import cuda_devices
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--gpus", type=click.IntRange(min=0), help="GPUs at the beginning.  [default: all CUDA devices, or 1]")
 @click.option(
-    "--arrive", multiple=True, metavar="WHEN:COUNT", help="GPUs come: 20s:1, or 30%:1 of the (first job's) budget."
+    "--gpus", type=click.IntRange(min=0), help="Number of GPUs at the start.  [default: all CUDA devices, or 1]"
 )
-@click.option("--depart", multiple=True, metavar="WHEN:COUNT", help="GPUs go, after the jobs' noticeSeconds of notice.")
+@click.option(
+    "--arrive", multiple=True, metavar="WHEN:COUNT", help="GPUs arrive: 20s:1, or 30%:1 of the (first job's) budget."
+)
+@click.option(
+    "--depart", multiple=True, metavar="WHEN:COUNT", help="GPUs leave, after a notice of the jobs' noticeSeconds."
+)
 @click.option("--submit", multiple=True, metavar="JOB:WHEN", help="Submit a job later than the others.")
-@click.option("--simulate", is_flag=True, help="Count GPUs without using them, even where there are CUDA devices.")
+@click.option("--simulate", is_flag=True, help="Count GPUs without using them, even if there are CUDA devices.")
 @click.option(
     "--time-scale",
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Budget seconds in a second: 10 plays a 400 s budget in 40 s.",
+    help="Budget seconds per second: with 10, a budget of 400 s takes 40 s.",
 )
-@click.option("--time-budget", type=float, help="Instead of spec.timeBudgetSeconds.")
+@click.option("--time-budget", type=float, help="Override spec.timeBudgetSeconds.")
 @click.option(
-    "--adaptation", type=click.Choice([str(mode) for mode in AdaptationMode]), help="Instead of spec.adaptation.mode."
+    "--adaptation", type=click.Choice([str(mode) for mode in AdaptationMode]), help="Override spec.adaptation.mode."
 )
-@click.option("--seed", type=int, help="Instead of spec.training.seed.")
-@click.option("--agent-url", help="An agent that runs already.  [default: one is started]")
-@click.option("--no-agent", is_flag=True, help="Start no agent: adaptation.fallback decides.")
+@click.option("--seed", type=int, help="Override spec.training.seed.")
+@click.option("--agent-url", help="URL of a running agent.  [default: start one]")
+@click.option("--no-agent", is_flag=True, help="Do not start an agent: adaptation.fallback decides.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where results and checkpoints go. The same folder again resumes.  [default: runs/JOB-TIME]",
+    help="Folder for results and checkpoints. An existing folder is resumed.  [default: runs/JOB-TIME]",
 )
 @policy_option("Scheduling policy: which of several jobs gets which GPUs.", DEFAULT_POLICY)
-@click.option("--restart", is_flag=True, help="Forget what the output folder holds of an earlier run.")
+@click.option("--restart", is_flag=True, help="Delete the results of an earlier run in the output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON on stdout.")
 def run(
     files: tuple[Path, ...],
@@ -86,8 +90,8 @@ def run(
 ) -> None:
     """Train the jobs of FILES on this machine, with GPUs that come and go.
 
-    Several jobs share the GPUs as the scheduling policy decides. Ctrl-C ends everything with a checkpoint, and the same
-    command goes on from there.
+    Several jobs share the GPUs as the scheduling policy decides. Ctrl-C ends the run with a checkpoint; the same
+    command resumes it.
     """
     jobs = _load(files, time_budget=time_budget, adaptation=adaptation, seed=seed)
     directory = output or default_directory(jobs, datetime.now().astimezone())

@@ -176,5 +176,5 @@ def test_a_snapshot_that_is_no_text_is_one_line(tmp_path: Path, content: bytes |
 def test_a_plan_of_nothing_says_so() -> None:
     outcome = CliRunner().invoke(cli, ["plan", "--snapshot", "-"], input=Snapshot(taken_at=NOW).to_json())
     assert outcome.stdout == (
-        "There is nothing to decide: no job is unfinished.\nTime alone does not change this plan.\n"
+        "There is nothing to decide: all jobs are finished.\nTime alone does not change this plan.\n"
     )

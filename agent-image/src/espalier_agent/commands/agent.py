@@ -27,9 +27,9 @@ from espalier_agent.service.app import create_app
 
 @click.group(name="agent")
 def agent() -> None:
-    """The policy that advises how models grow: learn it, judge it, serve it.
+    """Learn, judge and serve the policy that advises how models grow.
 
-    Exit codes: 0 done, 1 an input cannot be used, 2 the command was not understood, 3 a policy is not promoted.
+    Exit codes: 0 success, 1 an input cannot be used, 2 usage error, 3 a policy is not promoted.
     """
 
 
@@ -44,7 +44,9 @@ agent.add_command(promote)
 @click.option(
     "--policy", "policy_path", type=click.Path(path_type=Path), help="Policy folder; default: the shipped one."
 )
-@click.option("--seed", type=SEEDS, default=0, show_default=True, help="Of the ten random sequences beside it.")
+@click.option(
+    "--seed", type=SEEDS, default=0, show_default=True, help="Seed of the ten random sequences for comparison."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(sources: tuple[str, ...], policy_path: Path | None, seed: int, as_json: bool) -> None:
     """Rank a policy's greedy sequence among all sequences of each table."""

@@ -1,4 +1,4 @@
-"""What `learn` and `promote` share: how a history is named and read, and what is said of it."""
+"""What `learn` and `promote` share: the option for a history, its reading, and its summary."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ history_option = click.option(
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE|DIR",
-    help="Database of `serve --explore SHARE --outcomes-db FILE`, or a folder of them (*.db): decisions and what came "
-    "of them. May be repeated.",
+    help="Database of `serve --explore SHARE --outcomes-db FILE`, or a folder of them (*.db), with decisions and their "
+    "outcomes. Repeatable.",
 )
 
 
 def read_history(sources: tuple[Path, ...]) -> Gathered:
-    """Read a history and say on stderr what of it can be used. Raises `StoreError`."""
+    """Read a history and print on stderr which part of it can be used. Raise `StoreError` if it cannot be read."""
     history = gather(decisions(*sources))
     click.echo(
         f"history: {len(history.episodes)} jobs with {history.decisions} decisions; left out: "

@@ -46,7 +46,9 @@ def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
         elif path.is_file():
             tables.append(read_playable(path))
         else:
-            raise DocumentError(f"{source}: no such file or folder, and not a carried set ({', '.join(table_sets())})")
+            raise DocumentError(
+                f"{source}: no such file or folder, and not an included set ({', '.join(table_sets())})"
+            )
     return tuple(tables)
 
 
@@ -65,7 +67,7 @@ outcomes_option = click.option(
     default=("lamelas",),
     show_default=True,
     metavar="SET|DIR|FILE",
-    help="Outcome tables: a carried set (lamelas: the paper's six), a folder or a file. May be repeated.",
+    help="Outcome tables: an included set (lamelas: the paper's six), a folder or a file. Repeatable.",
 )
 
 
@@ -79,43 +81,50 @@ def _split(context: click.Context, parameter: click.Parameter, values: tuple[str
 
 @click.command()
 @outcomes_option
-@click.option("--without-tables", is_flag=True, help="With --from-history: learn from that alone.")
+@click.option("--without-tables", is_flag=True, help="With --from-history: learn from the history only.")
 @click.option(
     "--held-out",
     "held_out",
     multiple=True,
     metavar="SET|DIR|FILE",
-    help="Tables that are not learnt from, though --outcomes names them: for `promote` to judge by. May be repeated.",
+    help="Tables to exclude from learning although --outcomes names them, so that `promote` can use them. Repeatable.",
 )
 @history_option
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="Folder for the policy.")
 @click.option("--seed", type=SEEDS, default=0, show_default=True)
-@click.option("--name", help="The policy's name; default: the output folder's.")
+@click.option("--name", help="Name of the policy; default: the name of the output folder.")
 @click.option("--learner", type=click.Choice(list(LEARNERS)), default=DEFAULT_LEARNER, show_default=True)
 @click.option(
     "--encoder",
     type=click.Choice(["graph", "lstm"]),
-    help="How models are read; default: lstm, the paper's, for reinforce, and graph for the others.",
+    help="Encoder of models; default: lstm (the paper's) for reinforce, graph for the others.",
 )
 @click.option(
     "--recipe",
-    help="The learner's configuration: fit or smooth (expected), paper or batched (reinforce), default (the others). "
-    "Default: the first of them.",
+    help="Configuration of the learner: fit or smooth (expected), paper or batched (reinforce), default (the others). "
+    "Default: the first one.",
 )
 @click.option(
-    "--set", "fields", multiple=True, callback=_split, metavar="FIELD=VALUE", help="Change a field of it. Repeatable."
+    "--set",
+    "fields",
+    multiple=True,
+    callback=_split,
+    metavar="FIELD=VALUE",
+    help="Change a field of the recipe. Repeatable.",
 )
-@click.option("--episodes", type=click.IntRange(min=1), help="reinforce: instead of the recipe's number.")
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), help="Instead of the recipe's.")
+@click.option("--episodes", type=click.IntRange(min=1), help="For reinforce: override the recipe's number.")
+@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), help="Override the recipe's.")
 @click.option(
-    "--temperature", type=click.FloatRange(min=1), help="reinforce: initial softmax temperature (paper: 10, 100, 1000)."
+    "--temperature",
+    type=click.FloatRange(min=1),
+    help="For reinforce: initial softmax temperature (paper: 10, 100, 1000).",
 )
 @click.option(
     "--curriculum",
     metavar="SCENARIO-SCENARIO-...",
-    help="reinforce: learn the tables one after the other, by scenario: early-late-middle.",
+    help="For reinforce: learn the tables one after the other, by scenario, e.g. early-late-middle.",
 )
-@click.option("--from", "parent_path", type=click.Path(path_type=Path), help="Go on from this policy.")
+@click.option("--from", "parent_path", type=click.Path(path_type=Path), help="Continue from this policy.")
 def learn(
     sources: tuple[str, ...],
     without_tables: bool,
@@ -137,9 +146,9 @@ def learn(
     """Learn a policy from outcome tables. The same command with the same seed gives the same policy.
 
     expected follows the exact gradient of the expected return over all sequences of all tables; distilled teaches one
-    network what several such runs say on the average; reinforce is the paper's learner; ppo and dqn play episodes. With
-    --from-history, expected goes on from what came of real advice; a quarter of the jobs is kept for `promote` to judge
-    by (--set held_out_share=.25).
+    network the average of several such runs; reinforce is the paper's learner; ppo and dqn play episodes. With
+    --from-history, expected continues with the outcomes of real advice; a quarter of the jobs is held out for `promote`
+    (--set held_out_share=.25).
     """
     chosen = LEARNERS[learner]
     options = {"episodes": episodes, "learning_rate": learning_rate, "temperature": temperature}

@@ -1,4 +1,4 @@
-"""`espalier agent outcomes`: what the service has kept."""
+"""`espalier agent outcomes`: the stored decisions and outcomes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from espalier_api.growth import operation, operation_names
 
 @dataclass
 class Tally:
-    """What became of one policy's decisions."""
+    """The outcomes of one policy's decisions."""
 
     decisions: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
@@ -62,14 +62,14 @@ def tally(history: Iterable[HistoryDecision]) -> dict[tuple[str, str], Tally]:
     multiple=True,
     required=True,
     type=click.Path(path_type=Path),
-    help="Database of `agent serve --outcomes-db`, or a folder of them (*.db). May be repeated: they are joined.",
+    help="Database of `agent serve --outcomes-db`, or a folder of them (*.db). Repeatable; databases are joined.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def outcomes(sources: tuple[Path, ...], as_json: bool) -> None:
-    """Count the decisions that the service kept, by policy, and what came of them.
+    """Count the decisions that the service stored, by policy, with their outcomes.
 
-    The accuracy is the mean over decisions whose outcome is known. Policies that advised other jobs, or at other
-    times, cannot be compared by it.
+    The accuracy is the mean over decisions whose outcome is known. Do not use it to compare policies that advised
+    different jobs, or at different times.
     """
     try:
         found = tally(decisions(*sources))

@@ -1,4 +1,4 @@
-"""`espalier agent promote`: a new policy is put to work where it is not worse than the one in service."""
+"""`espalier agent promote`: replace the policy in service if the new one is not worse."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ REFUSED: Final = 3
 
 
 @click.command()
-@click.option("--policy", "policy_path", type=click.Path(path_type=Path), required=True, help="Folder of the new one.")
+@click.option(
+    "--policy", "policy_path", type=click.Path(path_type=Path), required=True, help="Folder of the new policy."
+)
 @click.option(
     "--to",
     "folder",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder of the policy in service (`serve --policy`); its place is taken at once, and noticed in a second.",
+    help="Folder of the policy in service (`serve --policy`). It is replaced at once; the service notices in a second.",
 )
 @click.option(
     "--outcomes",
     "sources",
     multiple=True,
     metavar="SET|DIR|FILE",
-    help="Outcome tables to judge by; those that the new policy has learnt are left out. May be repeated.",
+    help="Outcome tables to judge by, without those that the new policy has learned from. Repeatable.",
 )
 @history_option
 @click.option(
@@ -44,21 +46,21 @@ REFUSED: Final = 3
     type=click.Choice([unit.value for unit in Unit]),
     default=Unit.DECISION.value,
     show_default=True,
-    help="History: weigh each decision, all others as they were, or whole episodes, which takes many more jobs.",
+    help="For the history: weight single decisions, or whole episodes, which needs many more jobs.",
 )
 @click.option(
     "--margin",
     type=click.FloatRange(min=0, max=1),
     default=0.01,
     show_default=True,
-    help="History: accuracy that it may be worse by, at the lower end of the 95 % interval.",
+    help="For the history: allowed loss of accuracy, at the lower end of the 95 % interval.",
 )
 @click.option(
     "--least-effective",
     type=click.FloatRange(min=1),
     default=10.0,
     show_default=True,
-    help="History: effective number of jobs, also of what would change alone, below which it says nothing.",
+    help="For the history: minimum effective number of jobs, also for the changed decisions alone.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def promote(
@@ -71,14 +73,14 @@ def promote(
     least_effective: float,
     as_json: bool,
 ) -> None:
-    """Put a new policy to work, if it is not worse than the one in service on what it has not learnt from.
+    """Replace the policy in service by a new one, if that is not worse on data that it has not learned from.
 
-    Of a history that is the part held out when the policy was learnt (its lineage says which), and all of a history
-    where it was learnt from tables alone. Ends with 3, and changes nothing, where it is worse or there is too little
-    to say that it is not.
+    From a history, this uses the part that was held out when the policy was learned (its lineage names it), or all of
+    it if the policy was learned from tables alone. Exits with 3, and changes nothing, if the new policy is worse or
+    there is too little data to decide.
     """
     if not sources and not histories:
-        raise click.UsageError("there is nothing to judge by: give --outcomes, --from-history or both")
+        raise click.UsageError("there is nothing to judge by: set --outcomes, --from-history or both")
     torch.set_num_threads(1)
     terms = Terms(margin=margin, least_effective=least_effective, unit=Unit(unit))
     try:

@@ -30,7 +30,13 @@ def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, val
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8500, show_default=True, help="0 takes a free port.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8500,
+    show_default=True,
+    help="Port to listen on; 0 chooses a free one.",
+)
 @click.option(
     "--policy", "policy_path", type=click.Path(path_type=Path), help="Policy folder; default: the shipped one."
 )
@@ -38,10 +44,10 @@ def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, val
     "--shadow",
     "shadow_path",
     type=click.Path(path_type=Path),
-    help="Folder of a policy that is asked what it would have said; it decides nothing.",
+    help="Folder of a policy that is also asked, but does not decide.",
 )
 @click.option(
-    "--outcomes-db", type=click.Path(path_type=Path), help="Keep decisions and outcomes in this file (SQLite)."
+    "--outcomes-db", type=click.Path(path_type=Path), help="Store decisions and outcomes in this file (SQLite)."
 )
 @click.option(
     "--outcomes-limit",
@@ -49,7 +55,7 @@ def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, val
     default=MAX_DATABASE_BYTES // MEBIBYTE,
     show_default=True,
     metavar="MIB",
-    help="What that file may grow to; nothing more is kept then.",
+    help="Maximum size of that file; when it is reached, nothing more is stored.",
 )
 @click.option(
     "--explore",
@@ -57,14 +63,17 @@ def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, val
     default=0.0,
     show_default=True,
     metavar="SHARE",
-    help="Draw this share of the decisions uniformly from what is allowed, so that `learn --from-history` has "
-    "something to learn from. It costs those jobs what the best action would have given them.",
+    help="Draw this share of the decisions uniformly from the allowed actions, so that `learn --from-history` can "
+    "learn "
+    "from their outcomes. Those jobs lose what the best action would have gained.",
 )
 @click.option(
-    "--explore-seed", type=int, default=0, show_default=True, help="Of what is drawn, with the decision's id."
+    "--explore-seed", type=int, default=0, show_default=True, help="Seed of the draws, together with the decision's id."
 )
 @click.option("--outcomes-file", hidden=True, expose_value=False, callback=_refuse_outcomes_file)
-@click.option("--url-file", type=click.Path(path_type=Path), help="Write the URL here once requests are accepted.")
+@click.option(
+    "--url-file", type=click.Path(path_type=Path), help="Write the URL to this file once requests are accepted."
+)
 def serve(
     host: str,
     port: int,
@@ -78,8 +87,7 @@ def serve(
 ) -> None:
     """Answer trainers over HTTP until SIGTERM or Ctrl-C. Prints the URL when it is ready.
 
-    A new policy that is written into the folder of --policy (or --shadow) is put to work within two seconds, if it can
-    be read.
+    A new policy in the folder of --policy (or --shadow) takes effect within two seconds, if it can be read.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings(

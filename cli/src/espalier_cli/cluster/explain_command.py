@@ -1,4 +1,4 @@
-"""The words of `espalier explain`."""
+"""The command `espalier explain`."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def explain(
     tolerated_taints: tuple[str, ...],
     policy: str,
 ) -> None:
-    """Say where JOB stands, why, and what would change it.
+    """Explain the state of JOB, its reasons, and what would change it.
 
-    Also what is left of its budgets, which GPUs it has and whether it has acknowledged them, what the agent advised and
-    what was done, and what was last told of it.
+    The output also contains the remaining budgets, the GPUs and whether the job has acknowledged them, the advice of
+    the agent with its results, and the latest Events.
     """
     settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints, policy=policy)
     with connect(kubeconfig, context) as cluster:
@@ -92,7 +92,7 @@ def place_of(job: str, namespace: str | None, cluster: Cluster) -> tuple[str, st
 
 
 def not_found(cluster: Cluster, namespace: str, name: str) -> ClusterError:
-    """Return the error that there is no such job, with the nearest that there is."""
+    """Return the error for an unknown job, with the most similar existing name."""
     return NotFoundError(f"there is no job {name!r} in namespace {namespace}", _nearest(cluster, namespace, name))
 
 
@@ -118,7 +118,7 @@ def _name(raw: dict[str, dict[str, str]]) -> str:
 
 
 def events_of(cluster: Cluster, case: Case) -> list[Told]:
-    """Return what was told of the job, and warnings about its leader's pod; nothing for who may not see Events."""
+    """Return the Events of the job, and warnings about its leader's pod; nothing if the user may not read Events."""
     job = case.job
     try:
         own, pod = cluster.at_once(

@@ -1,4 +1,4 @@
-"""The words of `espalier list`."""
+"""The command `espalier list`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from espalier_kube.resources import JOBS
 
 
 @click.command("list", epilog=EXIT_CODES)
-@click.option("-n", "--namespace", metavar="NAME", help="Only jobs of it.  [default: the context's namespace]")
-@click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces.")
+@click.option("-n", "--namespace", metavar="NAME", help="Namespace of the jobs.  [default: the context's namespace]")
+@click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs of all namespaces.")
 @output_option("table", "wide", "json", "yaml")
 @cluster_options
 def list_jobs(
     namespace: str | None, all_namespaces: bool, form: str, kubeconfig: Path | None, context: str | None
 ) -> None:
-    """Print the jobs of a cluster: where they stand, what they hold, and why they wait or are lent no more."""
+    """List the jobs of a cluster: their phase, their GPUs, and why they wait or are lent no more GPUs."""
     with connect(kubeconfig, context) as cluster:
         where = None if all_namespaces else namespace or cluster.namespace
         jobs = sorted_jobs(job_of(raw) for raw in cluster.list_all(JOBS, where).items)
@@ -31,7 +31,7 @@ def list_jobs(
         print_data([entry_of(job) for job in jobs], form)
         return
     if not jobs:
-        click.echo("no jobs" if where is None else f"no jobs in namespace {where}; -A looks into all", err=True)
+        click.echo("no jobs" if where is None else f"no jobs in namespace {where}; use -A for all namespaces", err=True)
         return
     columns = WIDE_COLUMNS if form == "wide" else COLUMNS
     print_table(

@@ -22,11 +22,11 @@ _DEFAULTS = {field.name: field.default for field in fields(KubeSettings)}
 def cluster_options(command: Command) -> Command:
     """Add `--kubeconfig` and `--context`."""
     for decorate in (
-        click.option("--context", metavar="NAME", help="A context of the kubeconfig.  [default: the current one]"),
+        click.option("--context", metavar="NAME", help="Context of the kubeconfig.  [default: the current one]"),
         click.option(
             "--kubeconfig",
             type=click.Path(path_type=Path, dir_okay=False),
-            help="How to reach the cluster.  [default: KUBECONFIG, or ~/.kube/config]",
+            help="Path of the kubeconfig.  [default: KUBECONFIG, or ~/.kube/config]",
         ),
     ):
         command = decorate(command)
@@ -34,7 +34,7 @@ def cluster_options(command: Command) -> Command:
 
 
 def counting_options(command: Command) -> Command:
-    """Add the operator's settings that change what is counted, with its defaults."""
+    """Add the operator's settings that affect which GPUs count, with its defaults."""
     for decorate in (
         click.option(
             "--tolerated-taint",
@@ -43,21 +43,21 @@ def counting_options(command: Command) -> Command:
             metavar="KEY",
             default=_DEFAULTS["tolerated_taints"],
             show_default=True,
-            help="Key of a taint that workers tolerate; may be given several times.",
+            help="Key of a taint that workers tolerate. Repeatable.",
         ),
         click.option(
             "--gpu-type-label",
             metavar="LABEL",
             default=_DEFAULTS["gpu_type_label"],
             show_default=True,
-            help="Node label that tells types of GPU apart.",
+            help="Node label that distinguishes types of GPUs.",
         ),
         click.option(
             "--gpu-resource",
             metavar="NAME",
             default=_DEFAULTS["gpu_resource"],
             show_default=True,
-            help="The resource that is counted. This and the next two: as the operator is set.",
+            help="Resource that counts as a GPU. Set this and the next two options as for the operator.",
         ),
     ):
         command = decorate(command)
@@ -90,10 +90,10 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         type=click.Choice(formats),
         default=formats[0],
         show_default=True,
-        help="How it is printed.",
+        help="Output format.",
     )
 
 
 namespace_option = click.option(
-    "-n", "--namespace", metavar="NAME", help="Where the job is.  [default: the context's namespace]"
+    "-n", "--namespace", metavar="NAME", help="Namespace of the job.  [default: the context's namespace]"
 )

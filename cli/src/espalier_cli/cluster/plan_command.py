@@ -1,4 +1,4 @@
-"""The words of `espalier plan` and `espalier snapshot`: what the scheduler sees as a file, and what it makes of it."""
+"""The commands `espalier snapshot` (what the scheduler sees, as a file) and `espalier plan` (its decisions)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ _HINT = "espalier snapshot -o FILE makes one; one edited by hand must stay whole
 
 
 @click.command(epilog=EXIT_CODES)
-@click.option("-n", "--namespace", metavar="NAME", help="Jobs of it only, as an operator that watches it.")
+@click.option(
+    "-n", "--namespace", metavar="NAME", help="Only jobs of this namespace, like an operator that watches it."
+)
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     default="-",
     show_default=True,
-    help="The file; - is stdout.",
+    help="Output file; - is stdout.",
 )
 @cluster_options
 @counting_options
@@ -49,10 +51,10 @@ def snapshot(
     tolerated_taints: tuple[str, ...],
     policy: str,
 ) -> None:
-    """Write what the scheduler sees now: nodes, workers, promises, jobs and rules, as JSON.
+    """Write what the scheduler sees now (nodes, workers, promises, jobs and rules) as JSON.
 
-    The scheduler keeps nothing to itself, so the file is made of the cluster's objects, by the operator's own code.
-    `espalier plan --snapshot FILE` says what it makes of it: a bug report becomes a test.
+    The scheduler is stateless, so this command creates the snapshot from the cluster's objects, with the operator's own
+    code. `espalier plan --snapshot FILE` shows the decisions on it, so that a bug report can become a test.
     """
     namespaces = () if namespace is None else (namespace,)
     settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints, namespaces, policy)
@@ -72,11 +74,13 @@ def snapshot(
     where = "" if str(output) == "-" else f"{output}: "
     click.echo(f"{where}{jobs}, {nodes}, {count(len(made.workers), 'worker')}", err=True)
     for key, problems in seen.left_out.items():
-        click.echo(f"{key} is not in it, the scheduler cannot run it: {'; '.join(problems)}", err=True)
+        click.echo(
+            f"{key} is not in the snapshot, because the scheduler cannot run it: {'; '.join(problems)}", err=True
+        )
 
 
 def _check(seen: Snapshot) -> None:
-    """Refuse counts that no job can have (`SnapshotError`): planning takes time and memory by them."""
+    """Reject counts that no job can have (`SnapshotError`), because they determine the time and memory of planning."""
     for index, job in enumerate(seen.jobs):
         counts = {"extra": job.extra, "terms.min_replicas": job.terms.min_replicas}
         for name, value in counts.items():
@@ -90,7 +94,7 @@ def _check(seen: Snapshot) -> None:
     "source",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     required=True,
-    help="A file that `espalier snapshot` wrote; - is stdin.",
+    help="File from `espalier snapshot`; - is stdin.",
 )
 @click.option(
     "--after",
@@ -99,14 +103,14 @@ def _check(seen: Snapshot) -> None:
     default=0.0,
     show_default=True,
     metavar="SECONDS",
-    help="As if so much time had passed since, and nothing else.",
+    help="Plan as if this much time had passed, and nothing else had changed.",
 )
 @policy_option("What another scheduling policy would decide.  [default: the snapshot's]", None)
 @output_option("table", "json", "yaml")
 def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
-    """Print what the scheduler makes of a snapshot: every action and every refusal, with its reason.
+    """Print the decisions of the scheduler on a snapshot: every action and every refusal, with its reason.
 
-    It is the operator's own planner, and needs no cluster.
+    This runs the operator's own planner and needs no cluster.
     """
     name = "stdin" if str(source) == "-" else str(source)
     try:
@@ -131,5 +135,5 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
     if rows := rows_of(made, now):
         print_table(COLUMNS, rows)
     else:
-        click.echo("There is nothing to decide: no job is unfinished.")
+        click.echo("There is nothing to decide: all jobs are finished.")
     click.echo(wakes(made, now))

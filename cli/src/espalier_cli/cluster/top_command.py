@@ -1,4 +1,4 @@
-"""The words of `espalier top`."""
+"""The command `espalier top`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def top(
     gpu_type_label: str,
     tolerated_taints: tuple[str, ...],
 ) -> None:
-    """Print the GPUs of a cluster: how many there are of each type, who holds them, which do not count and why.
+    """Show the GPUs of a cluster: how many there are of each type, who holds them, and which do not count and why.
 
-    BASE are guaranteed to running jobs, LENT can be asked back, OTHERS are held by pods that are not Espalier's,
-    TERMINATING pods hold theirs until they are gone, PROMISED are granted to pods that are not on a node yet.
+    BASE GPUs are guaranteed to running jobs. LENT GPUs can be taken back. OTHERS are held by pods that are not
+    Espalier's. TERMINATING pods hold their GPUs until they have ended. PROMISED GPUs are granted to pods that are not
+    on a node yet.
     """
     settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints)
     with connect(kubeconfig, context) as cluster:
@@ -52,7 +53,7 @@ def top(
 
 
 def overview(lists: Lists, now: float, settings: KubeSettings) -> dict[str, Any]:
-    """Return all that is printed, in plain JSON types."""
+    """Return the output in plain JSON types."""
     snapshot = seen_by_operator(lists, now, settings).snapshot
     nodes = []
     for raw in lists[NODES].items:
@@ -79,7 +80,7 @@ def _job(use: JobUse) -> dict[str, Any]:
 
 def _print(whole: dict[str, Any]) -> None:
     if not whole["types"]:
-        click.echo("no node has GPUs of this resource; --gpu-resource names another", err=True)
+        click.echo("no node has GPUs of this resource; use --gpu-resource for another one", err=True)
         return
     keys = ("nodes", "total", "base", "lent", "others", "terminating", "promised", "free")
     rows: list[Row] = [[use["type"] or "-", *(str(use[key]) for key in keys)] for use in whole["types"]]

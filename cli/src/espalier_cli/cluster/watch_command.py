@@ -1,4 +1,4 @@
-"""The words of `espalier watch`."""
+"""The command `espalier watch`."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class _News:
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long the API server may be away.",
+    help="How long to retry if the API server does not answer.",
 )
 @output_option("text", "json")
 @cluster_options
 def watch(
     job: str, namespace: str | None, patience: float, form: str, kubeconfig: Path | None, context: str | None
 ) -> None:
-    """Show JOB while it goes on, until it ends.
+    """Show the progress of JOB until it ends.
 
-    On a terminal a table with its phase, time budget, GPUs, epoch, accuracy and depth, under what happens to it;
-    elsewhere a line for all that happens, with `-o json` as JSON. Dropped connections and restarts of the API server
-    are got over.
+    On a terminal, this shows the job's events, and a table with its phase, time budget, GPUs, epoch, accuracy and
+    depth. Elsewhere, it prints one line per event; with `-o json`, as JSON. It survives dropped connections and
+    restarts of the API server.
     """
     with connect(kubeconfig, context) as cluster:
         where, name = place_of(job, namespace, cluster)
@@ -78,7 +78,7 @@ def watch(
 
 
 def _watch(cluster: Cluster, raw: Raw, narrator: Narrator, display: WatchDisplay, patience: float) -> Job | None:
-    """Show the job until it ends and return how it ended; None where it was deleted."""
+    """Show the job until it ends and return its last state; None if it was deleted."""
     job = job_of(raw)
     news: queue.SimpleQueue[_News] = queue.SimpleQueue()
 
@@ -153,7 +153,7 @@ def _connection(change: Change, display: WatchDisplay, patience: float) -> None:
 
 
 def _told(cluster: Cluster, namespace: str, name: str) -> list[Told]:
-    """Return the Events that are there already: they are old news."""
+    """Return the Events that exist at the start, which are not shown."""
     try:
         found = cluster.list_all(EVENTS, namespace, fields=f"involvedObject.name={name}")
     except ForbiddenError:

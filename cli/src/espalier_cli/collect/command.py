@@ -1,4 +1,4 @@
-"""The words of `espalier agent collect`."""
+"""The command `espalier agent collect`."""
 
 from __future__ import annotations
 
@@ -24,52 +24,56 @@ if TYPE_CHECKING:
 
 
 class CannotCollect(BadInput):
-    """As all commands of `espalier agent` end where an input cannot be used."""
+    """An input cannot be used; the exit code is that of all commands of `espalier agent`."""
 
     exit_code = 1
 
 
 @click.command()
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.option("--start-at", required=True, metavar="WHEN", help="When a GPU arrives: 20s, or 30% of the budget.")
-@click.option("--decisions", type=click.IntRange(1, 100), default=3, show_default=True, help="In a sequence.")
+@click.option("--start-at", required=True, metavar="WHEN", help="When a GPU arrives, e.g. 20s, or 30% of the budget.")
+@click.option("--decisions", type=click.IntRange(1, 100), default=3, show_default=True, help="Decisions per sequence.")
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each sequence.")
-@click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at the same time.")
+@click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first run.")
+@click.option(
+    "--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Number of runs at the same time."
+)
 @click.option(
     "--time",
     "time_kind",
     type=click.Choice(["virtual", "wall"]),
     default="virtual",
     show_default=True,
-    help="virtual: a step costs what it was measured to cost for its architecture.",
+    help="virtual: a step costs what was measured for its architecture. wall: real time.",
 )
 @click.option(
     "--step-cost",
     metavar="MS,MS,...",
-    help="Virtual time: ms of a step, then ms more for a layer at each growth point (1.9,0.6,0.5,0.2), then for each "
-    "group of channels doubled, where the job widens.  "
+    help="For virtual time: ms of a step, then additional ms for a layer at each growth point (1.9,0.6,0.5,0.2), then "
+    "for each doubled group of channels if the job widens.  "
     "[default: measured at the beginning]",
 )
-@click.option("--time-budget", type=float, help="Instead of spec.timeBudgetSeconds.")
-@click.option("--controls/--no-controls", default=True, show_default=True, help="Train the controls too.")
+@click.option("--time-budget", type=float, help="Override spec.timeBudgetSeconds.")
+@click.option("--controls/--no-controls", default=True, show_default=True, help="Also train the controls.")
 @click.option(
     "--throughput",
     type=click.FloatRange(min=1),
     default=1.8,
     show_default=True,
-    help="How much faster steps are in the control with more throughput alone.",
+    help="Speed-up of steps in the control that only has more throughput.",
 )
-@click.option("--scenario", help="Its name in the table.  [default: what --start-at says]")
-@click.option("--device", default="cpu", show_default=True, help="Where models are trained: cpu, cuda, cuda:1.")
+@click.option("--scenario", help="Name of the scenario in the table.  [default: the value of --start-at]")
+@click.option("--device", default="cpu", show_default=True, help="Device for training: cpu, cuda, cuda:1.")
 @click.option(
     "--work-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Keep here what is done: another command with more --seeds trains only these.  "
+    help="Folder for finished runs. A later command with more --seeds trains only the additional ones.  "
     "[default: OUTPUT.work, removed at the end]",
 )
-@click.option("--restart", is_flag=True, help="Forget what the work folder holds.")
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The table.")
+@click.option("--restart", is_flag=True, help="Delete finished runs in the work folder.")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File for the table."
+)
 def collect(
     job_file: Path,
     start_at: str,
@@ -90,11 +94,11 @@ def collect(
 ) -> None:
     """Train the model of JOB under every sequence of decisions, and write the outcome table.
 
-    A GPU arrives at --start-at; from then on there is one decision at each epoch boundary. What sequences have in
-    common is trained once. Killed or stopped, the same command goes on from what is done.
+    A GPU arrives at --start-at. From then on, there is one decision at each epoch boundary. Common prefixes of
+    sequences are trained once. If the command is killed or stopped, run it again: it continues from the finished runs.
 
-    Where the job's adaptation.actions name Widen, sequences double groups of channels, too. Its maxParameters does not
-    bound them: a table has all sequences.
+    If the job's adaptation.actions contain Widen, sequences also double groups of channels. maxParameters does not
+    limit them, because a table contains all sequences.
     """
     # Imported here: the other commands of the agent need no trainer.
     from espalier_api.architecture import GrowthError
@@ -108,7 +112,7 @@ def collect(
     from espalier_trainer.errors import TrainerError
 
     if step_cost is not None and time_kind == "wall":
-        raise click.UsageError("--step-cost is for virtual time; leave it out, or --time wall")
+        raise click.UsageError("--step-cost is for virtual time; omit it, or omit --time wall")
     if not output.absolute().parent.is_dir():
         raise CannotCollect(f"{output}: there is no folder {output.absolute().parent}")
     job = _job(job_file, time_budget)
@@ -174,7 +178,7 @@ def _job(path: Path, time_budget: float | None) -> AdaptiveTrainingJob:
 def _left_behind(folder: WorkFolder) -> str | None:
     """Return what to say of a work folder in which something is done."""
     if any((folder.path / "runs").glob("*.json")):
-        return f"what is done is kept in {folder.path}: the same command goes on from it"
+        return f"finished runs are kept in {folder.path}; the same command continues from them"
     return None
 
 

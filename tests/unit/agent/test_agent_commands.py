@@ -186,7 +186,7 @@ def test_a_policy_that_cannot_be_used_is_named(
 def test_a_table_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
     result = run("learn", "--outcomes", tmp_path / "none", "-o", tmp_path / "p")
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: {tmp_path}/none: no such file or folder, and not a carried set (")
+    assert result.stderr.startswith(f"error: {tmp_path}/none: no such file or folder, and not an included set (")
     assert "lamelas" in result.stderr
 
 

@@ -102,7 +102,7 @@ class InProcess:
         self._thread.start()
         self._ready.wait(PATIENCE)
         deadline = time.monotonic() + PATIENCE
-        while self.operator.backend.listed_at is None and self._thread.is_alive():
+        while self.operator.store.listed_at is None and self._thread.is_alive():
             assert time.monotonic() < deadline, "the operator has not listed the cluster"
             time.sleep(0.01)
         self.check()

@@ -118,7 +118,7 @@ def test_a_restart_of_the_api_server_disturbs_no_job(world: World, sig: signal.S
     world.until_condition("second", "Running", "True", "Running")
     assert world.pods("job")["job-base-0-0"]["metadata"]["uid"] == uid
     assert world.jobs.status("job")["restarts"] == 0
-    assert operator.operator.backend.listed_at is not None
+    assert operator.operator.store.listed_at is not None
 
 
 def test_cut_watches_are_taken_up_again(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

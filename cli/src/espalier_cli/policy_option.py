@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from espalier_operator.policies import POLICIES
+from espalier_operator.planning import POLICIES
 
 
 def policy_option(help_text: str, default: str | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

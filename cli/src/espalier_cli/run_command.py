@@ -30,9 +30,9 @@ from espalier_cli.run import (
     with_changes,
 )
 from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment
-from espalier_operator.facts import DEFAULT_POLICY
 from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
+from espalier_operator.planning import DEFAULT_POLICY
 
 
 @click.command()

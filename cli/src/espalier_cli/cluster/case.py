@@ -9,14 +9,8 @@ from espalier_cli.cluster.fetch import View
 from espalier_cli.cluster.standing import Job, job_of
 from espalier_cli.cluster.told import Told
 from espalier_kube.resources import CONFIG_MAPS, JOBS, PODS
-from espalier_operator.actions import Action
-from espalier_operator.facts import JobFacts, Role, Snapshot
-from espalier_operator.kube.objects import names
-from espalier_operator.kube.objects.pods import Pod, parse_pod
-from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.snapshot import parse_report, seen_by_operator
-from espalier_operator.plan import plan
-from espalier_operator.policies import policy_named
+from espalier_operator.kube.inspection import KubeSettings, Pod, names, parse_pod, parse_report, seen_by_operator
+from espalier_operator.planning import Action, JobFacts, Role, Snapshot, plan, policy_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 from espalier_api.reasons import SENTENCES
 from espalier_cli.cluster.output import Row
 from espalier_cli.cluster.wording import count, duration, of_type
-from espalier_operator.actions import (
+from espalier_operator.planning import (
     Action,
     Admit,
     Fail,

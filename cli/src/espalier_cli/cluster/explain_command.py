@@ -27,7 +27,7 @@ from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.cluster.told import Told, is_about, told_of
 from espalier_cli.policy_option import policy_option
 from espalier_kube.resources import EVENTS, JOBS
-from espalier_operator.facts import DEFAULT_POLICY
+from espalier_operator.planning import DEFAULT_POLICY
 
 
 @click.command(epilog=EXIT_CODES)

@@ -9,8 +9,7 @@ from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ForbiddenError
 from espalier_kube.lists import Listing
 from espalier_kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Resource
-from espalier_operator.kube.objects.names import JOB_LABEL, REPORT_LABEL, ROLE_LABEL
-from espalier_operator.kube.watch.store import PODS_WATCHED
+from espalier_operator.kube.inspection import names
 
 Lists = Mapping[Resource, Listing]
 
@@ -32,9 +31,9 @@ def fetch(cluster: Cluster, namespace: str | None = None) -> Lists:
     """
     jobs, reports, live, workers, nodes, classes = cluster.at_once(
         lambda: cluster.list_all(JOBS, namespace),
-        lambda: cluster.list_all(CONFIG_MAPS, namespace, labels=f"{REPORT_LABEL}=true"),
-        lambda: cluster.list_all(PODS, fields=PODS_WATCHED),
-        lambda: cluster.list_all(PODS, namespace, labels=ROLE_LABEL),
+        lambda: cluster.list_all(CONFIG_MAPS, namespace, labels=names.REPORTS),
+        lambda: cluster.list_all(PODS, fields=names.LIVE_PODS),
+        lambda: cluster.list_all(PODS, namespace, labels=names.OWN_PODS),
         lambda: cluster.list_all(NODES),
         lambda: _unless_forbidden(lambda: cluster.list_all(PRIORITY_CLASSES)),
     )
@@ -48,7 +47,7 @@ def fetch_for_job(cluster: Cluster, namespace: str, name: str) -> View:
     try:
         return View(fetch(cluster))
     except ForbiddenError as error:
-        of_job = f"{JOB_LABEL}={name}"
+        of_job = f"{names.JOB_LABEL}={name}"
         job, reports, pods = cluster.at_once(
             lambda: Listing(items=[cluster.get(JOBS, namespace, name)], version=0),
             lambda: _unless_forbidden(lambda: cluster.list_all(CONFIG_MAPS, namespace, labels=of_job)),

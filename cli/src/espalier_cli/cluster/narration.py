@@ -12,7 +12,7 @@ from espalier_cli.cluster.standing import Job, phase, standing
 from espalier_cli.cluster.told import Told
 from espalier_cli.cluster.wording import count, duration
 from espalier_cli.display import PLAIN_PROGRESS_EVERY, JobRow
-from espalier_operator.kube.objects.events import events
+from espalier_operator.kube.inspection import events
 
 _TRUSTED_SECONDS = 15.0
 """For so long a count of budget seconds is carried on by the clock: a running job's is written more often."""

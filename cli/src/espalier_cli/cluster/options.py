@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from espalier_operator.facts import DEFAULT_POLICY
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.inspection import KubeSettings
+from espalier_operator.planning import DEFAULT_POLICY
 
 EXIT_CODES = """\
 Exit codes: 0 it worked, 1 the cluster did not answer or refused, 2 what was given cannot be used."""

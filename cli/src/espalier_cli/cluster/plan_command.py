@@ -16,10 +16,9 @@ from espalier_cli.cluster.output import print_data, print_table
 from espalier_cli.cluster.wording import count
 from espalier_cli.errors import BadInput
 from espalier_cli.policy_option import policy_option
-from espalier_operator.facts import DEFAULT_POLICY, Snapshot, SnapshotError
-from espalier_operator.kube.snapshot import seen_by_operator
-from espalier_operator.plan import plan as planned
-from espalier_operator.policies import policy_named
+from espalier_operator.kube.inspection import seen_by_operator
+from espalier_operator.planning import DEFAULT_POLICY, Snapshot, SnapshotError, policy_named
+from espalier_operator.planning import plan as planned
 
 _MOST_WORKERS = 10_000
 """As the specification of a job allows."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from espalier_cli.cluster.usage import JobUse, TypeUse, counts, others, use_by_job, use_by_type
 from espalier_cli.cluster.wording import count, duration, listed, of_type
-from espalier_operator.facts import JobFacts, Snapshot
-from espalier_operator.policies import policy_named
+from espalier_operator.planning import JobFacts, Snapshot, policy_named
 
 HOLDERS_NAMED = 5
 

@@ -9,7 +9,7 @@ from typing import Any
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.status import Condition, ConditionStatus, ConditionType, JobStatus
 from espalier_kube.resources import Raw
-from espalier_operator.kube.objects.jobs import parse_status
+from espalier_operator.kube.inspection import parse_status
 
 FINISHED = (ConditionType.COMPLETE, ConditionType.FAILED)
 

@@ -15,9 +15,7 @@ from espalier_cli.cluster.output import Row, print_data, print_heading, print_ta
 from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type, why_not
 from espalier_cli.cluster.wording import count, short
 from espalier_kube.resources import NODES
-from espalier_operator.kube.objects.nodes import parse_node
-from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.snapshot import seen_by_operator
+from espalier_operator.kube.inspection import KubeSettings, parse_node, seen_by_operator
 
 _TYPE_COLUMNS = ("TYPE", "NODES", "TOTAL", "BASE", "LENT", "OTHERS", "TERMINATING", "PROMISED", "FREE")
 _JOB_COLUMNS = ("JOB", "TYPE", "BASE", "LENT", "TERMINATING", "PROMISED", "BUDGET-LEFT")

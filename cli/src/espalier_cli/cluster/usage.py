@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Worker, WorkerState
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.inspection import KubeSettings
+from espalier_operator.planning import JobFacts, Node, Role, Snapshot, Worker, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

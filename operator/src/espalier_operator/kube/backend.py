@@ -34,20 +34,23 @@ class KubeBackend:
     """Implements `espalier_operator.loop.Backend` over a `Store`."""
 
     def __init__(
-        self, store: Store, writer: Writer, settings: KubeSettings, clock: Clock, rules: Rules, signals: Signals
+        self,
+        store: Store,
+        writer: Writer,
+        settings: KubeSettings,
+        clock: Clock,
+        rules: Rules,
+        signals: Signals,
+        wake: Callable[[], None],
     ) -> None:
-        """Join the parts; `signals` times what jobs are told."""
-        self._signals = signals
+        """Join the parts; `signals` times how long decisions take to arrive, `wake` asks for a tick."""
+        self._signals, self._wake = signals, wake
         self._store, self._writer, self._settings, self._clock, self._rules = store, writer, settings, clock, rules
         self.jobs: dict[str, ManagedJob] = {}
         """By UID, those that are there and are not being deleted."""
         self._uids: dict[str, str] = {}
         self._unreadable: dict[str, str] = {}
         self.queue = WorkQueue(self._flush)
-        self.wake: Callable[[], None] = lambda: None
-        """Asks for a tick."""
-        self.listed_at: float | None = None
-        """When all was last listed."""
         self.snapshot: Snapshot | None = None
         """The last that was planned by."""
         self._timer: asyncio.TimerHandle | None = None
@@ -79,7 +82,7 @@ class KubeBackend:
     def _require_known(self, now: float) -> None:
         if unknown := self._store.unknown():
             raise BackendError(f"not all is known yet: {', '.join(unknown)} were not listed")
-        age = now - (self.listed_at or 0.0)
+        age = now - (self._store.listed_at or 0.0)
         if age > LISTS_KEPT * self._settings.resync_seconds:
             raise BackendError(f"what is known is {age:.0f} s old: the API server gives no lists")
 
@@ -154,7 +157,7 @@ class KubeBackend:
             return
         await self._writer.flush(job)
         if job.news & (News.PODS | News.REPORT):
-            self.wake()
+            self._wake()
         # The other jobs are not asked: a flush would cost more the more of them there are.
         if job.due_at is not None and (self._timer is None or job.due_at < self._timer_due):
             self._set_timer(job.due_at, self._clock.now())
@@ -169,7 +172,7 @@ class KubeBackend:
 
     def _timer_rings(self) -> None:
         self._timer = None
-        self.wake()
+        self._wake()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

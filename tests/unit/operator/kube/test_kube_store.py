@@ -126,11 +126,9 @@ class World:
     """A store with its notes."""
 
     def __init__(self) -> None:
-        self.store = Store(KubeSettings())
+        self.store = Store(KubeSettings(), changed=self._count_change, doubted=self._count_doubt)
         self.changes = self.doubts = 0
         self._versions = itertools.count(1)
-        self.store.on_change = self._count_change
-        self.store.on_doubt = self._count_doubt
 
     def _count_change(self) -> None:
         self.changes += 1

@@ -16,6 +16,13 @@ REPORT_LABEL: Final = f"{GROUP}/report"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "espalier"
 
+LIVE_PODS: Final = "status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector: pods that hold or want GPUs."""
+OWN_PODS: Final = f"{MANAGED_BY_LABEL}={MANAGER},{ROLE_LABEL}"
+"""Label selector: workers, those that have ended included."""
+REPORTS: Final = f"{REPORT_LABEL}=true"
+"""Label selector: ConfigMaps that leaders report to."""
+
 _WORKER: Final = re.compile(rf"(?P<role>{Role.BASE}|{Role.EXTRA})-(?P<index>[0-9]{{1,9}})-(?P<attempt>[0-9]{{1,9}})")
 
 

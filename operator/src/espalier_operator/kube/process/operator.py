@@ -57,20 +57,13 @@ class Operator:
         clock = WallClock()
         rules = rules or Rules(policy=settings.policy)
         metrics = metrics or Metrics(clock.now)
-        self.store = Store(settings, clock.now)
+        self._metrics, self._clock = metrics, clock
+        doubt = asyncio.Event()
+        self.store = Store(settings, clock.now, changed=self._store_changed, doubted=doubt.set)
         writer = Writer(client, self.store, settings, clock, metrics)
-        self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals)
+        self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals, self._wake)
         self.loop = Loop(self.backend, policy or policy_named(rules.policy), clock, observer=metrics)
-        self.backend.wake = self.loop.wake
-
-        def hear() -> None:
-            metrics.signals.noticed(clock.now())
-            self.loop.wake()
-
-        self.store.on_change = hear
-        self._informer = Informer(
-            client, configuration, self.store, settings, clock, self._listed, kopf_started=kopf_started
-        )
+        self._informer = Informer(client, configuration, self.store, settings, clock, self._listed, doubt, kopf_started)
         self._all_known = all_known
         self._stop, self._known = asyncio.Event(), asyncio.Event()
 
@@ -106,8 +99,14 @@ class Operator:
         await self._known.wait()
         await self.loop.run()
 
-    def _listed(self, now: float) -> None:
-        self.backend.listed_at = now
+    def _wake(self) -> None:
+        self.loop.wake()
+
+    def _store_changed(self) -> None:
+        self._metrics.signals.noticed(self._clock.now())
+        self.loop.wake()
+
+    def _listed(self) -> None:
         if not self._known.is_set():
             self._known.set()
             self._all_known()

@@ -19,14 +19,12 @@ from espalier_api.job import GROUP
 from espalier_kube import resources
 from espalier_kube.resources import Resource
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.watch.store import PODS_WATCHED, Store
+from espalier_operator.kube.watch.store import Store
 
 NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)
 """Kinds of which only those in the namespaces looked after are watched."""
 CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASSES)
 """Kinds that are watched everywhere: GPUs know no namespaces."""
-REPORTS: Final = f"{names.REPORT_LABEL}=true"
-"""Label selector of report ConfigMaps."""
 _BACKOFFS: Final = (0.2, 0.5, 1, 1, 2, 2, 3, 5, 5, 5)
 """Seconds between kopf's tries of a request; an API server that restarts is back within them."""
 
@@ -70,8 +68,8 @@ def settings_of() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False  # Events are ours, with reasons of one enum
     settings.scanning.disabled = True  # the CRD is there when we start; needs no rights on CRDs and namespaces
-    settings.watching.field_selectors["", "v1", "pods"] = PODS_WATCHED
-    settings.watching.label_selectors["", "v1", "configmaps"] = REPORTS
+    settings.watching.field_selectors["", "v1", "pods"] = names.LIVE_PODS
+    settings.watching.label_selectors["", "v1", "configmaps"] = names.REPORTS
     settings.watching.chunk_size = 500
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5

@@ -24,13 +24,11 @@ from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch import handlers
 from espalier_operator.kube.watch.handlers import end, recorded_tasks
-from espalier_operator.kube.watch.store import PODS_WATCHED, Store
+from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
 
-OWN_PODS: Final = f"{names.MANAGED_BY_LABEL}={names.MANAGER},{names.ROLE_LABEL}"
-"""Label selector of our pods, those that have ended among them."""
 _LOOKS_AT_ONCE: Final = 8
 _LONG_ENOUGH: Final = 60.0
 """Seconds that kopf must have run for its end not to count as another failure in a row."""
@@ -46,15 +44,18 @@ class Informer:
         store: Store,
         settings: KubeSettings,
         clock: Clock,
-        listed: Callable[[float], None],
+        listed: Callable[[], None],
+        doubt: asyncio.Event,
         kopf_started: Callable[[], None] = lambda: None,
     ) -> None:
-        """`listed` is told when all was listed; `kopf_started` is called when kopf has put its signal handlers in."""
+        """`listed` is called when all was listed; `kopf_started` when kopf has put its signal handlers in.
+
+        `doubt` is set when the store has doubtful pods.
+        """
         self._client, self._configuration, self._store = client, configuration, store
         self._settings, self._clock, self._listed, self._kopf_started = settings, clock, listed, kopf_started
         self._relist = asyncio.Event()
-        self._doubt = asyncio.Event()
-        store.on_doubt = self._doubt.set
+        self._doubt = doubt
 
     async def run(self) -> None:
         """Keep the store true until cancelled."""
@@ -73,11 +74,12 @@ class Informer:
             found = await self._client.list(resource, None)
             self._store.replace(resource, found.items, found.version)
         await self._list_namespaced(resources.JOBS, "")
-        pods = await self._client.list(resources.PODS, None, fields=PODS_WATCHED)
-        own = await self._client.list(resources.PODS, None, labels=OWN_PODS)
+        pods = await self._client.list(resources.PODS, None, fields=names.LIVE_PODS)
+        own = await self._client.list(resources.PODS, None, labels=names.OWN_PODS)
         self._store.replace(resources.PODS, [*pods.items, *own.items], pods.version)
-        await self._list_namespaced(resources.CONFIG_MAPS, handlers.REPORTS)
-        self._listed(self._clock.now())
+        await self._list_namespaced(resources.CONFIG_MAPS, names.REPORTS)
+        self._store.all_listed()
+        self._listed()
 
     async def _list_namespaced(self, resource: resources.Resource, labels: str) -> None:
         namespaces: Sequence[str | None] = self._settings.watch_namespaces or (None,)
@@ -124,7 +126,7 @@ class Informer:
                 backoff.succeeded()
             backoff.failed(now)
             plurals = ", ".join(resource.plural for resource in watched)
-            logger.warning("the watch of %s ended, anew in %.0f s: %s", plurals, backoff.until - now, trouble)
+            logger.warning("the watch of %s ended, starting again in %.0f s: %s", plurals, backoff.until - now, trouble)
             await asyncio.sleep(backoff.until - now)
             self._relist.set()
 

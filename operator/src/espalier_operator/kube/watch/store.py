@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
@@ -21,9 +21,6 @@ from espalier_operator.kube.reports import ReportObject, parse_report_object
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.indexer import Indexer
-
-PODS_WATCHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector: pods that hold or want GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +45,21 @@ class JobObject:
 class Store:
     """One indexer a kind, and what follows from them: which jobs have news, whose pod is whose, who is an alien."""
 
-    def __init__(self, settings: KubeSettings, time: Callable[[], float] = lambda: 0.0) -> None:
-        """Nothing is known yet. `time` is the clock of `heard_at`, epoch seconds."""
-        self._settings, self._time = settings, time
+    def __init__(
+        self,
+        settings: KubeSettings,
+        time: Callable[[], float] = lambda: 0.0,
+        changed: Callable[[], None] = lambda: None,
+        doubted: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing is known yet. `time` is the clock of `heard_at` and `listed_at`, epoch seconds.
+
+        `changed` is called after each change that the planner may want to know of, `doubted` when a pod becomes
+        doubtful.
+        """
+        self._settings, self._time, self._announce, self._doubted = settings, time, changed, doubted
+        self.listed_at: float | None = None
+        """When all kinds were last listed."""
         self.heard_at: dict[str, float] = {}
         """By kind (plural): when a list or a watch last brought something."""
         self.nodes: Indexer[Node] = Indexer(self._parse_node, self._node_changed)
@@ -73,10 +82,6 @@ class Store:
         """Pods of ours that are not watched as of a version: ended or gone, somebody has to look."""
         self.overwritten: set[str] = set()
         """UIDs of jobs whose status changed, by whosever hand."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after each change that the planner may want to know of."""
-        self.on_doubt: Callable[[], None] = lambda: None
-        """Called when a pod becomes doubtful."""
         self._changed: set[str] = set()
         self._heard: set[str] = set()
         self._by_uid: dict[str, JobObject] = {}
@@ -102,12 +107,16 @@ class Store:
     def doubt(self, pod: Pod, version: int) -> None:
         """Take note that a pod of ours is not, or no longer, watched as of `version`, and may have ended or gone."""
         self.doubtful[pod.key] = (pod, version)
-        self.on_doubt()
+        self._doubted()
 
     def replace(self, resource: Resource, items: Iterable[Raw], version: int) -> None:
         """Take in a list of all objects of a kind."""
         self.heard_at[resource.plural] = self._time()
         self._indexers[resource].replace(items, version)
+
+    def all_listed(self) -> None:
+        """Take note that all kinds have just been listed."""
+        self.listed_at = self._time()
 
     def settle(self, pod: Pod, version: int, found: Raw | None) -> None:
         """Take in what a pod is that was doubtful as of `version`: `found`, or gone."""
@@ -231,7 +240,7 @@ class Store:
             self._file(key, after)
             if after.job_uid is not None:
                 self._news(after.job_uid)
-        self.on_change()
+        self._announce()
 
     def _file(self, key: str, pod: Pod) -> None:
         if pod.job_uid is not None:
@@ -248,7 +257,7 @@ class Store:
             for uid, crew in self.crews.items():
                 if any(pod.node == key for pod in crew.values()):
                     self._changed.add(uid)
-        self.on_change()
+        self._announce()
 
     def _report_changed(self, key: str, before: ReportObject | None, after: ReportObject | None) -> None:
         if after is None:
@@ -259,7 +268,7 @@ class Store:
         if before is None or before.text != after.text:
             self._heard.add(after.job_uid)
         if before is None or before.news != after.news:
-            self.on_change()  # figures wait for the next plan: a thousand leaders report them every two seconds
+            self._announce()  # figures wait for the next plan: a thousand leaders report them every two seconds
 
     def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
         if before != after:
@@ -269,4 +278,4 @@ class Store:
 
     def _news(self, uid: str) -> None:
         self._changed.add(uid)
-        self.on_change()
+        self._announce()

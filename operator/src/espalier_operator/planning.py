@@ -1,0 +1,55 @@
+"""Planning, as other parts use it: a snapshot and a policy in, a plan of actions out."""
+
+from espalier_operator.actions import (
+    Action,
+    Admit,
+    Fail,
+    Finish,
+    GrantExtra,
+    NoticeReclaim,
+    Plan,
+    ReleaseExtra,
+    Requeue,
+    Stop,
+)
+from espalier_operator.facts import (
+    DEFAULT_POLICY,
+    JobFacts,
+    Node,
+    Role,
+    Snapshot,
+    SnapshotError,
+    Worker,
+    WorkerState,
+)
+from espalier_operator.plan import (
+    plan,
+)
+from espalier_operator.policies import (
+    POLICIES,
+    policy_named,
+)
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "POLICIES",
+    "Action",
+    "Admit",
+    "Fail",
+    "Finish",
+    "GrantExtra",
+    "JobFacts",
+    "Node",
+    "NoticeReclaim",
+    "Plan",
+    "ReleaseExtra",
+    "Requeue",
+    "Role",
+    "Snapshot",
+    "SnapshotError",
+    "Stop",
+    "Worker",
+    "WorkerState",
+    "plan",
+    "policy_named",
+]

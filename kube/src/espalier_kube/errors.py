@@ -41,7 +41,7 @@ class Status:
         return cls(int(status.get("code") or code), str(status.get("reason") or ""), message)
 
     def __str__(self) -> str:
-        """Return `Forbidden (what the API server says)`."""
+        """Return `Forbidden (the API server's message)`."""
         name = self.reason or f"HTTP status {self.code}"
         return f"{name} ({self.message[:300]})" if self.message else name
 

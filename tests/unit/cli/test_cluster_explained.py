@@ -26,9 +26,9 @@ from cluster_objects import (
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, AdaptationSource
 from espalier_cli.cluster.case import Case, case_of
+from espalier_cli.cluster.events import event_of
 from espalier_cli.cluster.explanation import explanation
 from espalier_cli.cluster.fetch import View
-from espalier_cli.cluster.told import told_of
 from espalier_operator.actions import Finish
 
 
@@ -144,7 +144,7 @@ def test_events_of_any_age_of_the_api_are_read(change: Object, at: float, times:
         "message": "no\nGPUs",
         "type": "Warning",
     }
-    event = told_of(raw | change)
+    event = event_of(raw | change)
     assert (NOW - event.at, event.times, event.message, event.warning) == (at, times, "no GPUs", True)
 
 
@@ -161,5 +161,5 @@ def test_the_last_events_are_told_oldest_first() -> None:
         }
         for age, about, kind, times in [(5, "a", "Normal", 1), (200, "a-base-0-0", "Warning", 2)]
     ]
-    told = sections(replace(case(jobs=[raw]), events=tuple(map(told_of, events))))
+    told = sections(replace(case(jobs=[raw]), events=tuple(map(event_of, events))))
     assert told["Events"] == ("3 min 20 s ago on a-base-0-0: warning: R: m200 (2 times)", "5 s ago: R: m5")

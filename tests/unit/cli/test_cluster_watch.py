@@ -10,9 +10,9 @@ from cluster_objects import NOW, Object, acted, adaptation, admitted, job, looke
 from rich.console import Console
 
 from espalier_api.reasons import Reason
+from espalier_cli.cluster.events import Event, event_of
 from espalier_cli.cluster.narration import Line, Narrator, row_of, verdict
 from espalier_cli.cluster.standing import job_of
-from espalier_cli.cluster.told import Told, told_of
 from espalier_cli.cluster.watch_display import JsonWatch, LiveWatch, PlainWatch
 from espalier_operator.actions import Finish, GrantExtra
 from espalier_operator.kube.objects.events import events
@@ -25,9 +25,9 @@ def trained(*adaptations: object, at: float = NOW, used: float = 50.0, lent: int
     return looked_at(raw, [leader], report(raw, leader, used_seconds=used, adaptations=adaptations), at=at)
 
 
-def event(line: Line, *, uid: str = "e1", times: int = 1) -> Told:
+def event(line: Line, *, uid: str = "e1", times: int = 1) -> Event:
     """The Event that the operator tells of the same thing."""
-    return told_of(
+    return event_of(
         {
             "metadata": {"uid": uid, "creationTimestamp": time()},
             "involvedObject": {"name": "a"},

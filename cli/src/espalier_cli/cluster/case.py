@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from espalier_api.report import Report
+from espalier_cli.cluster.events import Event
 from espalier_cli.cluster.fetch import View
 from espalier_cli.cluster.standing import Job, job_of
-from espalier_cli.cluster.told import Told
 from espalier_kube.resources import CONFIG_MAPS, JOBS, PODS
 from espalier_operator.kube.inspection import KubeSettings, Pod, names, parse_pod, parse_report, seen_by_operator
 from espalier_operator.planning import Action, JobFacts, Role, Snapshot, plan, policy_named
@@ -32,7 +32,7 @@ class Case:
     """What the scheduler would do with it now."""
     blind: str = ""
     """What could not be seen, and why."""
-    events: tuple[Told, ...] = field(default=())
+    events: tuple[Event, ...] = field(default=())
 
     @property
     def leader_name(self) -> str:

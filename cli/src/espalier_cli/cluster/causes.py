@@ -106,8 +106,8 @@ def _leader(case: Case) -> list[str]:
         return []
     where = f" on node {leader.node}" if leader.node else ", bound to no node"
     code = "" if leader.exit_code is None else f", exit code {leader.exit_code}"
-    said = f": {leader.message}" if leader.message else ""
-    return [f"Its leader is pod {leader.name}: {leader.phase}{where}{code}{said}."]
+    message = f": {leader.message}" if leader.message else ""
+    return [f"Its leader is pod {leader.name}: {leader.phase}{where}{code}{message}."]
 
 
 def _reclaim(case: Case) -> list[str]:

@@ -11,7 +11,7 @@ from espalier_kube.resources import JOBS, Resource
 
 
 class ClusterError(BadInput):
-    """The cluster does not do what it was asked for."""
+    """The cluster does not do what the person wants."""
 
     exit_code = 1
 

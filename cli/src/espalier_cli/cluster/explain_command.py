@@ -12,6 +12,7 @@ import click
 from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.client import Cluster, connect
 from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError
+from espalier_cli.cluster.events import Event, event_of, is_about
 from espalier_cli.cluster.explanation import explanation
 from espalier_cli.cluster.fetch import fetch_for_job
 from espalier_cli.cluster.options import (
@@ -24,7 +25,6 @@ from espalier_cli.cluster.options import (
 )
 from espalier_cli.cluster.output import print_data, print_heading
 from espalier_cli.cluster.standing import phase, standing
-from espalier_cli.cluster.told import Told, is_about, told_of
 from espalier_cli.policy_option import policy_option
 from espalier_kube.resources import EVENTS, JOBS
 from espalier_operator.planning import DEFAULT_POLICY
@@ -117,7 +117,7 @@ def _name(raw: dict[str, dict[str, str]]) -> str:
     return raw["metadata"]["name"]
 
 
-def events_of(cluster: Cluster, case: Case) -> list[Told]:
+def events_of(cluster: Cluster, case: Case) -> list[Event]:
     """Return the Events of the job, and warnings about its leader's pod; nothing if the user may not read Events."""
     job = case.job
     try:
@@ -129,6 +129,6 @@ def events_of(cluster: Cluster, case: Case) -> list[Told]:
         )
     except ForbiddenError:
         return []
-    found = [told_of(raw) for raw in own.items if is_about(raw, job.uid)]
+    found = [event_of(raw) for raw in own.items if is_about(raw, job.uid)]
     uid = None if case.leader is None else case.leader.uid
-    return found + [told_of(raw) for raw in pod.items if uid is not None and is_about(raw, uid)]
+    return found + [event_of(raw) for raw in pod.items if uid is not None and is_about(raw, uid)]

@@ -8,10 +8,10 @@ from espalier_api.report import Adaptation
 from espalier_cli.cluster.case import Case
 from espalier_cli.cluster.causes import particulars
 from espalier_cli.cluster.decisions import says
+from espalier_cli.cluster.events import newest
 from espalier_cli.cluster.jobs_table import accuracy
 from espalier_cli.cluster.remedies import remedy_for
 from espalier_cli.cluster.standing import phase, standing
-from espalier_cli.cluster.told import newest
 from espalier_cli.cluster.wording import count, duration, of_type
 
 EVENTS_SHOWN = 10
@@ -116,12 +116,12 @@ def _training(case: Case) -> list[str]:
     lines = []
     if training.depth:
         score = accuracy(case.job)
-        told = "" if score is None else f", accuracy {score:.4f}"
+        reached = "" if score is None else f", accuracy {score:.4f}"
         when = ""
         if training.last_updated_time is not None and case.job.outcome is None:
             when = f"; reported {duration(case.now - training.last_updated_time.timestamp())} ago"
         lines.append(
-            f"Epoch {training.epoch}, step {training.step:,}{told}, depth {training.depth}, "
+            f"Epoch {training.epoch}, step {training.step:,}{reached}, depth {training.depth}, "
             f"{training.parameters:,} parameters{when}."
         )
     if status.restarts:

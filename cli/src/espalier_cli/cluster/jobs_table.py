@@ -22,7 +22,7 @@ def sorted_jobs(jobs: Iterable[Job]) -> list[Job]:
 
 
 def row_of(job: Job, now: float, *, wide: bool = False, namespaced: bool = False) -> Row:
-    """Return the cells of a job under `COLUMNS` (`WIDE_COLUMNS`), with its namespace in front where asked for."""
+    """Return the cells of a job under `COLUMNS` (`WIDE_COLUMNS`), with its namespace first if `namespaced`."""
     status, why = job.status, standing(job)
     reason = "" if why.reason is None else str(why.reason)
     cells = [

@@ -1,4 +1,4 @@
-"""What is said of a job while it goes on: its changes of status and its Events, each once. Pure but for its memory."""
+"""The lines about a job while it goes on: changes of its status and its Events, each once. Pure but for its memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
+from espalier_cli.cluster.events import Event
 from espalier_cli.cluster.jobs_table import accuracy
 from espalier_cli.cluster.standing import Job, phase, standing
-from espalier_cli.cluster.told import Told
 from espalier_cli.cluster.wording import count, duration
 from espalier_cli.display import PLAIN_PROGRESS_EVERY, JobRow
 from espalier_operator.kube.inspection import events
@@ -34,26 +34,26 @@ class Narrator:
     """Turns what is seen into lines.
 
     The operator tells a change of status as an Event too, in the same words, and either may come first or not at all.
-    So how often each was said is counted by source, and a line is due when one source is ahead of what was said.
+    So lines are counted by source, and a line is due when one source is ahead of what was printed.
     """
 
-    def __init__(self, events: Iterable[Told] = ()) -> None:
-        """`events` are old news: nothing is said of them."""
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        """`events` are old: no line is given for them."""
         self._times: dict[str, int] = {}
-        """How often each Event was told, by UID."""
+        """How often each Event has happened, by UID."""
         self._by_events: Counter[tuple[str, str]] = Counter()
         for event in events:
             self._count(event)
         self._by_status, self._said = self._by_events.copy(), self._by_events.copy()
         self._next_progress = 0.0
 
-    def of_event(self, event: Told) -> list[Line]:
-        """Return what an Event says that was not said yet."""
+    def of_event(self, event: Event) -> list[Line]:
+        """Return the lines of an Event that are new."""
         self._count(event)
         return self._due(self._by_events, Line(reason=event.reason, message=event.message, warning=event.warning))
 
     def of_status(self, before: JobStatus | None, after: Job) -> list[Line]:
-        """Return what a status says that was not said yet; of the first one, where the job stands."""
+        """Return the lines of a status that are new; of the first one, where the job stands."""
         if before is None:
             why = standing(after)
             reason = phase(after) if why.reason is None else f"{phase(after)}, {why.reason}"
@@ -72,7 +72,7 @@ class Narrator:
         self._next_progress = row.used_share + PLAIN_PROGRESS_EVERY
         return f"epoch {row.epoch}, accuracy {row.accuracy:.3f}, depth {row.depth}"
 
-    def _count(self, event: Told) -> None:
+    def _count(self, event: Event) -> None:
         known = self._times.get(event.uid, 0)
         self._times[event.uid] = max(known, event.times)
         self._by_events[event.reason, event.message] += max(0, event.times - known)
@@ -115,10 +115,10 @@ def verdict(job: Job) -> str:
     """Say what an ended job came to."""
     training, used = job.status.training, job.status.time_budget.used_seconds
     score = accuracy(job)
-    told = "" if score is None else f"accuracy {score:.4f}, "
+    reached = "" if score is None else f"accuracy {score:.4f}, "
     model = f"depth {training.depth}, {training.parameters:,} parameters, " if training.depth else ""
     grown = _grown(job.status.adaptation_count)
-    return f"{phase(job)}: {told}{model}{grown}, {duration(used)} of {duration(job.budget_seconds)} used"
+    return f"{phase(job)}: {reached}{model}{grown}, {duration(used)} of {duration(job.budget_seconds)} used"
 
 
 def _grown(times: int) -> str:

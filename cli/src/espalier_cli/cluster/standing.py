@@ -48,7 +48,7 @@ class Job:
 
     @property
     def outcome(self) -> Condition | None:
-        """The condition that says how it ended, None while it has not."""
+        """The condition of its end, None before it."""
         held = [entry for entry in self.status.conditions if entry.status is ConditionStatus.TRUE]
         return next((entry for entry in held if entry.type in FINISHED), None)
 
@@ -62,7 +62,7 @@ class Standing:
     """Why a job is where it is: the one reason that matters most."""
 
     reason: Reason | None
-    """None where no operator has said anything yet."""
+    """None where no operator has written one yet."""
     message: str
     since: float | None = None
     """Epoch seconds."""
@@ -103,7 +103,7 @@ def standing(job: Job) -> Standing:
         if chosen is None:
             chosen = job.condition(ConditionType.EXTRA_GPUS_GRANTED)
     if chosen is None:
-        message = "no operator has looked at it yet" if not job.seen else "the operator has said nothing of it yet"
+        message = "no operator has looked at it yet" if not job.seen else "the operator has not reported on it yet"
         return Standing(reason=None, message=message)
     message = " ".join(chosen.message.split()) or SENTENCES[chosen.reason]
     return Standing(reason=chosen.reason, message=message, since=chosen.last_transition_time.timestamp())

@@ -140,8 +140,8 @@ def why_not(raw: Mapping[str, Any], settings: KubeSettings) -> list[str]:
     reasons = []
     ready = next((entry for entry in status.get("conditions") or () if entry.get("type") == "Ready"), None)
     if ready is None or ready.get("status") != "True":
-        said = "" if ready is None else ready.get("message") or ready.get("reason") or ""
-        reasons.append(f"not ready{f' ({said})' if said else ''}")
+        message = "" if ready is None else ready.get("message") or ready.get("reason") or ""
+        reasons.append(f"not ready{f' ({message})' if message else ''}")
     if "deletionTimestamp" in raw["metadata"]:
         reasons.append("being deleted")
     if spec.get("unschedulable"):
@@ -149,8 +149,8 @@ def why_not(raw: Mapping[str, Any], settings: KubeSettings) -> list[str]:
     taints = [taint for taint in spec.get("taints") or () if taint.get("effect") in ("NoSchedule", "NoExecute")]
     for taint in taints:
         known = taint.get("key") in settings.tolerated_taints
-        told = taint.get("key", "").startswith("node.kubernetes.io/")  # what is said above already, as a taint
-        if not known and not (told and reasons):
+        repeated = taint.get("key", "").startswith("node.kubernetes.io/")  # the problem above, as a taint
+        if not known and not (repeated and reasons):
             reasons.append(f"tainted {taint.get('key')}:{taint['effect']}")
     return reasons
 

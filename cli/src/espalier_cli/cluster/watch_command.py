@@ -12,11 +12,11 @@ import click
 
 from espalier_cli.cluster.client import Cluster, connect
 from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError, cluster_error
+from espalier_cli.cluster.events import Event, event_of, is_about
 from espalier_cli.cluster.explain_command import not_found, place_of
 from espalier_cli.cluster.narration import Narrator, row_of, verdict
 from espalier_cli.cluster.options import cluster_options, namespace_option, output_option
 from espalier_cli.cluster.standing import Job, job_of
-from espalier_cli.cluster.told import Told, is_about, told_of
 from espalier_cli.cluster.watch_display import WatchDisplay, watch_display
 from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
 from espalier_kube.resources import EVENTS, JOBS, Raw, Resource
@@ -58,7 +58,7 @@ def watch(
     """
     with connect(kubeconfig, context) as cluster:
         where, name = place_of(job, namespace, cluster)
-        told = _told(cluster, where, name)
+        known = _known_events(cluster, where, name)
         try:
             raw = cluster.get(JOBS, where, name)
         except NotFoundError as error:
@@ -66,7 +66,7 @@ def watch(
         first = job_of(raw)
         display = watch_display(row_of(first, cluster.now()), form)
         try:
-            last = _watch(cluster, raw, Narrator(told), display, patience)
+            last = _watch(cluster, raw, Narrator(known), display, patience)
         except KeyboardInterrupt:
             click.echo("interrupted; the job goes on", err=True)
             sys.exit(130)
@@ -139,7 +139,7 @@ def _status(before: Job, after: Job, now: float, narrator: Narrator, display: Wa
 
 def _event(change: Change, job: Job, narrator: Narrator, display: WatchDisplay) -> None:
     if isinstance(change, Changed) and is_about(change.object, job.uid):
-        for line in narrator.of_event(told_of(change.object)):
+        for line in narrator.of_event(event_of(change.object)):
             display.show(line)
     elif isinstance(change, Failed) and isinstance(error := cluster_error(change.error), ForbiddenError):
         display.note(f"Events are not shown: {error.hint}")
@@ -152,10 +152,10 @@ def _connection(change: Change, display: WatchDisplay, patience: float) -> None:
         display.note("the API server answers again")
 
 
-def _told(cluster: Cluster, namespace: str, name: str) -> list[Told]:
+def _known_events(cluster: Cluster, namespace: str, name: str) -> list[Event]:
     """Return the Events that exist at the start, which are not shown."""
     try:
         found = cluster.list_all(EVENTS, namespace, fields=f"involvedObject.name={name}")
     except ForbiddenError:
         return []
-    return [told_of(raw) for raw in found.items]
+    return [event_of(raw) for raw in found.items]

@@ -59,7 +59,7 @@ class Answer:
 
 
 class Client:
-    """Requests as the operator needs them. `BackendError` where a request came to nothing in spite of all tries."""
+    """Requests as the operator needs them. `BackendError` where all tries of a request failed."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Client:
                     return listing
 
     async def serves(self, resource: Resource) -> bool:
-        """Return whether the API server says that it has this kind: a CRD is said a moment after it is there."""
+        """Return whether the API server serves this kind: a CRD is served a moment after it exists."""
         path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
         try:
             known = await self._request("discover", "GET", resource, path)

@@ -19,7 +19,7 @@ from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, seri
 from espalier_operator.kube.signals import Signals
 
 KEPT_SECONDS: Final = 900.0
-"""Counters of a namespace and queue without jobs are kept for so long."""
+"""How long counters of a namespace and queue without jobs are kept."""
 
 
 class Metrics:

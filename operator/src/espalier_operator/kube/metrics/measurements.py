@@ -1,6 +1,6 @@
 """What happened to a job between two of its statuses, as metrics count it. Pure.
 
-The status is the memory: what is told by comparing two of them is told once, whichever operator writes the second.
+The status is the memory: the difference of two statuses is counted once, whichever operator writes the second.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def gpu_seconds(status: JobStatus, base_gpus: int) -> dict[str, float]:
 
 def _end(after: JobStatus, place: tuple[str, str]) -> Measurement:
     ends = {ConditionType.COMPLETE: "Complete", ConditionType.FAILED: "Failed"}
-    said = next(entry for entry in after.conditions if entry.type in ends and entry.status == "True")
-    return Measurement("espalier_jobs_finished_total", (*place, ends[said.type], said.reason))
+    condition = next(entry for entry in after.conditions if entry.type in ends and entry.status == "True")
+    return Measurement("espalier_jobs_finished_total", (*place, ends[condition.type], condition.reason))
 
 
 def _waits(was: JobStatus, after: JobStatus, owner: Owner) -> Iterator[Measurement]:

@@ -1,6 +1,6 @@
 """The figures of what is there now, as `/metrics` gives them. Pure: a snapshot and statuses in, series out.
 
-They are made anew for each scrape, so a job's series go with it.
+They are made again for each scrape, so the series of a job disappear with it.
 """
 
 from __future__ import annotations

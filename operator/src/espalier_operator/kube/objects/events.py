@@ -1,4 +1,4 @@
-"""What is told as Kubernetes Events: what changed between two statuses. Pure; reasons are those of the one enum."""
+"""Kubernetes Events about a job: what changed between two of its statuses. Pure; reasons are those of the one enum."""
 
 from __future__ import annotations
 
@@ -47,17 +47,19 @@ class Event:
 def events(before: JobStatus | None, after: JobStatus) -> tuple[Event, ...]:
     """Return what is news in `after`, oldest cause first."""
     was = before or JobStatus()
-    told = [note for condition in after.conditions if (note := _of_condition(was, condition))]
+    found = [event for condition in after.conditions if (event := _of_condition(was, condition))]
     granted = _of_allocation(was, after)
-    # What an allocation says is more than what the condition that goes with it says.
-    told = [note for note in told if note.reason not in {each.reason for each in granted}]
-    told += granted
-    told += _of_reclaim(was, after)
-    told += _of_adaptations(was, after)
+    # The Event of an allocation has more than that of the condition that goes with it.
+    found = [event for event in found if event.reason not in {each.reason for each in granted}]
+    found += granted
+    found += _of_reclaim(was, after)
+    found += _of_adaptations(was, after)
     if after.restarts > was.restarts:
         reason = Reason.PREEMPTED if after.preemptions > was.preemptions else Reason.TRAINER_FAILED
-        told.append(_note(reason, f"start {after.restarts + 1}: {after.scheduling.last_failure or SENTENCES[reason]}"))
-    unique: dict[tuple[str, str], Event] = {(note.reason, note.message): note for note in told}
+        found.append(
+            _event(reason, f"start {after.restarts + 1}: {after.scheduling.last_failure or SENTENCES[reason]}")
+        )
+    unique: dict[tuple[str, str], Event] = {(event.reason, event.message): event for event in found}
     return tuple(unique.values())
 
 
@@ -70,24 +72,24 @@ def _of_condition(was: JobStatus, condition: Condition) -> Event | None:
         ConditionType.ADMITTED,
         ConditionType.RUNNING,
     ):
-        return None  # the other side of what another condition or the allocation says
+        return None  # the opposite of what another condition or the allocation shows
     if any(e.type in (ConditionType.COMPLETE, ConditionType.FAILED) for e in was.conditions) and not ended:
         return None
-    return _note(condition.reason, condition.message)
+    return _event(condition.reason, condition.message)
 
 
 def _of_allocation(was: JobStatus, after: JobStatus) -> list[Event]:
     if after.allocation.generation == was.allocation.generation or not after.allocation.reason:
         return []
     if after.completion_time is not None:
-        return []  # the condition says how it ended, and why
+        return []  # the condition has how it ended, and why
     allocation = after.allocation
     reason = Reason(allocation.reason) if allocation.reason in set(Reason) else None
     if reason is None:
         return []
     by = f", by {allocation.deadline:%H:%M:%S} UTC" if allocation.deadline is not None else ""
     text = f"{SENTENCES[reason]}: {allocation.replicas} workers, {allocation.gpus} GPUs{by}"
-    return [_note(reason, text)]
+    return [_event(reason, text)]
 
 
 def _of_reclaim(was: JobStatus, after: JobStatus) -> list[Event]:
@@ -96,7 +98,7 @@ def _of_reclaim(was: JobStatus, after: JobStatus) -> list[Event]:
     if not pending or _pends(after) or over or after.scheduling.admitted_at is None:
         return []
     forced = after.preemptions - was.preemptions > after.restarts - was.restarts
-    return [_note(Reason.RECLAIM_FORCED if forced else Reason.RECLAIM_ACKNOWLEDGED, "")]
+    return [_event(Reason.RECLAIM_FORCED if forced else Reason.RECLAIM_ACKNOWLEDGED, "")]
 
 
 def _pends(status: JobStatus) -> bool:
@@ -105,19 +107,19 @@ def _pends(status: JobStatus) -> bool:
 
 def _of_adaptations(was: JobStatus, after: JobStatus) -> list[Event]:
     known = {adaptation.decision_id for adaptation in was.adaptations}
-    told = []
+    found = []
     for adaptation in after.adaptations:
         if adaptation.decision_id in known:
             continue
         depth = f"depth {adaptation.depth_before} -> {adaptation.depth_after}"
         text = f"{adaptation.action} by {adaptation.source} {adaptation.policy}: {depth} {adaptation.message}".strip()
         failed = adaptation.result is AdaptationResult.FAILED
-        told.append(Event(reason=f"Adaptation{adaptation.result}", message=text[:LONGEST_MESSAGE], warning=failed))
+        found.append(Event(reason=f"Adaptation{adaptation.result}", message=text[:LONGEST_MESSAGE], warning=failed))
         if adaptation.reason is not None:
-            told.append(_note(adaptation.reason, f"{SENTENCES[adaptation.reason]}: {adaptation.message}"))
-    return told
+            found.append(_event(adaptation.reason, f"{SENTENCES[adaptation.reason]}: {adaptation.message}"))
+    return found
 
 
-def _note(reason: Reason, message: str) -> Event:
+def _event(reason: Reason, message: str) -> Event:
     text = (message or SENTENCES[reason])[:LONGEST_MESSAGE]
     return Event(reason=str(reason), message=text, warning=reason in _WARNINGS)

@@ -116,7 +116,7 @@ def worker_pod(
 ) -> Manifest:
     """Return the pod of a worker: the job's template, and what makes it a worker of this job.
 
-    What the template says stays; the first container is the one that trains. Reserved are the fields that a worker
+    What the template has stays; the first container is the one that trains. Reserved are the fields that a worker
     cannot do without: restart policy, host name, the contract's folder and variables, our labels and annotations. The
     ready trainer image (a template without image) also gets the settings of restricted pod security. `gpu_type` keeps
     the pod on nodes of that type, '' on those that have none; None: on any.

@@ -15,10 +15,9 @@ _REPELLING: Final = ("NoSchedule", "NoExecute")
 def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
     """Return the facts of a node. Never raises.
 
-    It is ready as long as its kubelet is heard of, also where that says that it is not well (its runtime is starting
-    again, say): what runs there runs. It is schedulable if it takes new pods: it is well, not cordoned, and not tainted
-    beyond what workers tolerate. Allocatable is counted, not capacity: GPUs that the device plugin found unhealthy
-    leave it.
+    It is ready while its kubelet reports, even where the kubelet reports a problem (its runtime restarts, for example):
+    what runs there goes on. It is schedulable if it takes new pods: healthy, not cordoned, and not tainted beyond what
+    workers tolerate. Allocatable is counted, not capacity: unhealthy GPUs leave it.
     """
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
     repelled = any(
@@ -38,6 +37,6 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
 
 
 def _ready(status: Mapping[str, Any]) -> str:
-    """Return the status of the condition; `Unknown` is what the control plane writes when a kubelet falls silent."""
+    """Return the status of the condition; the control plane writes `Unknown` when a kubelet stops reporting."""
     conditions = entries(status, "conditions")
     return next((text(entry, "status") for entry in conditions if text(entry, "type") == "Ready"), "")

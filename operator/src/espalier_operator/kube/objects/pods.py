@@ -40,7 +40,7 @@ _START_TROUBLE: Final = (
 _DISRUPTIONS: Final = ("Evicted", "NodeLost", "Preempted", "Preempting", "Terminated", "Shutdown", "NodeShutdown")
 """`status.reason` of pods that the kubelet or the control plane ended."""
 _VANISHED: Final = ("ContainerStatusUnknown", "Unknown")
-"""`reason` of a container that went with its node or its runtime; its exit code says nothing."""
+"""`reason` of a container that went with its node or its runtime; its exit code means nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
 
 def gpu_request(spec: Raw, resource: str) -> int:
     """Return the GPUs that a pod of `spec` takes: the sum over containers and side-cars, or more where an init
-    container, which runs beside the side-cars before it, asks for more.
+    container, which runs together with the side-cars before it, requests more.
 
     Limits are read where requests are not given: for extended resources they are equal.
     """
@@ -219,7 +219,7 @@ def _told(metadata: Raw) -> tuple[int, str | None] | None:
     try:
         document = json.loads(text(metadata, "annotations", ALLOCATION_ANNOTATION))
     except (ValueError, RecursionError):
-        return None  # somebody changed it; it is written anew
+        return None  # somebody changed it; it is written again
     generation = whole(document, "allocation", "generation")
     return None if generation is None else (generation, text(document, "stop") or None)
 

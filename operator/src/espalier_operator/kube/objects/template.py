@@ -60,7 +60,7 @@ def set_variables(container: Manifest, contract: Mapping[str, Any], defaults: Ma
 def mount(
     spec: Manifest, container: Manifest, name: str, path: str, source: Manifest, *, reserved: bool = False
 ) -> None:
-    """Mount a volume of ours at `path` of the container, unless the template gives it a place of its own.
+    """Mount a volume of ours at `path` of the container, unless the template mounts one there.
 
     That is a mount at `path` or above it: one of ours there would hide, say, a folder of the person's volume. A volume
     of the template's that is called `name` is taken instead of `source`. A `reserved` path is always ours, and

@@ -18,7 +18,7 @@ CONNECTIONS: Final = 64
 
 
 class AccessError(Exception):
-    """No API server and no credentials for one are known; the message says where was looked."""
+    """No API server and no credentials for one are known; the message names the places."""
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def _load(configuration: Configuration, kubeconfig: Path | None) -> Corout
     tried = ""
     if kubeconfig is None:
         try:
-            load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # reads the token anew every minute
+            load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # reads the token again every minute
             return None
         except ConfigException as error:
             tried = f"not in a pod of a cluster ({error}), and "

@@ -1,7 +1,7 @@
-"""What the operator tells over HTTP: whether it lives and its metrics; what the scheduler saw, on the loopback only.
+"""What the operator serves over HTTP: its health and metrics, and, on the loopback only, what the scheduler saw.
 
-The snapshot names other people's jobs. So it is served on 127.0.0.1, where it is reached by `kubectl port-forward`,
-which the API server lets only those do who may.
+The snapshot names other people's jobs. So it is served on 127.0.0.1 and reached by `kubectl port-forward`,
+which needs a right of its own at the API server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Address:
 
 @dataclass(slots=True)
 class Pulse:
-    """What is asked for the signs of life. Ages are wall seconds, None where there was no sign yet."""
+    """Where the signs of life come from. Ages are wall seconds, None where there was no sign yet."""
 
     age: Callable[[], float | None]
     """Since the last sign of life."""

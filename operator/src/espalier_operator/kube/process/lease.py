@@ -59,7 +59,7 @@ class Lease:
     """This operator's part in the election."""
 
     def __init__(self, api: ApiClient, namespace: str, name: str, identity: str, seconds: int = LEASE_SECONDS) -> None:
-        """Nothing is asked for yet; `identity` must be this process's alone."""
+        """Sends nothing yet; no other process may have this `identity`."""
         self._times = LeaseTimes.of(seconds)
         self._lock = _Lock(name, namespace, identity, api, self._times.request)
         # The callbacks are not used: `hold` drives the election itself, for it has to know how the work ended.

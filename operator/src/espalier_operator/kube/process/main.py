@@ -18,7 +18,7 @@ from espalier_operator.kube.process.options import settings_of, settings_options
 from espalier_operator.kube.process.service import LEASE_NAME, Invocation, run_operator
 
 TEXT, JSON = "text", "json"
-_EXITS = """Exit codes: 0 asked to end (SIGTERM, SIGINT); 1 a fault of the program; 2 options that cannot be;
+_EXITS = """Exit codes: 0 stopped by SIGTERM or SIGINT; 1 a fault of the program; 2 options that are not valid;
 3 the lease was lost; 4 no credentials for an API server, or an address that is in use."""
 
 
@@ -53,14 +53,14 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     type=click.IntRange(min=SHORTEST_LEASE_SECONDS, max=3600),
     default=LEASE_SECONDS,
     show_default=True,
-    help="How long others wait for a holder that is silent; the holder gives up after two thirds of it.",
+    help="How long others wait for a holder that does not renew it; the holder gives up after two thirds of that.",
 )
 @click.option(
     "--namespace",
     envvar=["ESPALIER_OPERATOR_NAMESPACE", "POD_NAMESPACE"],
     default="espalier-system",
     show_default=True,
-    help="Where the Lease is; in a pod $POD_NAMESPACE says it.",
+    help="Where the Lease is; in a pod: $POD_NAMESPACE.",
 )
 @click.option(
     "--http",
@@ -81,9 +81,9 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="What is logged.",
+    help="The least severe messages that are logged.",
 )
-@click.option("--log-format", type=click.Choice([TEXT, JSON]), default=TEXT, show_default=True, help="How it is.")
+@click.option("--log-format", type=click.Choice([TEXT, JSON]), default=TEXT, show_default=True, help="Its format.")
 def main(log_level: str, log_format: str, **given: Any) -> None:
     """Schedule AdaptiveTrainingJobs: who gets which GPUs, and for how long.
 

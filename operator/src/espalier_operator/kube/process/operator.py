@@ -20,7 +20,7 @@ from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy, policy_named
 
 FLUSH_SECONDS = 5.0
-"""How long an operator that is asked to end may still write."""
+"""How long an operator may still write after it was stopped."""
 
 
 class WallClock:
@@ -36,7 +36,7 @@ class WallClock:
 
 
 class Operator:
-    """One operator that acts. `run` ends by an error or by being cancelled, `stop` makes it end in peace."""
+    """One operator that acts. `run` ends by an error or when it is cancelled; `stop` lets it finish its writes."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Operator:
         all_known: Callable[[], None] = lambda: None,
         metrics: Metrics | None = None,
     ) -> None:
-        """Nothing is asked or done before `run`. `configuration` is what `client` talks by; kopf is given the same.
+        """Nothing is read or written before `run`. `configuration` is the one of `client`; kopf gets the same.
 
         `all_known` is called once, when everything was listed for the first time.
         """

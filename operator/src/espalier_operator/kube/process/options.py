@@ -1,4 +1,4 @@
-"""The command's options for the operator's settings, made of the settings themselves: one place says what there is."""
+"""The command's options for the operator's settings, generated from the settings: they are listed once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
 
 
 def _sentences() -> dict[str, str]:
-    """Return by field what is written under it in the source."""
+    """Return by field the docstring under it in the source."""
     module = ast.parse(textwrap.dedent(inspect.getsource(KubeSettings)))
     lines = [line for statement in module.body if isinstance(statement, ast.ClassDef) for line in statement.body]
     found = {}

@@ -1,4 +1,4 @@
-"""The operator as a process: waits for its Lease, acts, answers for its health, and ends as it is asked to."""
+"""The operator as a process: it waits for its Lease, acts, serves its health, and ends on a signal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEASE_NAME = "espalier-operator"
 
 
 class Exit(IntEnum):
-    """Exit codes of the command; 2 is click's, for options that cannot be."""
+    """Exit codes of the command; 2 is click's, for options that are not valid."""
 
     ASKED = 0
     ERROR = 1
@@ -73,9 +73,9 @@ async def run_operator(settings: KubeSettings, invocation: Invocation) -> Exit:
         logger.error("%s", error)
         return Exit.LEASE_LOST
     except Exception:
-        logger.exception("the operator came to an error that should not happen")
+        logger.exception("the operator failed by an error that should not happen")
         return Exit.ERROR
-    logger.info("ended as asked")
+    logger.info("stopped by a signal")
     return Exit.ASKED
 
 
@@ -92,7 +92,7 @@ class _Service:
         self._operator: Operator | None = None
 
     def catch_signals(self) -> None:
-        """End in peace when asked to. kopf catches them too when it starts, so this is done once more after that."""
+        """Stop on a signal. kopf catches them too when it starts, so this is done once more after that."""
         for each in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(each, self._stop.set)
 

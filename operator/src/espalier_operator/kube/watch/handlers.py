@@ -1,4 +1,4 @@
-"""kopf's part: watch events become facts. No decision and no API call is made here.
+"""The part of kopf: watch events become facts. No decision and no API call is made here.
 
 Only `on.event` handlers: they need no annotations and no finalizers, so nothing of ours ever holds up a deletion.
 """
@@ -81,7 +81,7 @@ def settings_of() -> kopf.OperatorSettings:
 
 
 async def connection_of(configuration: Configuration) -> kopf.ConnectionInfo:
-    """Return the credentials as kopf takes them, read anew where they are refreshed."""
+    """Return the credentials as kopf takes them, read again where they are refreshed."""
     key = await configuration.get_api_key_with_prefix("BearerToken")
     return kopf.ConnectionInfo(
         server=configuration.host,
@@ -95,7 +95,7 @@ async def connection_of(configuration: Configuration) -> kopf.ConnectionInfo:
     )
 
 
-# ---- the tasks that kopf begins, so that none of them outlives it
+# ---- the tasks that kopf starts, so that none of them outlives it
 
 _Tasks = WeakSet["asyncio.Task[Any]"]
 _RECORD: ContextVar[_Tasks | None] = ContextVar("_RECORD", default=None)
@@ -103,7 +103,7 @@ _RECORD: ContextVar[_Tasks | None] = ContextVar("_RECORD", default=None)
 
 @contextmanager
 def recorded_tasks() -> Iterator[Collection[asyncio.Task[Any]]]:
-    """Give the set of all tasks that are begun inside, by whatever is begun inside too, while they exist."""
+    """Give the set of all tasks that are started inside, directly or by other tasks, while they exist."""
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is not _record:
         loop.set_task_factory(_record)
@@ -116,7 +116,7 @@ def recorded_tasks() -> Iterator[Collection[asyncio.Task[Any]]]:
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel those that still run, and those that they begin meanwhile, and wait until they have ended."""
+    """Cancel those that still run, and those that they start meanwhile, and wait until they have ended."""
     while left := [task for task in tasks if not task.done()]:
         for task in left:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The objects of one kind as far as they are known: events and lists may come in any order, the newest word counts."""
+"""The known objects of one kind. Events and lists may come in any order; the newest version counts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class Indexer(Generic[T]):
-    """By key (`namespace/name`): what an object says, and as of which version.
+    """By key (`namespace/name`): the value of an object, and as of which version.
 
-    `parse` makes the value, None for an object that nobody needs; it is given the value of the version before. It is
-    called only for versions that are news. `changed` is told (key, before, after) of every change.
+    `parse` makes the value, None for an object that nobody needs; it is given the value of the version before and
+    called only for versions that are new. `changed` is called with (key, before, after) for every change.
     """
 
     def __init__(

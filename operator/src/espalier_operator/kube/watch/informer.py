@@ -1,7 +1,7 @@
-"""Keeps the store true: lists of everything, at the start and now and then, kopf's watches, and looks at doubtful pods.
+"""Keeps the store up to date: lists of everything at intervals, kopf's watches, and reads of doubtful pods.
 
-What kopf's watches may miss (a lost event, a stream that hangs) the next list puts right. kopf is started again when it
-ends; while it is away the lists go on.
+The next list corrects what kopf's watches may miss (a lost event, a stream that hangs). kopf is started again when it
+ends; the lists go on meanwhile.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Informer:
         self._doubt = doubt
 
     async def run(self) -> None:
-        """Keep the store true until cancelled."""
+        """Keep the store up to date until cancelled."""
         await self._list_patiently()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(handlers.CLUSTER_WIDE, ()))

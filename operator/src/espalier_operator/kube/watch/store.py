@@ -43,7 +43,7 @@ class JobObject:
 
 
 class Store:
-    """One indexer a kind, and what follows from them: which jobs have news, whose pod is whose, who is an alien."""
+    """One indexer for each kind, and what follows from them: which jobs have news, which pods belong to which job."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class Store:
         self.aliens: dict[str, Worker] = {}
         """Pods of others, by key, as the planner counts them."""
         self.doubtful: dict[str, tuple[Pod, int]] = {}
-        """Pods of ours that are not watched as of a version: ended or gone, somebody has to look."""
+        """Pods of ours that are not watched as of a version: ended or gone, to be read again."""
         self.overwritten: set[str] = set()
-        """UIDs of jobs whose status changed, by whosever hand."""
+        """UIDs of jobs whose status changed, whoever wrote it."""
         self._changed: set[str] = set()
         self._heard: set[str] = set()
         self._by_uid: dict[str, JobObject] = {}
@@ -158,7 +158,7 @@ class Store:
     def ready_for(self, pods: Iterable[Pod]) -> set[str]:
         """Return which of the nodes that `pods` are on are ready.
 
-        A node that nobody has heard of counts as ready until a list younger than the pod lacks it: events of pods
+        An unknown node counts as ready until a list younger than the pod lacks it: events of pods
         may come before those of their nodes.
         """
         ready = set()

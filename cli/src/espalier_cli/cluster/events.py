@@ -1,4 +1,4 @@
-"""Kubernetes Events about a job: what was told of it, and when. Pure."""
+"""Kubernetes Events about a job, as they are read. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from espalier_kube.resources import Raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Event:
     """One Event."""
 
     uid: str
     about: str
     """Name of the job or the pod that it is about."""
     at: float
-    """When it was last told, epoch seconds."""
+    """When it last happened, epoch seconds."""
     reason: str
     message: str
     warning: bool
@@ -25,12 +25,12 @@ class Told:
     """How often."""
 
 
-def told_of(raw: Raw) -> Told:
-    """Return what an Event says."""
+def event_of(raw: Raw) -> Event:
+    """Return an Event, read."""
     metadata, about, series = raw["metadata"], raw.get("involvedObject") or {}, raw.get("series") or {}
     times = (series.get("lastObservedTime"), raw.get("lastTimestamp"), raw.get("eventTime"))
     at = next((time for time in times if time), metadata["creationTimestamp"])
-    return Told(
+    return Event(
         uid=metadata["uid"],
         about=about.get("name", ""),
         at=datetime.fromisoformat(at).timestamp(),
@@ -46,6 +46,6 @@ def is_about(raw: Raw, uid: str) -> bool:
     return bool((raw.get("involvedObject") or {}).get("uid", uid) == uid)
 
 
-def newest(events: Iterable[Told], most: int) -> list[Told]:
+def newest(events: Iterable[Event], most: int) -> list[Event]:
     """Return the `most` newest, oldest first."""
     return sorted(events, key=lambda event: event.at)[-most:]

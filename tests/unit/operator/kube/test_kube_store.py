@@ -206,10 +206,10 @@ def test_our_pods_are_filed_by_job_and_others_as_aliens(world: World) -> None:
     poor["metadata"] |= {"ownerReferences": [], "name": "poor"}
     poor["spec"]["containers"][0]["resources"] = {}
     world.take(resources.PODS, poor)
-    assert list(world.store.crews["uid-1"]) == ["ns/one-base-0-0"]
-    assert list(world.store.aliens) == ["ns/stranger"]
+    assert list(world.store.pods_by_job["uid-1"]) == ["ns/one-base-0-0"]
+    assert list(world.store.foreign_workers) == ["ns/stranger"]
     world.take(resources.PODS, stranger, "DELETED")
-    assert world.store.aliens == {}
+    assert world.store.foreign_workers == {}
 
 
 def test_a_pod_event_that_says_nothing_new_wakes_nobody(world: World) -> None:
@@ -224,16 +224,16 @@ def test_a_pod_of_ours_that_is_watched_no_more_stays_until_somebody_has_looked(w
     job = kube_job()
     running = world.take(resources.PODS, raw_worker(job))
     world.take(resources.PODS, running, "DELETED")
-    assert "ns/one-base-0-0" in world.store.crews["uid-1"]
+    assert "ns/one-base-0-0" in world.store.pods_by_job["uid-1"]
     assert world.doubts == 1
     ((pod, version),) = world.store.doubtful.values()
     ended = at(version, raw_worker(job, phase="Failed"))
     world.store.settle(pod, version, ended)
-    assert world.store.crews["uid-1"]["ns/one-base-0-0"].phase == "Failed"
+    assert world.store.pods_by_job["uid-1"]["ns/one-base-0-0"].phase == "Failed"
     assert world.store.doubtful == {}
-    world.store.doubt(world.store.crews["uid-1"]["ns/one-base-0-0"], version)
-    world.store.settle(world.store.crews["uid-1"]["ns/one-base-0-0"], version, None)
-    assert "uid-1" not in world.store.crews
+    world.store.doubt(world.store.pods_by_job["uid-1"]["ns/one-base-0-0"], version)
+    world.store.settle(world.store.pods_by_job["uid-1"]["ns/one-base-0-0"], version, None)
+    assert "uid-1" not in world.store.pods_by_job
 
 
 def test_a_pod_that_was_looked_up_and_is_gone_is_not_brought_back_by_a_late_answer(world: World) -> None:
@@ -245,13 +245,13 @@ def test_a_pod_that_was_looked_up_and_is_gone_is_not_brought_back_by_a_late_answ
     ((pod, version),) = world.store.doubtful.values()
     world.store.settle(pod, version, None)
     world.store.pods.put(deleting)
-    assert world.store.crews == {}
+    assert world.store.pods_by_job == {}
 
 
 def test_nodes_that_nobody_has_heard_of_count_as_ready_until_a_list_lacks_them(world: World) -> None:
     """Pods' events may overtake those of their nodes."""
     world.take(resources.PODS, raw_worker(kube_job(), node="new"))
-    pods = list(world.store.crews["uid-1"].values())
+    pods = list(world.store.pods_by_job["uid-1"].values())
     assert world.store.ready_for(pods) == {"new"}
     world.store.replace(resources.NODES, [], 50)
     assert world.store.ready_for(pods) == set()
@@ -264,7 +264,7 @@ def test_a_node_that_falls_silent_is_news_to_the_jobs_on_it(world: World) -> Non
     world.store.take_changed()
     world.take(resources.NODES, raw_node("here", ready="Unknown"))
     assert world.store.take_changed() == {"uid-1"}
-    assert world.store.ready_for(world.store.crews["uid-1"].values()) == set()
+    assert world.store.ready_for(world.store.pods_by_job["uid-1"].values()) == set()
     world.take(resources.NODES, raw_node("here", gpus=1, ready="Unknown"))
     assert world.store.take_changed() == set(), "how many GPUs it has is news to the planner only"
 

@@ -220,7 +220,7 @@ class ManagedJob:
             if news_of(before) != news_of(self._report):
                 self.hear(News.NONE, Due.CHANGES)
         if News.PODS in self.news:
-            pods = self._store.crews.get(self.uid, {}).values()
+            pods = self._store.pods_by_job.get(self.uid, {}).values()
             self.pods = sort_pods(self.job, self.state, pods, self._store.ready_for(pods))
         if self.news & (News.PODS | News.REPORT):
             self.seen = observation_of(self.pods, self._report)

@@ -74,9 +74,9 @@ class Store:
             resources.CONFIG_MAPS: self.reports,
             resources.PRIORITY_CLASSES: self.priorities,
         }
-        self.crews: dict[str, dict[str, Pod]] = {}
+        self.pods_by_job: dict[str, dict[str, Pod]] = {}
         """By UID of their job: pods of ours, by key."""
-        self.aliens: dict[str, Worker] = {}
+        self.foreign_workers: dict[str, Worker] = {}
         """Pods of others, by key, as the planner counts them."""
         self.doubtful: dict[str, tuple[Pod, int]] = {}
         """Pods of ours that are not watched as of a version: ended or gone, to be read again."""
@@ -229,13 +229,13 @@ class Store:
             self._file(key, after)
             return
         if before is not None and before.job_uid is not None and (after is None or after.job_uid != before.job_uid):
-            crew = self.crews[before.job_uid]
-            crew.pop(key, None)
-            if not crew:
-                del self.crews[before.job_uid]
+            pods = self.pods_by_job[before.job_uid]
+            pods.pop(key, None)
+            if not pods:
+                del self.pods_by_job[before.job_uid]
             self._news(before.job_uid)
         if after is None or after.job_uid is not None:
-            self.aliens.pop(key, None)
+            self.foreign_workers.pop(key, None)
         if after is not None:
             self._file(key, after)
             if after.job_uid is not None:
@@ -244,18 +244,18 @@ class Store:
 
     def _file(self, key: str, pod: Pod) -> None:
         if pod.job_uid is not None:
-            self.crews.setdefault(pod.job_uid, {})[key] = pod
+            self.pods_by_job.setdefault(pod.job_uid, {})[key] = pod
         elif (worker := foreign_worker(pod)) is not None:
-            self.aliens[key] = worker
+            self.foreign_workers[key] = worker
         else:
-            self.aliens.pop(key, None)
+            self.foreign_workers.pop(key, None)
 
     def _node_changed(self, key: str, before: Node | None, after: Node | None) -> None:
         if before == after:
             return
         if (before is not None and before.ready) != (after is not None and after.ready):
-            for uid, crew in self.crews.items():
-                if any(pod.node == key for pod in crew.values()):
+            for uid, pods in self.pods_by_job.items():
+                if any(pod.node == key for pod in pods.values()):
                     self._changed.add(uid)
         self._announce()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -9,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
-from espalier_api.growth import NOTHING, described, known_name, operation
+from espalier_api.growth import NOTHING, described, known_name, operation, operation_names
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
 from espalier_api.report import Metric
@@ -88,6 +90,40 @@ def offered(architecture: Architecture) -> tuple[Action, ...]:
         for each in described(architecture)
         for target in each.targets(architecture)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ActionColumns:
+    """Numbers for the actions of several models: each operation's targets, in their order, and last `Nothing`."""
+
+    counts: Mapping[str, int]
+    """By the operation's name: how many columns there are for its targets."""
+
+    @classmethod
+    def over(cls, architectures: Iterable[Architecture]) -> ActionColumns:
+        """Return columns for every action that one of the descriptions offers; growth points come first."""
+        counts: dict[str, int] = {DEEPEN.name: 0}
+        for architecture in architectures:
+            for each in described(architecture):
+                counts[each.name] = max(counts.get(each.name, 0), len(each.targets(architecture)))
+        order = [*filter(counts.__contains__, operation_names())]
+        return cls({name: counts[name] for name in order})
+
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return sum(self.counts.values()) + 1
+
+    def of(self, architecture: Architecture, actions: Iterable[Action]) -> list[int | None]:
+        """Return the column of each action; None where there is none, as for an action that names a width."""
+        columns: dict[tuple[str, str | None], int] = {}
+        first = 0
+        for name, count in self.counts.items():
+            for place, target in enumerate(operation(name).targets(architecture)[:count]):
+                columns[name, target] = first + place
+            first += count
+        columns[NOTHING, None] = first
+        return [None if action.width is not None else columns.get((action.kind, action.target)) for action in actions]
 
 
 class Progress(Record):

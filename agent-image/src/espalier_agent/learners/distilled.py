@@ -32,6 +32,8 @@ from espalier_agent.learners.learning import (
 from espalier_agent.learners.many_seeds import SeededRun, learn_many
 from espalier_agent.policies.network import PolicyNetwork, Prepared, masked_log_probabilities
 from espalier_agent.policies.policy import Policy
+from espalier_api.advice import ActionColumns, offered
+from espalier_api.architecture import Architecture
 from espalier_api.outcomes import OutcomeTable
 
 
@@ -108,17 +110,11 @@ def learn(
     prepared = student.prepare(tuple(architectures.values()), start.vocabulary)
     models = torch.arange(len(architectures)).repeat(config.student_times)
     budget = torch.tensor([budgets[fingerprint] for fingerprint in architectures], dtype=torch.float64)[models]
-    layout = student.outputs(prepared)
-    points = torch.tensor([len(model.growth_points) for model in architectures.values()])[models]
-    groups = torch.tensor([len(model.channel_groups) for model in architectures.values()])[models]
+    legal = _legal(student.outputs(prepared), tuple(architectures.values()))[models]
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(student.parameters(), lr=config.learning_rate, fused=True)
     with one_thread():
         student.train()
-        outputs = torch.arange(layout.width)
-        group = outputs - layout.points
-        legal = (outputs < points[:, None]) | (outputs == layout.width - 1)
-        legal |= (group >= 0) & (group < groups[:, None].clamp_max(layout.groups))
         for update in range(config.student_updates):
             slow_down(optimizer, config.learning_rate, update / config.student_updates)
             left = budget * torch.rand(len(models), generator=generator, dtype=torch.float64)
@@ -140,3 +136,12 @@ def learn(
         parent=None,
         episodes=sum(member.lineage.episodes for member in members),
     )
+
+
+def _legal(columns: ActionColumns, architectures: Sequence[Architecture]) -> Tensor:
+    """Return (architectures, columns): whether a column is an action of the model."""
+    legal = torch.zeros(len(architectures), columns.width, dtype=torch.bool)
+    for row, architecture in zip(legal, architectures, strict=True):
+        row[[place for place in columns.of(architecture, offered(architecture)) if place is not None]] = True
+    legal[:, -1] = True
+    return legal

@@ -14,9 +14,11 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, LearntTable, Lineage, Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Game, Returns
-from espalier_agent.tables.tree import decision_tree, table_digest
+from espalier_agent.tables.tree import DecisionTree, decision_tree, table_digest
+from espalier_api.advice import ActionColumns
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
+from espalier_api.growth import operation
 from espalier_api.outcomes import OutcomeTable
 
 
@@ -62,18 +64,17 @@ def start_learning(
 
     `architectures` are those of other states that are learnt from. Raises `TableError` for a table that cannot be
     played, `LearningError` without anything to learn from and for an encoder or a parent whose network cannot decide
-    about as many growth points, or about the widenings of a table.
+    about as many growth points, or about an operation of a table.
     """
     if not tables and not architectures:
         raise LearningError("there is no outcome table to learn from")
     trees = [decision_tree(table) for table in tables]
     starts = [tree.states[0].architecture for tree in trees]
     points = max(len(each.growth_points) for each in (*starts, *architectures))
-    widened = [tree.name for tree in trees if tree.states[0].architecture.channel_groups]
     if parent is None:
-        widening = encoder == "graph" and any(each.channel_groups for each in (*starts, *architectures))
-        _check_widening(widened, f"encoder {encoder}", widening)
-        config = NetworkConfig(encoder=encoder, growth_points=max(points, 1), widening=widening or None)
+        counts = ActionColumns.over((*starts, *architectures)).counts if encoder == "graph" else {}
+        config = NetworkConfig.scoring(encoder, max(points, 1), [name for name, count in counts.items() if count])
+        _check_outputs(trees, f"encoder {encoder}", config)
         network = PolicyNetwork.seeded(config, seed)
         vocabulary = Vocabulary.build((), DEFAULT_EMBEDDING_SEED)
     else:
@@ -84,7 +85,7 @@ def start_learning(
                 f"policy {parent.name!r} decides about {head} growth points, where the {source} {points}; "
                 "learn from a fresh network, with all tables at once"
             )
-        _check_widening(widened, f"policy {parent.name!r}", bool(parent.network.config.widening))
+        _check_outputs(trees, f"policy {parent.name!r}", parent.network.config)
         network = PolicyNetwork.with_weights(parent.network.config, parent.network.state_dict())
         vocabulary = parent.vocabulary
     of_tables = (state.architecture for tree in trees for state in tree.states)
@@ -92,12 +93,15 @@ def start_learning(
     return Start(network, vocabulary, [Game(tree, vocabulary, network.config, returns) for tree in trees])
 
 
-def _check_widening(widened: Sequence[str], who: str, widening: bool) -> None:
-    if widened and not widening:
-        raise LearningError(
-            f"{who} has no outputs for groups of channels, which table {widened[0]} widens; learn it from a fresh "
-            "network with --encoder graph, or leave the table out"
-        )
+def _check_outputs(trees: Sequence[DecisionTree], who: str, config: NetworkConfig) -> None:
+    for tree in trees:
+        for kind in dict.fromkeys(action.kind for action in tree.actions if action.grows):
+            unknown = operation(kind)
+            if kind not in config.operations:
+                raise LearningError(
+                    f"{who} has no outputs for {unknown.targets_are}, which table {tree.name} {unknown.verb}s; learn "
+                    "it from a fresh network with --encoder graph, or leave the table out"
+                )
 
 
 def finish_learning(

@@ -11,7 +11,7 @@ points and groups do not matter (a test).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,14 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from espalier_agent.policies.graph_features import (
-    GROUP_FEATURES,
     LAYER_FEATURES,
     MODEL_FEATURES,
     POINT_FEATURES,
     prepare_graphs,
+    target_feature_count,
+    target_features,
+    target_layers,
 )
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_api.architecture import Architecture
+from espalier_api.growth.widen import WIDEN
 
 STATE_SIZE: Final = 32
 """Of a layer's state."""
@@ -56,16 +59,16 @@ class GraphEncodings:
 
     points: Tensor
     models: Tensor
-    groups: Tensor | None = None
-    """(M, V, …) of each group of channels, where the network widens."""
+    others: Mapping[str, Tensor]
+    """By the name of another operation: (M, V, …) of each of its targets."""
 
 
 class GraphModelEncoder(nn.Module):
-    """Message passing over the layers of models; with `widening`, groups of channels are encoded too."""
+    """Message passing over the layers of models; the targets of `operations` are encoded in addition to points."""
 
-    def __init__(self, *, widening: bool = False) -> None:
+    def __init__(self, operations: Sequence[str] = ()) -> None:
         super().__init__()
-        self.widening = widening
+        self.operations = tuple(operations)
         self.layers = nn.Linear(LAYER_FEATURES, STATE_SIZE)
         # Features of a layer never seen can be large; normalised they stay within what the rounds were trained on.
         self.norm = nn.LayerNorm(STATE_SIZE)
@@ -73,7 +76,7 @@ class GraphModelEncoder(nn.Module):
 
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> dict[str, Tensor]:
         """Turn models into `graph_features`."""
-        return prepare_graphs(architectures, vocabulary.seed, widening=self.widening)
+        return prepare_graphs(architectures, vocabulary.seed, self.operations)
 
     def forward(self, prepared: dict[str, Tensor]) -> GraphEncodings:
         """Encode prepared models."""
@@ -93,15 +96,16 @@ class GraphModelEncoder(nn.Module):
         return GraphEncodings(
             points=torch.cat([states[prepared["points"].clamp_min(0)], prepared["point_features"]], dim=2),
             models=torch.cat([mean, most, prepared["model_features"]], dim=1),
-            groups=_groups(states, prepared) if self.widening else None,
+            others={name: _targets(name, states, prepared) for name in self.operations},
         )
 
 
 class PointerHead(nn.Module):
-    """Scores each growth point by itself, and doing nothing; with `widening`, each group of channels too."""
+    """Scores each growth point by itself, doing nothing, and each target of `operations`."""
 
-    def __init__(self, *, widening: bool = False) -> None:
+    def __init__(self, operations: Sequence[str] = ()) -> None:
         super().__init__()
+        self._operations = tuple(operations)
         whole = 2 * STATE_SIZE + MODEL_FEATURES + TIME_FEATURES
         # The first layer of the points' scores, cut into the part that differs between points and the part that
         # differs between states: the same as one layer over both, without repeating either.
@@ -117,30 +121,36 @@ class PointerHead(nn.Module):
             nn.ReLU(),
             nn.Linear(HIDDEN_SIZE, 1),
         )
-        # Made last, so that a seed gives the rest the same weights with and without it.
-        self.of_group = nn.Linear(STATE_SIZE + GROUP_FEATURES, HIDDEN_SIZE) if widening else None
-        self.group_score = (
-            nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Linear(HIDDEN_SIZE, 1))
-            if widening
-            else None
-        )
+        # Made last, so that a seed gives the rest the same weights with and without them.
+        for name in self._operations:
+            of_target = nn.Linear(STATE_SIZE + target_feature_count(name), HIDDEN_SIZE)
+            score = nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Linear(HIDDEN_SIZE, 1))
+            self.add_module(f"of_{_weights_of(name)}", of_target)
+            self.add_module(f"{_weights_of(name)}_score", score)
 
     def score(self, encodings: GraphEncodings, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
-        """Return the logits (n, W + V + 1) of states: which model (n,), and times (n,)."""
+        """Return the logits (n, W + V + … + 1) of states: which model (n,), and times (n,)."""
         state = torch.cat([encodings.models[models], time_features(time_left_s, time_budget_s)], dim=1)
         of_state = self.of_state(state)[:, None]
         scores = [self.point_score(self.of_point(encodings.points)[models] + of_state).squeeze(2)]
-        if self.of_group is not None and self.group_score is not None and encodings.groups is not None:
-            scores.append(self.group_score(self.of_group(encodings.groups)[models] + of_state).squeeze(2))
+        for name in self._operations:
+            of_target = self.get_submodule(f"of_{_weights_of(name)}")
+            score = self.get_submodule(f"{_weights_of(name)}_score")
+            scores.append(score(of_target(encodings.others[name])[models] + of_state).squeeze(2))
         return torch.cat([*scores, self.nothing_score(state)], dim=1)
 
 
-def _groups(states: Tensor, prepared: dict[str, Tensor]) -> Tensor:
-    """Return the mean state of the layers that carry each group's channels, and what is known of it: (M, V, …)."""
-    rows = prepared["carriers"]
+def _weights_of(operation: str) -> str:
+    """Return what the weights for an operation's targets are called; policy files have those of `Widen` as `group`."""
+    return "group" if operation == WIDEN.name else operation.replace(".", "_")
+
+
+def _targets(name: str, states: Tensor, prepared: dict[str, Tensor]) -> Tensor:
+    """Return the mean state of the layers that each target concerns, and what is known of it: (M, V, …)."""
+    rows = prepared[target_layers(name)]
     there = (rows >= 0)[..., None]
     mean = (states[rows.clamp_min(0)] * there).sum(dim=2) / there.sum(dim=2).clamp_min(1)
-    return torch.cat([mean, prepared["group_features"]], dim=2)
+    return torch.cat([mean, prepared[target_features(name)]], dim=2)
 
 
 def _share(ends: Tensor, layers: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the graph encoder reads of a model: layers, edges and growth points, all by attributes, none by names.
+"""What the graph encoder reads of a model: layers, edges and what can be grown, all by attributes, none by names.
 
 Nothing here depends on the order in which layers are listed, beyond what the edges say, or on what they are called:
 two descriptions of one graph have the same features. Any operator and attribute will do.
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, LARGEST_LOG2, attribute_embedding, operator_embedding
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, Layer
-from espalier_api.channel_groups import ChannelGroup
+from espalier_api.growth import operation
+from espalier_api.growth.operation import Target
 
 READ_ATTRIBUTES: Final = (
     ("in_channels", "in_features", "num_features"),
@@ -30,29 +31,29 @@ READ_ATTRIBUTES: Final = (
 LAYER_FEATURES: Final = 2 * EMBEDDING_SIZE + len(READ_ATTRIBUTES) + 4
 POINT_FEATURES: Final = LAYER_FEATURES + 3
 MODEL_FEATURES: Final = 4
-GROUP_FEATURES: Final = 7
 MAGNITUDE_SCALE: Final = 8.0
 """Logarithms are divided by it: 256 channels are 1."""
 
 Vector = npt.NDArray[np.float32]
 
 
-def prepare_graphs(architectures: Sequence[Architecture], seed: int, *, widening: bool = False) -> dict[str, Tensor]:
+def prepare_graphs(
+    architectures: Sequence[Architecture], seed: int, operations: Sequence[str] = ()
+) -> dict[str, Tensor]:
     """Return models as tensors. N layers in all, M models, L layers and W growth points in the largest.
 
     `layers` (N, features); `edges` (2, E), from the layer that is read to the one that reads it; `places` (M, L) and
     `points` (M, W), the rows of each model's layers and of the layers after which it can grow, -1 where it has no
-    more; `point_features` (M, W, features); `model_features` (M, features). With `widening` also `carriers` (M, V, C),
-    the rows of the layers that carry the channels of each group, and `group_features` (M, V, features). `seed` is that
-    of the vocabulary.
+    more; `point_features` (M, W, features); `model_features` (M, features). For each
+    of the `operations`, `target_layers` (M, V, C), the rows of the layers that each target concerns, and
+    `target_features` (M, V, features). `seed` is that of the vocabulary.
     """
     layers: list[Vector] = []
     edges: list[tuple[int, int]] = []
     places: list[list[int]] = []
     points: list[list[int]] = []
     point_features: list[list[Vector]] = []
-    carriers: list[list[list[int]]] = []
-    group_features: list[list[list[float]]] = []
+    targets: dict[str, list[list[tuple[list[int], list[float]]]]] = {name: [] for name in operations}
     for architecture in architectures:
         row = {layer.name: len(layers) + index for index, layer in enumerate(architecture.layers)}
         reached = _longest_paths(architecture)
@@ -78,15 +79,18 @@ def prepare_graphs(architectures: Sequence[Architecture], seed: int, *, widening
                 for point in architecture.growth_points
             ]
         )
-        carriers.append([[row[name] for name in group.carriers] for group in architecture.channel_groups])
-        group_features.append([_group_features(architecture, group, reached) for group in architecture.channel_groups])
+        for name, found in targets.items():
+            seen = operation(name).seen(architecture)
+            found.append([([row[layer] for layer in one.layers], _features_of(one, reached)) for one in seen])
     most = max(len(found) for found in points)
     padded = np.zeros((len(architectures), most, POINT_FEATURES), dtype=np.float32)
-    for index, found in enumerate(point_features):
-        if found:
-            padded[index, : len(found)] = np.stack(found)
-    groups = _groups(carriers, group_features) if widening else {}
-    return groups | {
+    for index, added in enumerate(point_features):
+        if added:
+            padded[index, : len(added)] = np.stack(added)
+    more: dict[str, Tensor] = {}
+    for name, described in targets.items():
+        more |= _targets(name, described)
+    return more | {
         "layers": torch.from_numpy(np.stack(layers).astype(np.float32)),
         "edges": torch.tensor(edges, dtype=torch.long).reshape(-1, 2).T.contiguous(),
         "places": _padded(places),
@@ -119,31 +123,41 @@ def _model_features(architecture: Architecture) -> list[float]:
     ]
 
 
-def _group_features(architecture: Architecture, group: ChannelGroup, reached: dict[str, int]) -> list[float]:
+def target_layers(name: str) -> str:
+    """Return the name of the tensor of the layers that an operation's targets concern."""
+    return f"{name} layers"
+
+
+def target_features(name: str) -> str:
+    """Return the name of the tensor of what else is known of an operation's targets."""
+    return f"{name} features"
+
+
+def target_feature_count(name: str) -> int:
+    """Return how many numbers are known of each target of an operation."""
+    return len(operation(name).sizes) + 3
+
+
+def _features_of(target: Target, reached: dict[str, int]) -> list[float]:
     furthest = max(max(reached.values()), 1)
-    channels = architecture.channels
-    added = {} if channels is None else channels.widened({group.id: group.width})[1].parameters
     return [
-        _magnitude(group.width),
-        _magnitude(group.multiple_of),
-        _magnitude(sum(added.values())),
-        math.log2(1 + len(group.makers)) / MAGNITUDE_SCALE,
-        math.log2(1 + len(group.carriers)) / MAGNITUDE_SCALE,
-        min(reached[name] for name in group.carriers) / furthest,
-        max(reached[name] for name in group.carriers) / furthest,
+        *map(_magnitude, target.sizes),
+        _magnitude(len(target.layers)),
+        min((reached[name] for name in target.layers), default=0) / furthest,
+        max((reached[name] for name in target.layers), default=0) / furthest,
     ]
 
 
-def _groups(carriers: list[list[list[int]]], features: list[list[list[float]]]) -> dict[str, Tensor]:
-    most = max(len(found) for found in carriers)
-    longest = max((len(rows) for found in carriers for rows in found), default=0)
-    places = torch.full((len(carriers), most, longest), -1, dtype=torch.long)
-    padded = torch.zeros(len(carriers), most, GROUP_FEATURES)
-    for model, (found, described) in enumerate(zip(carriers, features, strict=True)):
-        for group, (rows, numbers) in enumerate(zip(found, described, strict=True)):
-            places[model, group, : len(rows)] = torch.tensor(rows)
-            padded[model, group] = torch.tensor(numbers)
-    return {"carriers": places, "group_features": padded}
+def _targets(name: str, described: list[list[tuple[list[int], list[float]]]]) -> dict[str, Tensor]:
+    most = max(len(found) for found in described)
+    longest = max((len(rows) for found in described for rows, _ in found), default=0)
+    places = torch.full((len(described), most, longest), -1, dtype=torch.long)
+    padded = torch.zeros(len(described), most, target_feature_count(name))
+    for model, found in enumerate(described):
+        for place, (rows, numbers) in enumerate(found):
+            places[model, place, : len(rows)] = torch.tensor(rows, dtype=torch.long)
+            padded[model, place] = torch.tensor(numbers)
+    return {target_layers(name): places, target_features(name): padded}
 
 
 def _number(value: object) -> float:

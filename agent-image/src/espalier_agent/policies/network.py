@@ -5,14 +5,14 @@ point, in the architecture's order, and a last one for doing nothing (Figure 5).
 when the policy is made, to that of the largest model it learns from; the surplus outputs of a smaller model are
 masked, and points beyond the head are never chosen: no experience has shaped an output for them. `graph` reads the
 architecture as a graph and scores each growth point by where it is, so it serves any number of them. Only it can
-score groups of channels to widen, and does if it has learnt from tables that widen: the LSTMs read a sequence of layers
-and have outputs by number, so what a number of groups means would be fixed with the models learnt from.
+score the targets of other growth operations (groups of channels to widen), and does if it has learnt from tables that
+have them: the LSTMs read a sequence of layers and have outputs by number, so what a number of groups means would be
+fixed with the models learnt from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Self
 
 import torch
@@ -21,47 +21,17 @@ from torch import Tensor, nn
 
 from espalier_agent.policies.encoders import FixedHead, LstmModelEncoder
 from espalier_agent.policies.graph_encoder import GraphModelEncoder, PointerHead
+from espalier_agent.policies.graph_features import target_layers
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import Action
+from espalier_api.advice import ActionColumns
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
+from espalier_api.growth import OperationName, operation
 from espalier_api.growth.deepen import DEEPEN
+from espalier_api.growth.widen import WIDEN
 
 Prepared = dict[str, Tensor]
 """Models as the fixed tensors that an encoder reads; made once, encoded in each update."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """Which output of a network an action has: growth points first, then groups of channels, and last `Nothing`."""
-
-    points: int
-    groups: int
-
-    @property
-    def width(self) -> int:
-        """How many outputs there are."""
-        return self.points + self.groups + 1
-
-    def of(self, architecture: Architecture, actions: Sequence[Action]) -> list[int | None]:
-        """Return the output of each action; None where there is none.
-
-        That is so for growth points beyond the head, for every widening where the network scores no groups, and for a
-        widening to a given width: only doubling was learnt.
-        """
-        points = {point.id: place for place, point in enumerate(architecture.growth_points[: self.points])}
-        groups = {
-            group.id: self.points + place for place, group in enumerate(architecture.channel_groups[: self.groups])
-        }
-
-        def place(action: Action) -> int | None:
-            if action.target is None:
-                return self.width - 1
-            if action.kind == DEEPEN.name:
-                return points.get(action.target)
-            return groups.get(action.target) if action.width is None else None
-
-        return [place(action) for action in actions]
 
 
 class NetworkConfig(Record):
@@ -73,11 +43,26 @@ class NetworkConfig(Record):
     """Growth points that the decider of `lstm` has outputs for; `graph` serves any number whatever stands here."""
     widening: Literal[True] | None = None
     """Groups of channels are scored too; absent: never chosen. Of `graph` only: `lstm` has no outputs for them."""
+    others: tuple[OperationName, ...] | None = None
+    """Growth operations other than `Deepen` and `Widen` whose targets are scored; of `graph` only."""
+
+    @classmethod
+    def scoring(cls, encoder: str, growth_points: int, operations: Iterable[str]) -> NetworkConfig:
+        """Return the configuration of a network that scores growth points and the targets of `operations`."""
+        others = tuple(name for name in operations if name not in (DEEPEN.name, WIDEN.name))
+        widening = WIDEN.name in operations or None
+        return cls(encoder=encoder, growth_points=growth_points, widening=widening, others=others or None)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The operations whose targets are scored, in the order of the outputs."""
+        return (DEEPEN.name, *((WIDEN.name,) if self.widening else ()), *(self.others or ()))
 
     @model_validator(mode="after")
-    def _widens_by_graph(self) -> Self:
-        if self.widening and self.encoder != "graph":
-            raise ValueError(f"encoder {self.encoder} has no outputs for groups of channels; graph has")
+    def _more_by_graph(self) -> Self:
+        if len(self.operations) > 1 and self.encoder != "graph":
+            targets = operation(self.operations[1]).targets_are
+            raise ValueError(f"encoder {self.encoder} has no outputs for {targets}; graph has")
         return self
 
 
@@ -91,8 +76,8 @@ class PolicyNetwork(nn.Module):
         self.encoder: LstmModelEncoder | GraphModelEncoder
         self.decider: FixedHead | PointerHead
         if config.encoder == "graph":
-            widening = bool(config.widening)
-            self.encoder, self.decider = GraphModelEncoder(widening=widening), PointerHead(widening=widening)
+            more = config.operations[1:]
+            self.encoder, self.decider = GraphModelEncoder(more), PointerHead(more)
         else:
             self.encoder, self.decider = LstmModelEncoder(), FixedHead(config.growth_points)
 
@@ -122,11 +107,11 @@ class PolicyNetwork(nn.Module):
         """Turn models into the fixed tensors that `logits` reads."""
         return self.encoder.prepare(architectures, vocabulary)
 
-    def outputs(self, prepared: Prepared) -> Outputs:
+    def outputs(self, prepared: Prepared) -> ActionColumns:
         """Return what the columns of `logits` are about, for these prepared models."""
-        groups = prepared["carriers"].shape[1] if "carriers" in prepared else 0
         points = prepared["points"].shape[1] if self.config.encoder == "graph" else self.config.growth_points
-        return Outputs(points, groups)
+        more = {name: prepared[target_layers(name)].shape[1] for name in self.config.operations[1:]}
+        return ActionColumns({DEEPEN.name: points, **more})
 
     def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
         """Return the logits of n states, (n, width): one for each action, in the order of `outputs`.

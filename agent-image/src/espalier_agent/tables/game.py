@@ -8,9 +8,11 @@ from enum import StrEnum
 import torch
 from torch import Tensor, nn
 
-from espalier_agent.policies.network import NetworkConfig, Outputs, PolicyNetwork, masked_log_probabilities
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, TableError
+from espalier_api.advice import ActionColumns
+from espalier_api.growth import operation
 from espalier_api.outcomes import reward
 
 
@@ -31,15 +33,13 @@ def worth(accuracies: Sequence[float], returns: Returns) -> Tensor:
     return found
 
 
-def outputs_of(tree: DecisionTree, outputs: Outputs) -> list[int]:
+def outputs_of(tree: DecisionTree, outputs: ActionColumns) -> list[int]:
     """Return a network's output for each of a table's actions; raises `TableError` where it has none."""
     found = outputs.of(tree.states[0].architecture, tree.actions)
     missing = [action for action, place in zip(tree.actions, found, strict=True) if place is None]
     if missing:
-        raise TableError(
-            f"table {tree.name}: the network has no output for {missing[0]}; it has {outputs.points} for growth points "
-            f"and {outputs.groups} for groups of channels"
-        )
+        counts = " and ".join(f"{count} for {operation(name).targets_are}" for name, count in outputs.counts.items())
+        raise TableError(f"table {tree.name}: the network has no output for {missing[0]}; it has {counts}")
     return [place for place in found if place is not None]
 
 

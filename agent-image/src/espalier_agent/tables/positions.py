@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,8 +13,11 @@ from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED
 from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, layer_embedding
 from espalier_agent.tables.rewards import Reward, step_rewards
 from espalier_agent.tables.tree import DecisionTree, carried_out, decision_tree
+from espalier_api.advice import ActionColumns
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture
+from espalier_api.growth.deepen import DEEPEN
+from espalier_api.growth.widen import WIDEN
 from espalier_api.outcomes import OutcomeTable
 from espalier_api.outcomes import reward as paper_return
 
@@ -34,9 +37,9 @@ class NoTableError(ValueError):
 class Positions:
     """Each position is a state of one table, or the end of one of its sequences; the same index in all arrays.
 
-    Actions are numbered alike for all tables: i deepens growth point i; behind as many as the model with the most of
-    them has, the next ones each double a group of channels; the last one does nothing. Those that a model has no
-    growth point or group for are illegal.
+    Actions are numbered alike for all tables (`ActionColumns`): i deepens growth point i; after as many as the model
+    with the most of them has, the next ones each double a group of channels; the last one does nothing. Those that a
+    model has no growth point or group for are illegal.
     """
 
     tables: tuple[str, ...]
@@ -64,9 +67,8 @@ class Positions:
         if not tables:
             raise NoTableError("there is no outcome table to play; give at least one")
         trees = [decision_tree(table) for table in tables]
-        points = max(len(tree.states[0].architecture.growth_points) for tree in trees)
-        groups = max(len(tree.states[0].architecture.channel_groups) for tree in trees)
-        actions = points + groups + 1
+        numbers = ActionColumns.over(tree.states[0].architecture for tree in trees)
+        actions = numbers.width
         count = sum(len(tree.states) + len(tree.sequences) for tree in trees)
         following = np.full((count, actions), NO_INDEX, dtype=np.int64)
         rewards = np.zeros((count, actions))
@@ -81,7 +83,7 @@ class Positions:
             last = states - len(tree.sequences) // len(tree.actions)
             # In the tree, sequences are counted apart from states; here they come behind them.
             own[last:] += states
-            columns = _columns(tree, points, actions)
+            columns = np.array(numbers.of(tree.states[0].architecture, tree.actions), dtype=np.int64)
             returns = np.array([paper_return(accuracy) for accuracy in tree.accuracies])
             following[start : start + states, columns] = start + own
             rewards[start : start + states, columns] = step_rewards(np.array(tree.following), returns, reward)
@@ -107,7 +109,7 @@ class Positions:
                 "decisions_left": np.array([[left] for _, _, left in moments], dtype=np.int64),
                 "allocation": np.tile(np.array([allocation.replicas, allocation.gpus]), (count, 1)),
             },
-            by_architecture=_described(tuple(rows.values()), points, groups),
+            by_architecture=_described(tuple(rows.values()), numbers.counts),
             architecture_of=np.array([place[architecture.fingerprint] for architecture in seen]),
         )
 
@@ -122,13 +124,6 @@ class Positions:
         if table not in self.tables:
             raise NoTableError(f"there is no table {table!r} here; there are: {', '.join(self.tables)}")
         return self.tables.index(table)
-
-
-def _columns(tree: DecisionTree, points: int, actions: int) -> list[int]:
-    """Return the number that each of a table's actions has among those of all tables."""
-    own = tree.states[0].architecture
-    groups = range(points, points + len(own.channel_groups))
-    return [*range(len(own.growth_points)), *groups, actions - 1]
 
 
 def _ends(tree: DecisionTree) -> list[Architecture]:
@@ -155,8 +150,9 @@ def _moments(tree: DecisionTree) -> list[tuple[float, float, int]]:
     return moments + [(0.0, tree.states[0].time_budget_s, 0)] * len(tree.sequences)
 
 
-def _described(architectures: Sequence[Architecture], points: int, groups: int) -> dict[str, Array]:
+def _described(architectures: Sequence[Architecture], counts: Mapping[str, int]) -> dict[str, Array]:
     """Return the arrays that describe architectures, padded to the largest of them; of groups, where there are any."""
+    points, groups = counts.get(DEEPEN.name, 0), counts.get(WIDEN.name, 0)
     count = len(architectures)
     layers = max(len(architecture.layers) for architecture in architectures)
     edges = max(1, *(sum(len(layer.inputs) for layer in architecture.layers) for architecture in architectures))

@@ -17,6 +17,7 @@ class Deepen(GrowthOperation):
     participle = "deepened"
     target_is = "growth point"
     targets_are = "growth points"
+    sizes = ("layers added", "parameters that the next growth adds")
     summary = "A layer more at a growth point."
 
     def targets(self, architecture: Architecture) -> tuple[str, ...]:
@@ -28,7 +29,7 @@ class Deepen(GrowthOperation):
         return deepened(architecture, target)
 
     def seen(self, architecture: Architecture) -> tuple[Target, ...]:
-        """Return the layers after which the points are, how often they were grown, and what the next growth adds."""
+        """Return the layer after which each point is, and its sizes."""
         return tuple(
             Target((point.after,), (point.grown, sum(layer.parameters for layer in point.insertion)))
             for point in architecture.growth_points

@@ -16,7 +16,7 @@ class Target:
     layers: tuple[str, ...]
     """The layers that it concerns."""
     sizes: tuple[float, ...]
-    """Whatever else tells targets apart, as many numbers for each target of an operation. Their magnitudes are read."""
+    """What else tells the operation's targets apart: its `sizes`. Their magnitudes are read."""
 
 
 class GrowthOperation(ABC):
@@ -40,6 +40,8 @@ class GrowthOperation(ABC):
     """One sentence for the schema of a job."""
     sized: ClassVar[bool] = False
     """Whether an action may name a width."""
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """What the numbers in `Target.sizes` are."""
     bound: ClassVar[int | None] = None
     """How many times the parameters of the starting model a job may reach that allows it and has no `maxParameters`;
     None: without bound."""

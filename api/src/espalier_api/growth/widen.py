@@ -19,6 +19,7 @@ class Widen(GrowthOperation):
     targets_are = "groups of channels"
     summary = "Twice the channels in a group of layers. The shipped policy never chooses it."
     sized = True
+    sizes = ("channels", "multiple of", "parameters that doubling adds", "layers that make the channels")
     bound = 16
     # Doubling is exponential: without a bound a few groups, doubled a few times, would fill any device.
 
@@ -31,7 +32,7 @@ class Widen(GrowthOperation):
         return widened(architecture, target, self.new_width(architecture, target, width))
 
     def seen(self, architecture: Architecture) -> tuple[Target, ...]:
-        """Return the layers that carry the groups, widths, what they are multiples of, what doubling adds, makers."""
+        """Return the layers that carry the channels of each group, and its sizes."""
         found = []
         for group in architecture.channel_groups:
             channels = architecture.channels

@@ -92,8 +92,11 @@ cluster:  ## a Kubernetes cluster with fake GPUs on this machine, Espalier in it
 cluster-down:  ## delete that cluster
 	hack/cluster down
 
-e2e: .venv/.ready  ## the tests that need a cluster, on that of `make cluster`
-	environment=$$(hack/cluster env) && eval "$$environment" && .venv/bin/pytest tests/e2e/cluster
+# Most of these tests wait for a cluster most of the time.
+E2E_WORKERS ?= 4
+e2e: .venv/.ready  ## the tests that need a cluster, on that of `make cluster`, E2E_WORKERS at a time
+	environment=$$(hack/cluster env) && eval "$$environment" && \
+		.venv/bin/pytest tests/e2e/cluster --numprocesses $(E2E_WORKERS) --dist load --maxschedchunk 1 --durations 0 --durations-min 1
 
 .PHONY: format
 format: .venv/.ready  ## let ruff format and mend what it can

@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,6 +133,13 @@ def write_layout(file: Path, images: Iterable[Image], blobs: dict[str, Blob]) ->
         add("index.json", json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
 
 
+def send(node: str, layout: Path) -> None:
+    """Import an OCI layout into a node."""
+    command = ["docker", "exec", "-i", node, "ctr", "--namespace", "k8s.io", "images", "import", "-"]
+    with layout.open("rb") as content:
+        subprocess.run(command, stdin=content, stdout=subprocess.DEVNULL, check=True)
+
+
 def load(images: Sequence[Image], nodes: Sequence[str], cluster: str) -> str:
     """Put the images into the nodes. Returns what was sent, for a person."""
     common = set.intersection(*(set(containerd(node, "content", "ls", "--quiet").split()) for node in nodes))
@@ -143,10 +151,8 @@ def load(images: Sequence[Image], nodes: Sequence[str], cluster: str) -> str:
         if needed <= set(blobs):
             file = folder / "layout.tar"
             write_layout(file, images, blobs)
-            for node in nodes:
-                command = ["docker", "exec", "-i", node, "ctr", "--namespace", "k8s.io", "images", "import", "-"]
-                with file.open("rb") as content:
-                    subprocess.run(command, stdin=content, stdout=subprocess.DEVNULL, check=True)
+            with ThreadPoolExecutor(len(nodes)) as pool:
+                list(pool.map(lambda node: send(node, file), nodes))
             return f"{file.stat().st_size / 1e6:.1f} MB"
     names = [image.name for image in images]
     output("kind", "load", "docker-image", *names, "--name", cluster, "--nodes", ",".join(nodes))

@@ -1,6 +1,7 @@
-# A Prometheus for clusters that reach no container registry. Context: the folder with what hack/prometheus-kubernetes prints.
-ARG BASE=debian:12-slim
+# A Prometheus for clusters that reach no container registry. Context: a folder with what hack/prometheus finds, and
+# prometheus.py.
+ARG BASE=python:3.11-slim
 FROM $BASE
-COPY --chmod=755 prometheus /bin/prometheus
+COPY --chmod=755 prometheus prometheus.py /bin/
 USER 65534
-ENTRYPOINT ["/bin/prometheus"]
+ENTRYPOINT ["python3", "/bin/prometheus.py"]

@@ -1,8 +1,14 @@
-"""A real cluster as a person sees it: through kubectl, with patience that has a limit."""
+"""A real cluster: changed through kubectl, read from the API server, waited for with a limit.
+
+Reading goes through one `kubectl proxy`: tests poll, and a kubectl of its own for each look would take a core from what
+is tested.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import subprocess
 import time
@@ -10,8 +16,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import httpx
+import yaml
+
 GPU = "nvidia.com/gpu"
+GPU_TYPE = "nvidia.com/gpu.product"
 SYSTEM = "espalier-system"
+_GROUPS = {
+    "deployments": "apis/apps/v1",
+    "adaptivetrainingjobs": "apis/espalier.dev/v1alpha1",
+    "servicemonitors": "apis/monitoring.coreos.com/v1",
+    "podmonitors": "apis/monitoring.coreos.com/v1",
+    "prometheusrules": "apis/monitoring.coreos.com/v1",
+}
 Found = TypeVar("Found")
 
 
@@ -27,9 +44,33 @@ def kubectl(*arguments: str, text: str | None = None, timeout: float = 60) -> st
     return result.stdout
 
 
-def get(*arguments: str) -> dict[str, Any]:
-    """Return what `kubectl get` says as JSON."""
-    found: dict[str, Any] = json.loads(kubectl("get", *arguments, "--output=json"))
+@functools.cache
+def _server() -> httpx.Client:
+    """Return a client of the API server, through a `kubectl proxy` that ends with this process."""
+    command = ["kubectl", "proxy", "--port=0"]
+    proxy = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    atexit.register(proxy.terminate)
+    assert proxy.stdout is not None
+    address = proxy.stdout.readline().rpartition(" ")[2].strip()  # Starting to serve on 127.0.0.1:40213
+    return httpx.Client(base_url=f"http://{address}", timeout=30, trust_env=False)
+
+
+def get_raw(path: str) -> str:
+    """Return what the API server answers to GET; `ClusterError` with its words where it refuses."""
+    answer = _server().get(path)
+    if answer.is_error:
+        raise ClusterError(f"GET {path}: {answer.status_code} {answer.text}")
+    return answer.text
+
+
+def get(resource: str, name: str = "", *, namespace: str = "", selector: str = "") -> dict[str, Any]:
+    """Return an object, or without a name the list of them; `resource` is the plural."""
+    path = "/".join(
+        part
+        for part in (_GROUPS.get(resource, "api/v1"), f"namespaces/{namespace}" if namespace else "", resource, name)
+        if part
+    )
+    found: dict[str, Any] = json.loads(get_raw(f"/{path}" + (f"?labelSelector={selector}" if selector else "")))
     return found
 
 
@@ -47,19 +88,20 @@ def wait_for(what: str, look: Callable[[], Found | None], seconds: float = 60, e
 
 @dataclass
 class Space:
-    """A namespace of a test's own."""
+    """A namespace for one test, and the type of the GPUs that the test may use."""
 
     name: str
+    gpu_type: str = ""
 
     def apply(self, *manifests: Mapping[str, Any] | str) -> None:
-        """Apply manifests: mappings, or the text of a file."""
-        for manifest in manifests:
-            text = manifest if isinstance(manifest, str) else json.dumps(manifest)
-            kubectl("apply", "--namespace", self.name, "--filename=-", text=text)
+        """Apply manifests: mappings, or the text of a file. Jobs and pods stay on the test's GPUs."""
+        items = [yaml.safe_load(each) if isinstance(each, str) else each for each in manifests]
+        typed = {"apiVersion": "v1", "kind": "List", "items": [_on_type(item, self.gpu_type) for item in items]}
+        kubectl("apply", "--namespace", self.name, "--filename=-", text=json.dumps(typed))
 
     def job(self, name: str) -> dict[str, Any]:
         """Return a job."""
-        return get("adaptivetrainingjob", name, "--namespace", self.name)
+        return get("adaptivetrainingjobs", name, namespace=self.name)
 
     def status(self, name: str) -> dict[str, Any]:
         """Return a job's status, empty while it has none."""
@@ -100,8 +142,12 @@ class Space:
     def pods(self, job: str, role: str | None = None) -> list[dict[str, Any]]:
         """Return the pods of a job, those of `role` alone if it is given."""
         selector = f"espalier.dev/job={job}" + (f",espalier.dev/role={role}" if role else "")
-        found: list[dict[str, Any]] = get("pods", "--namespace", self.name, "--selector", selector)["items"]
+        found: list[dict[str, Any]] = get("pods", namespace=self.name, selector=selector)["items"]
         return found
+
+    def phase(self, pod: str) -> str:
+        """Return a pod's phase."""
+        return str(get("pods", pod, namespace=self.name)["status"]["phase"])
 
     def leader(self, job: str) -> dict[str, Any] | None:
         """Return the leader's pod that runs and is not on its way out."""
@@ -113,36 +159,51 @@ class Space:
 
     def events(self, reason: str | None = None) -> list[dict[str, Any]]:
         """Return the Events of the namespace, those with `reason` alone if it is given."""
-        found = get("events", "--namespace", self.name)["items"]
+        found = get("events", namespace=self.name)["items"]
         return [event for event in found if reason in (None, event["reason"])]
+
+    def trains_on(self, job: str, steps: int = 50) -> None:
+        """Wait until the leader has reported `steps` more steps."""
+        before = int(self.report(job).get("step", 0))
+        wait_for(f"{job} trains on", lambda: self.report(job).get("step", 0) > before + steps, 60)
 
     def report(self, job: str) -> dict[str, Any]:
         """Return what the leader reported last, empty where it has not."""
-        data = get("configmap", f"{job}-report", "--namespace", self.name).get("data") or {}
+        data = get("configmaps", f"{job}-report", namespace=self.name).get("data") or {}
         report: dict[str, Any] = json.loads(data.get("report.json", "{}"))
         return report
 
 
+def _on_type(manifest: Mapping[str, Any], gpu_type: str) -> dict[str, Any]:
+    """Return a copy of a manifest in which a job's or a pod's template selects the nodes of that type; '': as it is."""
+    found: dict[str, Any] = json.loads(json.dumps(manifest))
+    if not gpu_type or found["kind"] not in ("AdaptiveTrainingJob", "Pod"):
+        return found
+    spec = found["spec"]
+    if found["kind"] == "AdaptiveTrainingJob":
+        worker = {"name": "trainer", "resources": {"limits": {GPU: 1}}}
+        template = spec.setdefault("template", {"spec": {"containers": [worker]}})
+        spec = template["spec"]
+    spec.setdefault("nodeSelector", {})[GPU_TYPE] = gpu_type
+    return found
+
+
 @dataclass
 class Nodes:
-    """The nodes for workers, whose GPUs the tests set."""
+    """The worker nodes that a test has for itself, whose GPUs it sets."""
 
     names: list[str] = field(default_factory=list)
-
-    @classmethod
-    def found(cls) -> Nodes:
-        """Return the nodes that are not the control plane's."""
-        items = get("nodes")["items"]
-        return cls([item["metadata"]["name"] for item in items if "control-plane" not in item["metadata"]["name"]])
+    gpu_type: str = ""
 
     def set_gpus(self, *counts: int) -> None:
         """Give the first node the first count, and so on; the others none."""
+        assert len(counts) <= len(self.names), "mark the test with how many nodes it needs"
         for name, count in zip(self.names, [*counts, *[0] * len(self.names)], strict=False):
             gpus(name, count)
 
     def ready(self, name: str) -> bool:
         """Return whether a node is."""
-        conditions = get("node", name)["status"]["conditions"]
+        conditions = get("nodes", name)["status"]["conditions"]
         return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 
     @contextlib.contextmanager
@@ -156,10 +217,48 @@ class Nodes:
             wait_for(f"{name} Ready again", lambda: self.ready(name), 120)
 
 
+def workers() -> dict[str, int]:
+    """Return the nodes that are not the control plane's, and how many GPUs they have."""
+    return {
+        item["metadata"]["name"]: int(item["status"]["allocatable"].get(GPU, 0))
+        for item in get("nodes")["items"]
+        if "node-role.kubernetes.io/control-plane" not in item["metadata"]["labels"]
+    }
+
+
+def pods_of(part: str) -> list[dict[str, Any]]:
+    """Return the pods of the operator or the agent that run."""
+    pods = get("pods", namespace=SYSTEM, selector=f"app.kubernetes.io/name=espalier-{part}")["items"]
+    return [pod for pod in pods if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]]
+
+
+def operator_node() -> str:
+    """Return the node that the operator runs on."""
+    return str(pods_of("operator")[0]["spec"]["nodeName"])
+
+
+def set_type(node: str, gpu_type: str) -> None:
+    """Pretend that the GPUs of `node` are of that type; '' for none."""
+    kubectl("label", "node", node, f"{GPU_TYPE}={gpu_type}" if gpu_type else f"{GPU_TYPE}-", "--overwrite")
+
+
 def gpus(node: str, count: int) -> None:
     """Pretend that `node` has `count` GPUs."""
     value = {"capacity": {GPU: str(count)}, "allocatable": {GPU: str(count)}}
     kubectl("patch", "node", node, "--subresource=status", "--type=merge", "--patch", json.dumps({"status": value}))
+
+
+def stranger(image: str, **spec: Any) -> dict[str, Any]:
+    """Return a pod called stranger that belongs to no job and wants a GPU; `spec` adds fields."""
+    container = {
+        "name": "stranger",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", "600"],
+        "resources": {"limits": {GPU: "1"}},
+    }
+    base = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger"}, "spec": {**base, **spec}}
 
 
 def digits(name: str, *, budget: float, seconds: float = 2, **spec: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import SYSTEM, Nodes, Space, digits, get, kubectl, wait_for
+from kube import SYSTEM, Nodes, Space, digits, kubectl, pods_of, wait_for
 
 from espalier_agent.policies.files import POLICY_FILE, default_policy, save_policy
 
@@ -58,6 +58,7 @@ def advised(space: Space) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.disturbs("agent")
 def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says(
     space: Space, nodes: Nodes, installation: None, folder: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says(
         kubectl("delete", "configmap", "policy", "--namespace", SYSTEM, "--ignore-not-found")
 
 
+@pytest.mark.disturbs("agent")
 def test_the_agent_takes_a_policy_from_an_image(space: Space, nodes: Nodes, installation: None, folder: Path) -> None:
     nodes.set_gpus(2)
     # The operator's image is on the nodes, and has a `cp`.
@@ -89,6 +91,7 @@ def test_the_agent_takes_a_policy_from_an_image(space: Space, nodes: Nodes, inst
     assert (grown["source"], grown["policy"].partition("@")[0]) == ("agent", "mine")
 
 
+@pytest.mark.disturbs("operator", "agent")
 def test_a_job_lives_through_an_upgrade_from_the_previous_chart(space: Space, nodes: Nodes, installation: None) -> None:
     nodes.set_gpus(2)
     options = ("--reset-then-reuse-values", "--wait", "--timeout=180s")
@@ -101,8 +104,7 @@ def test_a_job_lives_through_an_upgrade_from_the_previous_chart(space: Space, no
 
     helm("upgrade", "espalier", "charts/espalier", *options)
     assert json.loads(helm("list", "--output=json"))[0]["chart"] != "espalier-0.1.0"
-    operators = get("pods", "--namespace", SYSTEM, "--selector", "app.kubernetes.io/name=espalier-operator")["items"]
-    assert operators
+    assert pods_of("operator")
     space.wait_condition("lives", "Complete", 120)
     assert {pod["metadata"]["uid"] for pod in space.pods("lives", "base")} <= {leader["metadata"]["uid"]}
     status = space.status("lives")

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from kube import SYSTEM, ClusterError, Nodes, Space, digits, get, gpus, kubectl, wait_for
+import pytest
+from kube import SYSTEM, ClusterError, Nodes, Space, digits, get, gpus, kubectl, operator_node, pods_of, wait_for
 
 
-def operator_pods() -> list[dict[str, Any]]:
-    selector = "app.kubernetes.io/name=espalier-operator"
-    found: list[dict[str, Any]] = get("pods", "--namespace", SYSTEM, "--selector", selector)["items"]
-    return found
-
-
+@pytest.mark.disturbs("operator")
 def test_the_operator_is_killed_while_a_job_adapts(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
-    space.apply(digits("steady", budget=30))
+    space.apply(digits("steady", budget=20))
     space.wait_condition("steady", "Running")
     before = space.status("steady")
     nodes.set_gpus(2)
     wait_for("more is allocated", lambda: space.status("steady")["allocation"]["replicas"] == 2, every=0.05)
-    for pod in operator_pods():
+    for pod in pods_of("operator"):
         kubectl("delete", "pod", pod["metadata"]["name"], "--namespace", SYSTEM, "--grace-period=0", "--force")
     complete = space.wait_condition("steady", "Complete", 120)
     assert complete["reason"] == "BudgetExhausted"
@@ -29,46 +24,43 @@ def test_the_operator_is_killed_while_a_job_adapts(space: Space, nodes: Nodes) -
     assert status["adaptationCount"] >= 1
     assert (status["restarts"], status["preemptions"]) == (0, 0), "the training took no notice"
     assert status["timeBudget"]["usedSeconds"] >= before["timeBudget"]["usedSeconds"]
-    assert status["timeBudget"]["usedSeconds"] <= 36
+    assert status["timeBudget"]["usedSeconds"] <= 30
     assert len(space.pods("steady", "base")) == 1
 
 
+@pytest.mark.disturbs("agent")
 def test_the_agent_is_away_and_comes_back(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
     adaptation = {"mode": "Auto", "maxAdaptations": 1, "decisionTimeoutSeconds": 2, "fallback": "Heuristic"}
     kubectl("scale", "deployment/espalier-agent", "--namespace", SYSTEM, "--replicas=0")
     try:
         selector = "app.kubernetes.io/name=espalier-agent"
-        wait_for(
-            "the agent is away",
-            lambda: not get("pods", "--namespace", SYSTEM, "--selector", selector)["items"],
-        )
-        space.apply(digits("alone", budget=12, adaptation=adaptation))
-        space.wait_condition("alone", "Complete", 90)
+        wait_for("the agent is away", lambda: not get("pods", namespace=SYSTEM, selector=selector)["items"])
+        space.apply(digits("alone", budget=60, adaptation=adaptation))
+        wait_for("it adapts", lambda: space.status("alone").get("adaptations"), 90)
     finally:
         kubectl("scale", "deployment/espalier-agent", "--namespace", SYSTEM, "--replicas=1")
     decided = space.status("alone")["adaptations"]
     assert [entry["source"] for entry in decided] == ["fallback"]
     assert decided[0]["reason"] == "AgentUnavailable"
     assert decided[0]["result"] == "Grown", "the heuristic grows"
-    assert space.events("AgentUnavailable"), "nobody was told"
+    wait_for("an Event says so", lambda: space.events("AgentUnavailable"), 10)
+    kubectl("delete", "atj", "alone", "--namespace", space.name)
     kubectl("rollout", "status", "deployment/espalier-agent", "--namespace", SYSTEM, "--timeout=60s", timeout=90)
-    space.apply(digits("advised", budget=12, adaptation=adaptation))
-    space.wait_condition("advised", "Complete", 90)
+    space.apply(digits("advised", budget=60, adaptation=adaptation))
+    wait_for("it adapts", lambda: space.status("advised").get("adaptations"), 90)
     assert [entry["source"] for entry in space.status("advised")["adaptations"]] == ["agent"]
 
 
 def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
     shared_folder(space, nodes.names[0])
-    space.apply(digits("phoenix", budget=90, maxReplicas=1, template=on_shared_folder(space)))
+    space.apply(digits("phoenix", budget=45, maxReplicas=1, template=on_shared_folder(space)))
     space.wait_condition("phoenix", "Running")
-    took = []
-    for number in range(1, 6):
+    for number in (1, 2):
         wait_for("it has a checkpoint", lambda: "lastCheckpointTime" in space.status("phoenix"))
         leader = wait_for("a leader", lambda: space.leader("phoenix"))
         used, step = space.report("phoenix")["usedSeconds"], space.report("phoenix")["step"]
-        deleted = time.monotonic()
         kubectl("delete", "pod", leader["metadata"]["name"], "--namespace", space.name, "--wait=false")
 
         def again(old: str = leader["metadata"]["uid"]) -> dict[str, Any] | None:
@@ -76,7 +68,6 @@ def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes
             return found if found is not None and found["metadata"]["uid"] != old else None
 
         successor = wait_for("a new leader runs", again, 60, every=0.1)
-        took.append(time.monotonic() - deleted)
 
         def reported(uid: str = successor["metadata"]["uid"]) -> dict[str, Any] | None:
             found = space.report("phoenix")
@@ -85,25 +76,22 @@ def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes
         report = wait_for("it trains", reported, 60)
         assert report["usedSeconds"] >= used, "budget was given back"
         assert report["step"] >= step, "it did not go on from its checkpoint"
-        print(f"{number}: runs after {took[-1]:.1f} s, trains after {time.monotonic() - deleted:.1f} s", end="; ")
-        print(f"budget used {used:.1f} -> {report['usedSeconds']:.1f} s")
         status = wait_for("it is counted", lambda n=number: (s := space.status("phoenix"))["restarts"] == n and s)
         assert status["preemptions"] == number
-    print(f"a deleted leader runs again after {', '.join(f'{seconds:.1f}' for seconds in took)} s")
-    assert max(took) < 15
     complete = space.wait_condition("phoenix", "Complete", 120)
     assert complete["reason"] == "BudgetExhausted"
     assert space.status("phoenix")["scheduling"]["failures"] == 0
-    assert 85 <= space.status("phoenix")["timeBudget"]["usedSeconds"] <= 105
+    assert 40 <= space.status("phoenix")["timeBudget"]["usedSeconds"] <= 60
 
 
+@pytest.mark.nodes(2)
+@pytest.mark.disturbs("agent")
 def test_a_lost_node_costs_no_budget(space: Space, nodes: Nodes) -> None:
     # Not the operator's own node: that it comes back elsewhere takes longer and is Kubernetes' doing.
-    lost, other = sorted(nodes.names, key=lambda name: name == operator_pods()[0]["spec"]["nodeName"])[:2]
-    nodes.set_gpus()
+    lost, other = sorted(nodes.names, key=lambda name: name == operator_node())
     gpus(lost, 1)
     # Until the node is known to be lost, which takes Kubernetes most of a minute, its leader counts as running.
-    space.apply(digits("survivor", budget=100, maxReplicas=1))
+    space.apply(digits("survivor", budget=80, maxReplicas=1))
     space.wait_condition("survivor", "Running")
     gpus(other, 1)
     with nodes.frozen(lost):
@@ -124,43 +112,43 @@ def test_a_lost_node_costs_no_budget(space: Space, nodes: Nodes) -> None:
 
 def test_a_namespace_is_deleted_in_the_middle(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
-    restarts = sum(c["restartCount"] for pod in operator_pods() for c in pod["status"]["containerStatuses"])
+    restarts = operator_restarts()
     space.apply(digits("doomed", budget=600), digits("waiting", budget=600, minReplicas=2))
     space.wait_extra("doomed", 1, 90)
     kubectl("delete", "namespace", space.name, "--wait=false")
 
     def gone() -> bool:
         try:
-            get("namespace", space.name)
+            get("namespaces", space.name)
         except ClusterError as error:
             return "NotFound" in str(error)
         return False
 
     wait_for("the namespace is gone", gone, 90)
-    assert sum(c["restartCount"] for pod in operator_pods() for c in pod["status"]["containerStatuses"]) == restarts
+    assert operator_restarts() == restarts
     # The operator still works.
     kubectl("create", "namespace", space.name)
-    space.apply(digits("after", budget=5, maxReplicas=1))
-    space.wait_condition("after", "Complete", 90)
+    space.apply(digits("after", budget=60, maxReplicas=1))
+    space.wait_condition("after", "Running", 90)
 
 
 def test_an_image_that_cannot_be_pulled(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
     template = {"spec": {"containers": [{"name": "trainer", "image": "localhost/espalier-no-such-image:1"}]}}
     template["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
-    space.apply(digits("unpulled", budget=60, template=template, preRunningDeadlineSeconds=20))
+    space.apply(digits("unpulled", budget=60, template=template, preRunningDeadlineSeconds=15))
     wait_for("it says why", lambda: space.condition("unpulled", "Running").get("reason") == "ImagePullFailed", 30)
     failed = space.wait_condition("unpulled", "Failed", 40)
     assert failed["reason"] == "ImagePullFailed"
     assert "localhost/espalier-no-such-image:1" in failed["message"]
     # Its GPU is free again.
-    space.apply(digits("next", budget=5, maxReplicas=1))
-    space.wait_condition("next", "Complete", 90)
+    space.apply(digits("next", budget=60, maxReplicas=1))
+    space.wait_condition("next", "Running", 90)
 
 
 def test_an_image_without_the_trainer_library(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
-    image = operator_pods()[0]["spec"]["containers"][0]["image"]
+    image = pods_of("operator")[0]["spec"]["containers"][0]["image"]
     container = {
         "name": "own",
         "image": image,
@@ -220,9 +208,13 @@ def test_a_jobs_account_sees_its_own_job_and_nothing_else(space: Space, nodes: N
             raise AssertionError(f"its token could read {kind}")
 
 
+def operator_restarts() -> int:
+    return sum(entry["restartCount"] for pod in pods_of("operator") for entry in pod["status"]["containerStatuses"])
+
+
 def shared_folder(space: Space, node: str) -> None:
     """Make a folder on `node` that pods of any user may write to: what a volume of the cluster would be."""
-    image = operator_pods()[0]["spec"]["containers"][0]["image"]
+    image = pods_of("operator")[0]["spec"]["containers"][0]["image"]
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -244,10 +236,7 @@ def shared_folder(space: Space, node: str) -> None:
         },
     }
     space.apply(pod)
-    wait_for(
-        "the folder is made",
-        lambda: get("pod", "folder", "--namespace", space.name)["status"]["phase"] == "Succeeded",
-    )
+    wait_for("the folder is made", lambda: space.phase("folder") == "Succeeded")
 
 
 def on_shared_folder(space: Space) -> dict[str, Any]:

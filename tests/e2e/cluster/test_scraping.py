@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kube import SYSTEM, ClusterError, Nodes, Space, digits, get, kubectl, wait_for
+from kube import SYSTEM, ClusterError, Nodes, Space, digits, get_raw, kubectl, pods_of, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 Samples = Mapping[tuple[str, frozenset[str]], float]
@@ -13,7 +13,7 @@ Samples = Mapping[tuple[str, frozenset[str]], float]
 def scrape(namespace: str, pod: str, port: int) -> Samples:
     """Return what a pod's `/metrics` says through the API server, by name and set of label values; empty: nothing."""
     try:
-        text = kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics")
+        text = get_raw(f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics")
     except ClusterError:
         return {}
     return {
@@ -23,25 +23,16 @@ def scrape(namespace: str, pod: str, port: int) -> Samples:
     }
 
 
-def pod_of(app: str) -> str:
-    """Return the name of a pod of the installation that runs."""
-    pods = get("pods", "--namespace", SYSTEM, "--selector", f"app.kubernetes.io/name={app}")["items"]
-    running = [
-        pod for pod in pods if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
-    ]
-    return str(running[0]["metadata"]["name"])
-
-
 def total(samples: Samples, name: str) -> float:
     """Return the sum over all series of a metric."""
     return sum(value for (found, _), value in samples.items() if found == name)
 
 
 def test_all_parts_tell_of_a_job_that_grows(space: Space, nodes: Nodes) -> None:
-    operator, agent = pod_of("espalier-operator"), pod_of("espalier-agent")
+    operator, agent = (pods_of(part)[0]["metadata"]["name"] for part in ("operator", "agent"))
     advised = total(scrape(SYSTEM, agent, 8080), "espalier_agent_advice_total")
     nodes.set_gpus(2)
-    space.apply(digits("grows", budget=30))
+    space.apply(digits("grows", budget=20))
     wait_for("it has grown", lambda: space.status("grows").get("adaptationCount"), 90)
 
     leader = space.leader("grows")
@@ -56,13 +47,13 @@ def test_all_parts_tell_of_a_job_that_grows(space: Space, nodes: Nodes) -> None:
         10,
     )
     assert total(trained, "espalier_trainer_step_seconds_count") > 10
-    assert 0 < total(trained, "espalier_trainer_budget_left_seconds") < 30
+    assert 0 < total(trained, "espalier_trainer_budget_left_seconds") < 20
     assert total(scrape(SYSTEM, agent, 8080), "espalier_agent_advice_total") > advised
 
     place = frozenset({space.name, "grows"})
     seen = scrape(SYSTEM, operator, 8080)
     assert seen["espalier_operator_leader", frozenset()] == 1
-    assert seen["espalier_job_time_budget_seconds", place] == 30
+    assert seen["espalier_job_time_budget_seconds", place] == 20
     assert seen["espalier_job_adaptations_total", place] >= 1
     assert seen["espalier_job_gpus", place | {"base"}] == 1
     assert seen["espalier_job_gpus", place | {"extra"}] == 1

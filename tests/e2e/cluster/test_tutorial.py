@@ -9,10 +9,12 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
-from kube import ClusterError, Nodes, Space, get, kubectl, wait_for
+from kube import ClusterError, Nodes, Space, get, get_raw, kubectl, wait_for
 
 PROJECT = Path(__file__).parents[3]
 PAGE = (PROJECT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -70,6 +72,13 @@ def monitoring() -> Iterator[None]:
         kubectl("delete", kind, "espalier-trial-prometheus", "--ignore-not-found")
 
 
+def prometheus(query: str) -> list[dict[str, Any]]:
+    """Return the series that the cluster's Prometheus gives for a query."""
+    path = f"/api/v1/namespaces/{MONITORING}/services/prometheus:9090/proxy/api/v1/query?query={quote(query)}"
+    found: list[dict[str, Any]] = json.loads(get_raw(path))["data"]["result"]
+    return found
+
+
 def grafana_answers(shell: Shell, opened: str) -> None:
     """See the panels' data through Grafana itself."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -91,6 +100,7 @@ def grafana_answers(shell: Shell, opened: str) -> None:
         forward.communicate(timeout=30)
 
 
+@pytest.mark.nodes(2)
 def test_the_tutorial(space: Space, nodes: Nodes, shell: Shell, monitoring: None) -> None:
     nodes.set_gpus(4, 4)
     begin = typed("A cluster, Espalier, Prometheus and Grafana")
@@ -107,8 +117,10 @@ def test_the_tutorial(space: Space, nodes: Nodes, shell: Shell, monitoring: None
     assert (status["adaptations"][0]["depthBefore"], status["training"]["depth"]) == (4, 7)
     leader = space.leader("patient")
     assert leader is not None
-    names = [item["metadata"]["name"] for item in get("deployments", "--namespace", MONITORING)["items"]]
+    names = [item["metadata"]["name"] for item in get("deployments", namespace=MONITORING)["items"]]
     assert "prometheus" in names
+    seen = {series["metric"]["__name__"] for series in prometheus(f'{{namespace="{space.name}"}}')}
+    assert {"espalier_job_depth", "espalier_trainer_step_seconds_count"} <= seen, "operator and trainer are scraped"
     if "grafana" in names:  # its image is not to be had everywhere; hack/cluster monitoring says so
         grafana_answers(shell, opened)
 
@@ -133,9 +145,10 @@ def test_the_tutorial(space: Space, nodes: Nodes, shell: Shell, monitoring: None
     assert last == OURS[2]
     for line in ends:
         shell.type(line)
-    assert get("adaptivetrainingjobs", "--namespace", space.name)["items"] == []
+    assert get("adaptivetrainingjobs", namespace=space.name)["items"] == []
 
 
+@pytest.mark.nodes(2)
 def test_monitors_come_to_a_cluster_that_is_there_while_a_job_trains(
     space: Space, nodes: Nodes, shell: Shell, monitoring_kinds: None
 ) -> None:
@@ -148,16 +161,16 @@ def test_monitors_come_to_a_cluster_that_is_there_while_a_job_trains(
     try:
         shell.type(upgrade)
         made = {
-            kind: [item["metadata"]["name"] for item in get(kind, "--namespace", "espalier-system")["items"]]
+            kind: [item["metadata"]["name"] for item in get(kind, namespace="espalier-system")["items"]]
             for kind in ("servicemonitors", "podmonitors", "prometheusrules")
         }
         assert len(made["servicemonitors"]) == 2
         assert len(made["podmonitors"]) == len(made["prometheusrules"]) == 1
-        boards = get("configmaps", "--namespace", "espalier-system", "--selector", "grafana_dashboard=1")["items"]
+        boards = get("configmaps", namespace="espalier-system", selector="grafana_dashboard=1")["items"]
         assert {name for item in boards for name in item["data"]} == {"fleet.json", "job.json", "agent.json"}
         wait_for("it trains on", lambda: space.status("patient").get("adaptationCount") == 3, 60)
     finally:
         shell.type(f"helm rollback espalier {revision} --namespace espalier-system --wait")
     assert {pod["metadata"]["uid"] for pod in space.pods("patient", "base")} == before
-    space.wait_condition("patient", "Complete", 150)
+    space.trains_on("patient")
     assert space.status("patient")["restarts"] == 0

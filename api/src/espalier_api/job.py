@@ -169,8 +169,9 @@ class ModelSpec(Strict):
 class DatasetSpec(Strict):
     """The data: a known name, or your own function."""
 
-    name: Literal["digits", "cifar8", "cifar10", "mnist", "imagefolder"] | None = None
-    """A known data set; `imagefolder` is a folder with one folder of images per class."""
+    name: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$", max_length=63)
+    """`digits`, `cifar8`, `cifar10`, `mnist`, `imagefolder` (a folder with one folder of images for each class), or the
+    name of one that a package in the trainer's image adds."""
     entrypoint: str | None = Field(default=None, pattern=_ENTRYPOINT)
     """`package.module:function`, called with `path` (if set) and `options`; returns (train, validation, test)."""
     path: str | None = Field(default=None, pattern=r"^[^\x00]+$", max_length=_MAX_PATH)

@@ -34,17 +34,26 @@ class Registry(Generic[T]):
 
         Raises `RegistryError` where the name is unknown or what it stands for cannot be imported.
         """
-        entry = self._builtin.get(name) or self._installed().get(name)
+        entry = self._entry(name)
         if entry is None:
-            raise RegistryError(
-                f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}. "
-                f"A package adds its own as an entry point of the group {self.group!r}"
-            )
+            raise RegistryError(self.problem(name))
         try:
             return cast(T, entry.load())
         except (ImportError, AttributeError) as error:
             source = "" if entry.dist is None else f" of the package {entry.dist.name}"
             raise RegistryError(f"{self.kind} {name!r}{source}: {entry.value} cannot be loaded: {error}") from error
+
+    def problem(self, name: str) -> str:
+        """Return why `name` stands for nothing here, with the remedy; empty where it stands for something."""
+        if self._entry(name) is not None:
+            return ""
+        return (
+            f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}. "
+            f"A package adds its own as an entry point of the group {self.group!r}"
+        )
+
+    def _entry(self, name: str) -> EntryPoint | None:
+        return self._builtin.get(name) or self._installed().get(name)
 
     def _installed(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=self.group)}

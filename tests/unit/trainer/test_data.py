@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pathlib
 import tarfile
 import warnings
 
@@ -305,3 +306,38 @@ def test_loading_warns_about_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_data(DatasetSpec(name="imagefolder", path=str(_folder(tmp_path / "i", mode="P"))))
+
+
+def _installed(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package that adds the data sets `stripes` and `broken`."""
+    (folder / "striped.py").write_text(
+        "import torch\n"
+        "from espalier_trainer.data import Data, TensorSource\n"
+        "def load(spec):\n"
+        "    split = TensorSource(torch.zeros(4, 1, 8, 8), torch.arange(4))\n"
+        "    return Data('stripes', split, split, split, spec.options.get('classes', 4))\n"
+        "def broken(spec):\n"
+        "    return 1\n"
+    )
+    info = folder / "striped-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: striped\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[espalier.datasets]\nstripes = striped:load\nbroken = striped:broken\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_a_package_adds_a_data_set_of_its_own(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(tmp_path, monkeypatch)
+    data = load_data(DatasetSpec(name="stripes", options={"classes": 7}))
+    assert (data.name, data.classes, len(data.train)) == ("stripes", 7, 4)
+    with pytest.raises(DatasetError, match="'broken' returned int; it must return espalier_trainer.data.Data"):
+        load_data(DatasetSpec(name="broken"))
+
+
+def test_an_unknown_data_set_is_answered_with_the_known_ones_and_the_remedy() -> None:
+    with pytest.raises(DatasetError) as raised:
+        load_data(DatasetSpec(name="cifar"))
+    assert str(raised.value) == (
+        "training.dataset.name: unknown data set 'cifar'; known: digits, cifar8, cifar10, mnist, imagefolder. "
+        "A package adds its own as an entry point of the group 'espalier.datasets'"
+    )

@@ -1,24 +1,29 @@
-"""Data sets: one module each, found by the name in the job."""
+"""Data sets: one module each, found by the name in the job (`espalier_api.datasets`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from espalier_api.datasets import DATASETS
 from espalier_api.job import DatasetSpec
-from espalier_trainer.data import cifar8, cifar10, custom, digits, imagefolder, mnist
+from espalier_api.registry import RegistryError
+from espalier_trainer.data import custom
 from espalier_trainer.data.source import Data, MapSource, Source, TensorSource
+from espalier_trainer.errors import DatasetError
 
 __all__ = ["Data", "MapSource", "Source", "TensorSource", "load_data"]
-
-_LOADERS: dict[str, Callable[[DatasetSpec], Data]] = {
-    "digits": digits.load,
-    "cifar8": cifar8.load,
-    "cifar10": cifar10.load,
-    "mnist": mnist.load,
-    "imagefolder": imagefolder.load,
-}
 
 
 def load_data(spec: DatasetSpec) -> Data:
     """Return the data of a job; `DatasetError` says what is missing, where was looked and how to get it."""
-    return custom.load(spec) if spec.name is None else _LOADERS[spec.name](spec)
+    if spec.name is None:
+        return custom.load(spec)
+    try:
+        load = DATASETS.load(spec.name)
+    except RegistryError as error:
+        raise DatasetError(f"training.dataset.name: {error}") from error
+    data = load(spec)
+    if not isinstance(data, Data):
+        raise DatasetError(
+            f"training.dataset.name: {spec.name!r} returned {type(data).__name__}; it must return "
+            "espalier_trainer.data.Data"
+        )
+    return data

@@ -17,8 +17,8 @@ from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_cli.collect.training import data_of, deepened_anew
 from espalier_trainer.advisor import Advisor
 from espalier_trainer.core.services import Services, TeamMaker
+from espalier_trainer.journal import Journal
 from espalier_trainer.models import build_model
-from espalier_trainer.narrator import Narrator
 from espalier_trainer.net2net import growth_points
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
@@ -126,10 +126,10 @@ def prepare_process() -> None:
     torch.set_num_threads(1)
 
 
-def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: str) -> Callable[[Narrator], TimedTeam]:
+def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: str) -> Callable[[Journal], TimedTeam]:
     training = job.spec.training
 
-    def make(narrator: Narrator) -> TimedTeam:
+    def make(journal: Journal) -> TimedTeam:
         policy = training.elastic_batch or ElasticBatch.KEEP_GLOBAL
         return TimedTeam(
             clock,
@@ -137,8 +137,8 @@ def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: st
             place,
             policy,
             torch.device("cpu"),
-            narrator.warn,
-            narrator.workers_changed,
+            journal.warn,
+            journal.workers_changed,
         )
 
     return make

@@ -1,8 +1,34 @@
-"""Names of the environment variables with which a backend configures a trainer process."""
+"""The contract between a backend and a trainer process: environment variables in, an exit code out."""
 
 from __future__ import annotations
 
+from enum import IntEnum, StrEnum
 from typing import Final
+
+
+class Role(StrEnum):
+    """What a worker is for; the value of `WORKER_ROLE`."""
+
+    BASE = "base"
+    EXTRA = "extra"
+
+
+class ExitCode(IntEnum):
+    """Exit codes of a trainer process."""
+
+    COMPLETE = 0
+    """The time budget is used up: the normal end."""
+    ERROR = 1
+    """An unexpected error; the traceback is on stderr."""
+    INVALID = 2
+    """The job, its data, its model or its checkpoint cannot be used; the message says what to change."""
+    LOSS_NOT_FINITE = 3
+    """The loss became NaN or infinite; the last good checkpoint is kept."""
+    INTERRUPTED = 130
+    """Ended after SIGINT, with a checkpoint."""
+    STOPPED = 143
+    """Ended after SIGTERM, or because the scheduler asked for it, with a checkpoint to resume from."""
+
 
 JOB_FILE: Final = "ESPALIER_JOB_FILE"
 """The job (YAML or JSON), as the user wrote it."""

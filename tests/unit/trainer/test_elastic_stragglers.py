@@ -43,7 +43,7 @@ def test_a_straggler_comes_again_after_longer_and_longer_and_not_for_ever(
         if worker in watch.out(now):
             continue  # who is left out cannot be found slow
         pauses = PAUSE_SECONDS * 2 ** dropped[worker]
-        watch = watch.dropping(worker, now).anew()
+        watch = watch.dropping(worker, now).changed()
         dropped[worker] += 1
         assert watch.drops(worker) == dropped[worker] <= MAX_DROPS
         assert worker in watch.out(now)

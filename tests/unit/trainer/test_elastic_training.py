@@ -19,8 +19,8 @@ from espalier_trainer.distillation.shrinking import Manner, Shrinker
 from espalier_trainer.elastic import Team
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.fallback import build_fallback
+from espalier_trainer.journal import Journal
 from espalier_trainer.models import build_model
-from espalier_trainer.narrator import Narrator
 from espalier_trainer.network import Network, new_network, resumed_network
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.follower import Follower
@@ -74,10 +74,10 @@ def together(run: Run, digits: Data, tmp_path: Path) -> Iterator[Callable[..., t
         workers = Workers(job, options.get("data", digits), tmp_path / f"rendezvous-{len(crews)}")
         crews.append(workers)
 
-        def team(narrator: Narrator) -> Team:
+        def team(journal: Journal) -> Team:
             policy = job.spec.training.elastic_batch
             assert policy is not None
-            found = Team(str(workers.place), policy, CPU, narrator.warn, narrator.workers_changed)
+            found = Team(str(workers.place), policy, CPU, journal.warn, journal.workers_changed)
             seed = torch.get_rng_state()
             workers.start(count - 1)
             torch.set_rng_state(seed)

@@ -1,4 +1,4 @@
-"""Asking how to grow: the agent over HTTP, and what happens when it is away.
+"""Asking how to grow: the agent over HTTP, and what happens when it is unavailable.
 
 Nothing here stops training. An advisor answers, or raises `AdvisorError` with one of two reasons; `WithFallback`
 turns such an error into the fallback's decision.
@@ -75,7 +75,7 @@ def never() -> bool:
 class HTTPAdvisor:
     """The agent at `url`: `POST /v1/advice`, `POST /v1/outcomes`.
 
-    A request runs in a thread of its own, so that the whole of it (name resolution, connecting, a server that drips
+    Each request runs in a separate thread, so that the whole of it (name resolution, connecting, a server that drips
     its answer) is bounded by one deadline; a thread that outlives its deadline is left to end by itself.
     """
 

@@ -1,8 +1,8 @@
 """Checkpoints: one folder each, complete or not there at all; the last two are kept. No pickle is read or written.
 
 `checkpoint-<number>/` holds `model.safetensors`, `training.safetensors` (optimizer and random generators),
-`state.json` (everything else) and `manifest.json` (sizes and SHA-256 of the other three). It is written beside,
-each file fsynced, then renamed, so that a kill at any moment leaves the checkpoint before it. One that does not
+`state.json` (everything else) and `manifest.json` (sizes and SHA-256 of the other three). It is written under another
+name, each file fsynced, then renamed, so that a kill at any moment leaves the checkpoint before it. One that does not
 match its manifest is set aside with a warning, and the one before it is used.
 """
 
@@ -87,7 +87,7 @@ class CheckpointState(Record):
     optimizer_values: dict[str, dict[str, object]]
     """State of the optimizer that is no tensor, by parameter name."""
     shrinking: dict[str, object] | None = None
-    """What `core.hooks` must not lose (of `distillation`); None where the run has no hooks."""
+    """What hooks keep in a checkpoint (`core.hooks`); None where they keep nothing."""
     random: dict[str, object]
     """Python's and numpy's generator states; torch's are tensors."""
 

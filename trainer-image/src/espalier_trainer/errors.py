@@ -1,25 +1,6 @@
-"""What a trainer process can end with, and the errors that a person can mend."""
+"""The errors of a trainer process that a person can mend."""
 
 from __future__ import annotations
-
-from enum import IntEnum
-
-
-class ExitCode(IntEnum):
-    """Exit codes of `python -m espalier_trainer`."""
-
-    COMPLETE = 0
-    """The time budget is used up: the normal end."""
-    ERROR = 1
-    """Something unforeseen; the traceback is on stderr."""
-    INVALID = 2
-    """The job, its data, its model or its checkpoint cannot be used; the message says what to change."""
-    LOSS_NOT_FINITE = 3
-    """The loss became NaN or infinite; the last good checkpoint is kept."""
-    INTERRUPTED = 130
-    """Ended after SIGINT, with a checkpoint."""
-    STOPPED = 143
-    """Ended after SIGTERM, or on the scheduler's demand, with a checkpoint to resume from."""
 
 
 class TrainerError(Exception):

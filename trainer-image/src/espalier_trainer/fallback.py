@@ -45,7 +45,7 @@ class Random:
     name: str = "Random"
 
     def choose(self, request: AdviceRequest) -> Action:
-        """Return an action drawn with a generator of its own: the training's chance is left alone."""
+        """Return an action drawn with a separate generator, so that training's random numbers stay the same."""
         chance = random.Random(f"{self.seed}/{request.job}/{request.progress.adaptations}")
         return chance.choice(request.actions())
 

@@ -9,9 +9,10 @@ import logging
 import os
 import sys
 
+from espalier_api.environment import ExitCode
 from espalier_api.validation import JobFileError, load_job
 from espalier_trainer import worker
-from espalier_trainer.errors import ExitCode, TrainerError
+from espalier_trainer.errors import TrainerError
 from espalier_trainer.settings import Settings, StopSignal, require_scratch
 
 

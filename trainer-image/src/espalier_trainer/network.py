@@ -117,7 +117,7 @@ def resumed_network(start: Network, checkpoint: Checkpoint, spec: OptimizerSpec,
         lines = str(error).strip().splitlines()
         raise CheckpointMismatchError(
             f"the checkpoint does not fit the job's model ({' '.join(line.strip() for line in lines[:3])}); "
-            "if the model's code was changed, remove the checkpoint folder to begin anew"
+            "if the model's code was changed, remove the checkpoint folder to begin again"
         ) from error
     return Network(module, optimizer, _with_targets(architecture, start.architecture, history), history)
 
@@ -139,4 +139,4 @@ def _with_targets(
 
 
 OPTIMIZER_PREFIX = "optimizer."
-"""Of optimizer tensors in `training.safetensors`, beside those of `randomness`."""
+"""Of optimizer tensors in `training.safetensors`, which also holds those of `randomness`."""

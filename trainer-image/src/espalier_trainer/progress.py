@@ -50,7 +50,7 @@ class StepGaps:
 
     clock: Callable[[], float]
     observe: Callable[[float], None] = lambda seconds: None
-    """Is told of each."""
+    """Called with each."""
     _last: float | None = None
     _longest: float = 0.0
 
@@ -65,7 +65,7 @@ class StepGaps:
         self._last = now
 
     def take(self) -> float:
-        """Return the longest gap since this was last asked."""
+        """Return the longest gap since the last call."""
         longest, self._longest = self._longest, 0.0
         return longest
 

@@ -29,7 +29,7 @@ class Scheduler(Protocol):
         """Return the whole budget in seconds."""
 
     def allocation(self) -> Allocation:
-        """Return the allocation; `direction` is how its replicas changed since this was last asked."""
+        """Return the allocation; `direction` is how its replicas changed since the last call."""
 
     def base_replicas(self) -> int:
         """Return the guaranteed workers: replicas above these are extra."""
@@ -181,7 +181,7 @@ class VirtualScheduler:
     arrivals: Sequence[Arrival] = ()
     base: int = 1
     speedup: Callable[[int], float] = lambda replicas: 1.0
-    """How many times as fast as one so many replicas step; one that takes no part makes nothing faster."""
+    """Returns how many times faster this number of replicas steps than one; 1 where others take no part in steps."""
     _used: float = field(init=False, default=0.0)
     _asked: _Asked = field(init=False)
     _cost: tuple[Architecture | None, float] | None = field(init=False, default=None)

@@ -1,6 +1,6 @@
 """Learning-rate schedules: one small class each, a function of where training stands.
 
-A schedule holds no clock. It is asked for the rate at a `Moment`, told when an epoch ends and when the model has
+A schedule holds no clock. It returns the rate at a `Moment`, is notified when an epoch ends and when the model has
 grown, and its state is plain JSON, so that a resumed job goes on with the same rates.
 """
 
@@ -144,9 +144,9 @@ class Constant:
 
 @dataclass
 class TorchSchedule:
-    """A scheduler of `torch.optim.lr_scheduler`, stepped once an epoch, built anew at a restart.
+    """A scheduler of `torch.optim.lr_scheduler`, stepped once an epoch, and built again at a restart.
 
-    It drives an optimizer of its own with one dummy parameter: only the learning rate is taken over. Its state is
+    It drives a separate optimizer with one dummy parameter: only the learning rate is taken over. Its state is
     how it was stepped (the validation losses, which `ReduceLROnPlateau` reads), replayed when training resumes.
 
     One that ends (`OneCycleLR` after `total_steps`) leaves its last rate: how many epochs fit into a time budget is
@@ -178,7 +178,7 @@ class TorchSchedule:
         self._step(validation_loss)
 
     def restart(self, moment: Moment) -> None:
-        """Build the scheduler anew."""
+        """Build the scheduler again."""
         self._losses = []
         self._build()
 

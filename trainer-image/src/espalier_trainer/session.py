@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from espalier_api.environment import ExitCode, Role
 from espalier_api.job import AdaptiveTrainingJob, TrainingSpec
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
@@ -16,14 +17,14 @@ from espalier_trainer.core.services import connect, seed_of, set_threads
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
 from espalier_trainer.entrypoint import load_entrypoint
-from espalier_trainer.errors import DatasetError, ExitCode, ModelError
+from espalier_trainer.errors import DatasetError, ModelError
 from espalier_trainer.models import build_model
 from espalier_trainer.network import new_network
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.follower import Follower
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.settings import Role, Settings, StopSignal
+from espalier_trainer.settings import Settings, StopSignal
 
 
 def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> ExitCode:

@@ -7,12 +7,12 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 
 from espalier_api import environment
-from espalier_trainer.errors import ExitCode, TrainerError
+from espalier_api.environment import ExitCode, Role
+from espalier_trainer.errors import TrainerError
 
 
 class SettingsError(TrainerError):
@@ -43,13 +43,6 @@ class StopSignal:
         self.number = number
         if not self.training:
             raise SystemExit(128 + number)
-
-
-class Role(StrEnum):
-    """What a worker is there for."""
-
-    BASE = "base"
-    EXTRA = "extra"
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def work(settings: Settings, job: AdaptiveTrainingJob) -> NoReturn:
         follower = session.follower(settings, job, _leave)
         _leave.takes_part = True  # not before: what only loads is needed by nobody, and ends at once
         follower.run(settings.rendezvous)
-        _leave.takes_part = False  # from here on a signal ends it at once; one that came before is heard now
+        _leave.takes_part = False  # from here on a signal ends it at once; an earlier one takes effect now
         if _leave.asked:
             os._exit(0)
     while True:

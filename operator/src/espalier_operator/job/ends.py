@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from espalier_api.environment import ExitCode
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_operator.facts import Ended, Terms
@@ -19,10 +20,8 @@ from espalier_operator.job.observation import LAST_PHASES, End, Incarnation, Obs
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.transitions import MAX_MESSAGE
 
-INVALID_SPEC_CODE: Final = 2
-LOSS_NOT_FINITE_CODE: Final = 3
-_STOPPED_CODES: Final = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
-_NEEDS_REPORT: Final = (0, INVALID_SPEC_CODE, LOSS_NOT_FINITE_CODE, *_STOPPED_CODES)
+_STOPPED_CODES: Final = (-signal.SIGTERM, ExitCode.STOPPED, -signal.SIGINT, ExitCode.INTERRUPTED)
+_NEEDS_REPORT: Final = (ExitCode.COMPLETE, ExitCode.INVALID, ExitCode.LOSS_NOT_FINITE, *_STOPPED_CODES)
 """Exit codes whose meaning, or message, the last report decides."""
 
 
@@ -50,9 +49,9 @@ def judge_exit(code: int, report: Report | None) -> Ended | Failure | Preemption
     phase = report.phase if report is not None else TrainerPhase.STARTING
     reason = report.reason if report is not None else None
     message = report.message if report is not None else ""
-    if code == INVALID_SPEC_CODE:
+    if code == ExitCode.INVALID:
         return Ended(reason=Reason.INVALID_SPEC, failed=True, message=message or "exit code 2; see its log")
-    if code == LOSS_NOT_FINITE_CODE:
+    if code == ExitCode.LOSS_NOT_FINITE:
         return Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message=message or "exit code 3; see its log")
     stopped = phase is TrainerPhase.STOPPED or code in _STOPPED_CODES
     if code == 0 and not stopped:

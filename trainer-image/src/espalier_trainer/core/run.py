@@ -31,7 +31,7 @@ from espalier_trainer.elastic.step import Joint
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.evaluation import Evaluation
-from espalier_trainer.narrator import Narrator
+from espalier_trainer.journal import Journal
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Ending, Progress, StepGaps
 from espalier_trainer.schedules import Moment
@@ -84,7 +84,7 @@ class Run:
         self._scheduler = services.scheduler
         network = state.network
         self.progress = Progress(network.depth, network.parameters)
-        self.narrator = Narrator(
+        self.journal = Journal(
             job.key, services.scheduler, services.reporter, network, self.progress, services.incarnation
         )
         advisor = None if job.spec.adaptation.mode is AdaptationMode.OFF else services.advisor
@@ -95,7 +95,7 @@ class Run:
         )
         self._saver = saving.Saver(services.checkpoints, job.spec.checkpoint.interval_seconds, services.clock)
         self._gaps = StepGaps(services.clock, services.step_took)
-        self.team: Team | None = None if services.team is None else services.team(self.narrator)
+        self.team: Team | None = None if services.team is None else services.team(self.journal)
         self.allocation = Allocation()
         self.ending: Ending | None = None
         self.evaluation_seconds = 0.0
@@ -182,7 +182,7 @@ class Run:
             self.hooks.growth_undone()
             undo = undone(self.progress.adaptations[-1], before, message)
             self.progress.adaptations[-1] = undo
-            self.narrator.adapted(undo, None)
+            self.journal.adapted(undo, None)
         elif change := self.hooks.failed(message):
             self._change(change)
         else:
@@ -204,7 +204,7 @@ class Run:
         """Report an evaluation on the validation split."""
         self.progress.validated(evaluation.accuracy, evaluation.loss)
         if "train_loss" in self.progress.metrics:
-            self.narrator.epoch_finished(self.progress.metrics["train_loss"], evaluation, self._gaps.take())
+            self.journal.epoch_finished(self.progress.metrics["train_loss"], evaluation, self._gaps.take())
 
     def cannot_go_on(self) -> bool:
         """Tell whether what the loop does between two steps has to be broken off."""
@@ -225,7 +225,7 @@ class Run:
         self.close(done=completed)
         if completed:
             # What the loop does after its epochs is counted, as an evaluation is.
-            self.narrator.enter(TrainerPhase.EVALUATING)
+            self.journal.enter(TrainerPhase.EVALUATING)
         self._save()
 
     def close(self, *, done: bool) -> None:
@@ -236,7 +236,7 @@ class Run:
     def finish(self, ending: Ending, test: Evaluation | None = None) -> None:
         """Report how the run ended; report the accuracy of a complete one to the agent that advised it."""
         self.ending = ending
-        self.narrator.finished(ending, test)
+        self.journal.finished(ending, test)
         metrics = self.progress.metrics
         final = metrics.get("test_accuracy", metrics.get("validation_accuracy")) if test is None else test.accuracy
         if ending.phase is not TrainerPhase.COMPLETED or self._adapter is None or final is None:
@@ -245,7 +245,7 @@ class Run:
             report_outcome(self.job, self._adapter.advisor, self.progress, final)
         else:
             message = f"the accuracy {final:g} is not in [0, 1], so the agent does not learn from this job"
-            self.narrator.warn("OutcomeNotReported", message)
+            self.journal.warn("OutcomeNotReported", message)
 
     # ---- within
 
@@ -260,11 +260,11 @@ class Run:
                     self._meet()
         scheduler.start(self._used)
         self._saver.begin(scheduler.used_seconds())
-        self.narrator.started(self._resumed, str(self.state.device))
+        self.journal.started(self._resumed, str(self.state.device))
         for warning in store.warnings if store is not None else ():
-            self.narrator.warn("CheckpointDamaged", warning)
+            self.journal.warn("CheckpointDamaged", warning)
         if self._cannot_grow and self._adapter is not None:
-            self.narrator.warn("NotGrowable", self._cannot_grow)
+            self.journal.warn("NotGrowable", self._cannot_grow)
 
     def _boundary(self) -> Ending | None:
         """Take notice of allocation, deadline and demands; save and report when it is time. The step boundary."""
@@ -276,7 +276,7 @@ class Run:
         scheduler = self._scheduler
         self.allocation = scheduler.allocation()
         self._meet()
-        self.narrator.acknowledge(self.allocation.generation)
+        self.journal.acknowledge(self.allocation.generation)
         if scheduler.time_left() <= 0:
             return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
         # Before demands to stop: a comparison that one of them breaks off is followed by no step.
@@ -300,12 +300,12 @@ class Run:
         if self.services.stop():
             return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
         for warning in scheduler.take_warnings():
-            self.narrator.warn("AllocationUnreadable", warning)
+            self.journal.warn("AllocationUnreadable", warning)
         if self._saver.is_due(scheduler.used_seconds()) and self._grown_from is None:
             self._save()
             if scheduler.time_left() <= 0:  # a large model takes a while to write
                 return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
-        self.narrator.report()
+        self.journal.report()
         return None
 
     def _meet(self) -> None:
@@ -337,7 +337,7 @@ class Run:
             message = f"decision {progress.consultations} is left to who goes on from here"
             self.ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, message)
             return False
-        self.narrator.enter(TrainerPhase.ADAPTING)
+        self.journal.enter(TrainerPhase.ADAPTING)
         consultation = self._adapter.consult(network, progress, self.allocation)
         if consultation.problem is not None and self.services.stop():
             return False  # the question was broken off; whoever resumes asks again
@@ -354,8 +354,8 @@ class Run:
             self.state.restart_schedule(self.moment())
         if self.team is not None:
             self.team.noted()
-        self.narrator.adapted(consultation.adaptation, consultation.problem)
-        self.narrator.enter(TrainerPhase.TRAINING)
+        self.journal.adapted(consultation.adaptation, consultation.problem)
+        self.journal.enter(TrainerPhase.TRAINING)
         return self._scheduler.time_left() > 0
 
     def _finish_epoch(self) -> None:
@@ -367,7 +367,7 @@ class Run:
 
     def _use(self, network: Network) -> None:
         self.state.adopt(network)
-        self.narrator.network = self.state.network
+        self.journal.network = self.state.network
         if self.team is not None:
             self.team.grown()
 
@@ -380,12 +380,12 @@ class Run:
             self._use(change.network)
             self._saver.wanted = True
         if done is None:
-            self.narrator.trial_started(change.network, change.trial_seconds)
+            self.journal.trial_started(change.network, change.trial_seconds)
             return
         self.progress.adaptations.append(done)
         if self.team is not None:
             self.team.noted()
-        self.narrator.adapted(done, None)
+        self.journal.adapted(done, None)
 
     def _capture(self) -> Checkpoint:
         used = self._scheduler.used_seconds()
@@ -396,10 +396,10 @@ class Run:
         self.state.load(checkpoint)
         randomness.restore(checkpoint.state.random, checkpoint.training, self.state.device)
         self.progress = saving.progress_of(checkpoint.state)
-        self.narrator.network, self.narrator.progress = self.state.network, self.progress
+        self.journal.network, self.journal.progress = self.state.network, self.progress
         return self.state.network
 
     def _save(self) -> None:
-        self._saver.save(self._capture, self.state.network, self.progress, self.narrator)
+        self._saver.save(self._capture, self.state.network, self.progress, self.journal)
         # From the end of a save: a model that takes an interval to write would otherwise be written at every step.
         self._saver.begin(self._scheduler.used_seconds())

@@ -12,7 +12,7 @@ from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, Checkpoi
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.state import TrainingState
 from espalier_trainer.errors import LossNotFiniteError
-from espalier_trainer.narrator import Narrator
+from espalier_trainer.journal import Journal
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.optimizers import optimizer_state
 from espalier_trainer.progress import Progress
@@ -87,7 +87,7 @@ class Saver:
         """Tell whether the interval is over or a checkpoint is wanted."""
         return self.wanted or used_seconds - self._saved_at >= self.interval_seconds
 
-    def save(self, capture: Callable[[], Checkpoint], network: Network, progress: Progress, narrator: Narrator) -> None:
+    def save(self, capture: Callable[[], Checkpoint], network: Network, progress: Progress, journal: Journal) -> None:
         """Write a checkpoint; where that cannot be done, warn and go on.
 
         Raises `LossNotFiniteError` for a network with NaN or infinity in it, which is never written.
@@ -102,6 +102,6 @@ class Saver:
         try:
             path = self.store.save(capture())
         except (OSError, SafetensorError) as error:
-            narrator.warn("CheckpointFailed", f"no checkpoint was written ({error}); training goes on")
+            journal.warn("CheckpointFailed", f"no checkpoint was written ({error}); training goes on")
         else:
-            narrator.saved(str(path), self.clock() - started)
+            journal.saved(str(path), self.clock() - started)

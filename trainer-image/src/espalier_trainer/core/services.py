@@ -24,8 +24,8 @@ from espalier_trainer.elastic.states import digest
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.errors import CheckpointFolderError
 from espalier_trainer.fallback import build_fallback
+from espalier_trainer.journal import Journal
 from espalier_trainer.metrics import MeteredReporter, served
-from espalier_trainer.narrator import Narrator
 from espalier_trainer.network import Network
 from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import DocumentScheduler, Scheduler
@@ -41,7 +41,7 @@ two, which then wait for each other."""
 _NEVER_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 """What only a change of the job can mend."""
 
-TeamMaker = Callable[[Narrator], Team]
+TeamMaker = Callable[[Journal], Team]
 """Makes the meeting place of the workers that train together, given whom to tell."""
 
 
@@ -128,13 +128,13 @@ def team_of(
     if place is None or policy is None:
         return None
 
-    def make(narrator: Narrator) -> Team:
+    def make(journal: Journal) -> Team:
         return Team(
             place,
             policy,
             device,
-            narrator.warn,
-            narrator.workers_changed,
+            journal.warn,
+            journal.workers_changed,
             stragglers=training.stragglers or Stragglers.REPORT,
             hashed=hashed,
         )

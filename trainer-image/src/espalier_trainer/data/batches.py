@@ -39,7 +39,7 @@ class EpochOrder:
         return self.indices[cursor * self.batch_size : (cursor + 1) * self.batch_size][rows]
 
     def batch(self, source: Source, cursor: int, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Return batch `cursor` of `source`, or `rows` of it, augmented with chance of its own."""
+        """Return batch `cursor` of `source`, or `rows` of it, augmented with random numbers of that batch alone."""
         return source.batch(self.chosen(cursor, rows), np.random.default_rng((self.seed, self.epoch, cursor, 1)))
 
 

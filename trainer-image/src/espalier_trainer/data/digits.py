@@ -43,7 +43,7 @@ def load(spec: DatasetSpec) -> Data:
 def _read() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return (images [1797, 8, 8] of 0..16, digits [1797]).
 
-    scikit-learn's own file is read where it lies: importing the package to read it takes 2 to 3 s, each start anew.
+    The file in scikit-learn's package is read directly: importing the package takes 2 to 3 s at each start.
     """
     package = importlib.util.find_spec("sklearn")
     for folder in (package.submodule_search_locations or []) if package else []:

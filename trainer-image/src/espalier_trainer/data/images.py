@@ -2,7 +2,7 @@
 
 The layout: `<split>/<class>/<image>`, classes numbered in alphabetical order, or `<class>/<image>` alone, which is
 then divided 80/10/10. The decoded arrays are kept as npz in the user's cache folder (`$XDG_CACHE_HOME/espalier`),
-never beside the source, which may be somebody else's.
+never next to the source, which may belong to somebody else.
 """
 
 from __future__ import annotations

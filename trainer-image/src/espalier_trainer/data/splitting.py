@@ -36,7 +36,7 @@ def build(
 ) -> Data:
     """Return the data, standardised by the training split's channel statistics.
 
-    `validation` is a split of its own, or how many training examples to hold out for it.
+    `validation` is a split, or the number of training examples to hold out for it.
     """
     inputs, labels = train
     if isinstance(validation, int):

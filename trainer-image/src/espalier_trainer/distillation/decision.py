@@ -1,7 +1,7 @@
 """Whether to try a smaller model after GPUs were taken back: a pure decision on measured step times and time left.
 
-1. *Carried?* The grown model was to take so many steps in the time left. Where a step takes hardly longer than it did
-   with the GPUs that are gone, the GPUs left carry it, and nothing is done.
+1. *Carried?* The grown model was to take a certain number of steps in the time left. Where a step takes hardly longer
+   than it did with the GPUs that are gone, the GPUs left carry it, and nothing is done.
 2. *Cheaper?* Of the earlier sizes, the largest is taken that these GPUs carry as fast as they carried the grown one
    before; else the smallest, if its steps are clearly cheaper than the grown model's are now.
 3. *In time?* A share of the time left is spent on teaching it, and must be enough steps to teach anything.
@@ -23,9 +23,9 @@ class Rule:
     """The rule's figures."""
 
     slower: float = 1.25
-    """The grown model is carried while its steps take no more than so many times what they took."""
+    """The grown model is carried while its steps take at most this many times what they took."""
     cheaper: float = 1.25
-    """A smaller model's steps must be so many times cheaper than the grown model's."""
+    """The grown model's steps must cost at least this many times as much as the smaller model's."""
     share: float = 0.25
     """Of the time left, spent on the trial."""
     least_steps: int = 50
@@ -89,7 +89,7 @@ def _chosen(facts: Facts, rule: Rule) -> int | None:
 
 
 def better(smaller: float, larger: float, examples: int) -> bool:
-    """Tell whether the smaller model is kept, given both accuracies on the same split of so many examples.
+    """Tell whether the smaller model is kept, given both accuracies on the same split of `examples` examples.
 
     It must be ahead by more than one standard error of a difference of two such accuracies. Of equals the larger one
     goes on: it has stood still meanwhile, at a higher learning rate, and has the more to gain from the rest.

@@ -122,7 +122,7 @@ def _input(model: nn.Module, layer: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _output(model: nn.Module, layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what `layer` itself makes of them; what was grown behind it comes after that."""
+    """Return what `layer` itself makes of them, without what was grown after it."""
     grown = layer._modules.get(STACK)
     if grown is not None:
         return _input(model, grown, inputs)

@@ -51,7 +51,7 @@ from espalier_trainer.evaluation import Evaluation, evaluate
 from espalier_trainer.network import Network
 
 MEASURED_STEPS: Final = 10
-"""With the GPUs left, before a decision: the median is then that of steps, not of what happened beside them."""
+"""With the GPUs left, before a decision: enough for the median to be that of an ordinary step."""
 _FILLING_BATCHES: Final = 8
 """Of training data, to estimate statistics and fit neighbours on."""
 
@@ -221,8 +221,8 @@ class Shrinker(Hooks):
         if seconds := self._seconds(structure):
             return statistics.median(seconds)
         for (known, replicas), seconds in self._times.items():
-            if known == structure and (beside := self._times.get((grown, replicas))):
-                return statistics.median(seconds) * large / statistics.median(beside)
+            if known == structure and (grown_seconds := self._times.get((grown, replicas))):
+                return statistics.median(seconds) * large / statistics.median(grown_seconds)
         return None
 
     def _new_teacher(self) -> Teacher:

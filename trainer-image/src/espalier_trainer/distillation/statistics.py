@@ -1,4 +1,4 @@
-"""Batch norms of a model that lost layers: their running statistics, estimated anew."""
+"""Batch norms of a model that lost layers: their running statistics, estimated again."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Size(Record):
 
 
 class StepTimes(Record):
-    """The latest budget seconds a step of one structure with so many replicas."""
+    """The latest budget seconds per step of one structure with one number of replicas."""
 
     structure: str
     replicas: int
@@ -54,7 +54,7 @@ class Trial(Record):
     trigger: str
     generation: int
     kept: CheckpointState
-    """The larger network's description and optimizer; its tensors lie beside."""
+    """The larger network's description and optimizer; its tensors are in `training.safetensors`."""
     size: int = Field(ge=0)
     """Place of the smaller among the sizes."""
     began: float

@@ -1,6 +1,6 @@
-"""A worker that does not lead, as far as the others see it: comes, gets the state, hears the leader's words, goes.
+"""A worker that does not lead: it arrives, gets the state, receives the leader's words, and leaves.
 
-What is done with the words is the caller's: the ready trainer's `Follower`, or a loop of a user's own.
+The caller carries the words out: the ready trainer's `Follower`, or a user's loop.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class LeaderAwayError(Exception):
 def answered(ask: Callable[[], T], stop: Callable[[], bool], seconds: float = ANSWER_SECONDS) -> T:
     """Return what `ask` returns, or raise what it raises; `LeaderAwayError` where that takes too long.
 
-    It asks in a thread, which is left behind then: a store's client waits without limit for a leader that is frozen,
+    It asks in a thread, which is abandoned then: a store's client waits without limit for a leader that is frozen,
     or whose node is gone without a word, and hears no signals meanwhile.
     """
     answer: futures.Future[T] = futures.Future()

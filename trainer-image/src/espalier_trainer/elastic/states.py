@@ -34,7 +34,7 @@ class Code(IntEnum):
     END = 5
     """The job is done."""
     EPOCH = 6
-    """The epoch is over: a loop of the user's own goes on behind its batches."""
+    """The epoch is over: a user's loop runs the code after its batches."""
 
 
 @dataclass(frozen=True, slots=True)

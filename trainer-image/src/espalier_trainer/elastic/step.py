@@ -43,7 +43,7 @@ def share_of(
     if mine.rows:
         inputs, labels = order.batch(source, mine.batch, slice(mine.first, mine.last))
     else:
-        inputs, labels = order.batch(source, cursor, slice(LEAST_ROWS))  # its own batch may be behind the epoch's end
+        inputs, labels = order.batch(source, cursor, slice(LEAST_ROWS))  # its own batch may lie beyond the epoch's end
         labels = labels[:0]
     return inputs, labels, sum(each.rows for each in own), consumed(policy, group.world, cursor, len(order))
 

@@ -8,7 +8,7 @@ from typing import Final
 
 FACTOR: Final = 5.0
 STEPS: Final = 20
-"""A member that is so many times slower than the others, so many steps in a row, is a straggler."""
+"""A member that is FACTOR times slower than the others for STEPS steps in a row is a straggler."""
 PAUSE_SECONDS: Final = 60.0
 """A straggler that is left out may come again after this, twice as long each time: it was slow, not broken."""
 MAX_DROPS: Final = 3
@@ -42,8 +42,8 @@ class Watch:
         found = self.dropped.get(worker)
         return 0 if found is None else found.times
 
-    def anew(self) -> Watch:
-        """Return what is known when the members have changed: nothing of who is slow beside whom."""
+    def changed(self) -> Watch:
+        """Return what is known after a change of members: nothing about who is slower than the others."""
         return replace(self, slow=None, steps=0)
 
     def dropping(self, worker: str, now: float) -> Watch:

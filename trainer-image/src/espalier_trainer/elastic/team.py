@@ -60,8 +60,8 @@ class Team:
     ) -> None:
         """Open the rendezvous at `place`; raises `RendezvousError`.
 
-        `warn` is told of what training goes on without, `tell` how many members there are now, and for how many seconds
-        training paused. `hashed` is what must be equal in all members.
+        `warn` gets problems that do not stop training, `tell` the number of members after a change, and the seconds for
+        which training paused. `hashed` is what must be equal in all members.
         """
         self._host = Host(place)
         self._policy, self._device, self._warn, self._clock = policy, device, warn, clock
@@ -271,7 +271,7 @@ class Team:
         # Only now: as long as no generation has formed, some member may still hold what the checkpoint does not.
         self._reuniting = False
         self._spoke = self._clock()
-        self._watched = self._watched.anew()
+        self._watched = self._watched.changed()
         paused = self._clock() - began
         if self.world != self._told:
             self._told = self.world

@@ -1,7 +1,7 @@
-"""A training loop of a user's own as a worker of a job: `join`, and what it returns.
+"""A user's training loop as a worker of a job: `join`, and what it returns.
 
-Every worker runs the same script. One leads (base worker 0); the others take part in its steps. What stands
-within the loop all do, what stands behind it the leader does alone. `docs/own-training.md` has it line by line.
+Every worker runs the same script. One leads (base worker 0), and the others take part in its steps. All workers run the
+code inside the loop; only the leader runs the code after it. `docs/own-training.md` explains it line by line.
 """
 
 from espalier_trainer.own.errors import OwnLoopError

@@ -1,4 +1,4 @@
-"""What a loop of a user's own can do wrong."""
+"""What a user's training loop can do wrong."""
 
 from __future__ import annotations
 

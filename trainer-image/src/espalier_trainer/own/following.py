@@ -1,4 +1,4 @@
-"""A user's loop in a worker that does not lead: it goes round as the leader says, and ends when it is asked to."""
+"""A user's loop in a worker that does not lead: it takes the steps that the leader announces."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Following:
                     )
                 self._turn, self._early = None, False
                 continue
-            # Also where nothing is left of the epoch but what the script does behind its batches.
+            # Also where only the script's code after the batches is left of the epoch.
             self._epoch, self._in_body, self._through, self._early = turn.word.epoch, True, False, False
             self._state.enter_epoch()
             yield turn.word.epoch
@@ -98,7 +98,7 @@ class Following:
         if turn is not None and turn.word.epoch == self._epoch:
             self._turn, self._through = None, True
         elif turn is not None:
-            # This worker was away, and what the script does behind the batches belongs to a state that is gone.
+            # This worker was away, and the script's code after the batches belongs to a state that is gone.
             self._before = self._held.capture().copied()
 
     def backward(self, loss: Tensor) -> float:
@@ -138,7 +138,7 @@ class Following:
             self._held.stepped(turn.word, joint.loss, step.part.batches)
 
     def _epoch_left(self) -> None:
-        """Take notice that the script has done what stands behind its batches."""
+        """Take notice that the script has run the code after its batches."""
         if self._before is not None:
             self._state.load(self._before)
             self._before = None

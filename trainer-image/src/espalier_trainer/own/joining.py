@@ -13,18 +13,19 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from espalier_api import environment
+from espalier_api.environment import ExitCode, Role
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.validation import JobFileError, load_job
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import connect, seed_of, set_threads
-from espalier_trainer.errors import ExitCode, TrainerError
+from espalier_trainer.errors import TrainerError
 from espalier_trainer.own.errors import OwnLoopError
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.leading import Leading
 from espalier_trainer.own.loop import Alone, Batches, Loop
 from espalier_trainer.own.state import OwnState, Stateful
-from espalier_trainer.settings import Role, Settings, StopSignal
+from espalier_trainer.settings import Settings, StopSignal
 from espalier_trainer.worker import Leave
 
 _OF_A_JOB: Final = (

@@ -10,11 +10,12 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from espalier_api.environment import ExitCode
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_trainer.core.run import Due, Run
 from espalier_trainer.elastic.group import GroupBrokenError
-from espalier_trainer.errors import ExitCode, LossNotFiniteError
+from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.own.errors import ONCE, OwnLoopError
 from espalier_trainer.own.feed import Feed
@@ -75,7 +76,7 @@ class Leading:
             if not self._closed:
                 self._run.ending = Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "the script left the loop")
                 self._close()
-                self._run.narrator.enter(TrainerPhase.EVALUATING)
+                self._run.journal.enter(TrainerPhase.EVALUATING)
                 self._stop.training = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -124,7 +125,7 @@ class Leading:
         run.progress.metrics |= figures
         if {"validation_accuracy", "validation_loss"} <= figures.keys():
             run.validated(Evaluation(figures["validation_accuracy"], figures["validation_loss"]))
-        run.narrator.report(urgent=True)
+        run.journal.report(urgent=True)
 
     # ---- within
 
@@ -168,7 +169,7 @@ class Leading:
         broken = not self._closed or getattr(sys, "last_value", None) is not None
         if not self._closed:
             self._close()
-        if run.narrator.ending is None:
+        if run.journal.ending is None:
             ending = run.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED)
             if self._stop():
                 ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")

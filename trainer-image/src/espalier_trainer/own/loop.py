@@ -1,4 +1,4 @@
-"""The loop of a user's own script, as it is alone and as the others build on it."""
+"""The loop of a user's script: its protocol, the loop without a job, and one step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Loop(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether this is the worker that reports, saves, and goes on behind the loop."""
+        """Whether this worker reports, saves, and runs the code after the loop."""
 
     @property
     def workers(self) -> int:
@@ -153,7 +153,7 @@ class Step:
     def finish(self) -> Joint | None:
         """Return what came of it; None: nothing, the same batch comes again.
 
-        What the script did of its own at a step that was dropped, to schedulers, is undone. Raises `OwnLoopError` where
+        What the script did to schedulers at a step that was dropped is undone. Raises `OwnLoopError` where
         it did not do what a step asks for.
         """
         self._check()

@@ -1,4 +1,4 @@
-"""The training state of a user's own loop, changed in place: the script goes on holding the same objects."""
+"""The training state of a user's loop, changed in place: the script keeps holding the same objects."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class OwnState:
         self._start: nn.Module | None = None
         self._example: Tensor | None = None
         self.begun = False
-        """Whether the state is of an epoch that has begun: what the script does in front of its batches is in it."""
+        """Whether the state is of an epoch that has begun: it contains what the script does before the batches."""
         self._in_front: Steering | None = None
         parameters = set(model.parameters())
         if any(parameter not in parameters for group in optimizer.param_groups for parameter in group["params"]):
@@ -121,7 +121,7 @@ class OwnState:
             other.load_state_dict(kept)
 
     def enter_epoch(self) -> None:
-        """Take notice that the script is about to do what stands in front of its batches."""
+        """Take notice that the script is about to run the code before its batches."""
         self._in_front = self.steering() if self.begun else None
 
     def enter_batches(self) -> None:
@@ -131,11 +131,11 @@ class OwnState:
         self._in_front, self.begun = None, True
 
     def leave_epoch(self) -> None:
-        """Take notice that the script has done what stands behind its batches."""
+        """Take notice that the script has run the code after its batches."""
         self.begun = False
 
     def note(self, state: CheckpointState) -> None:
-        """Take over what of a state is no tensor: who decides by what all do not share follows the leader."""
+        """Take over all of a state but tensors, so that all workers use the leader's rates and schedulers."""
         others = cast(list[Any], state.schedule.get("others", []))
         self.steer(Steering(tuple(map(group_options, state.optimizer_groups)), tuple(map(_decoded, others))))
         self.begun = bool(state.schedule.get("begun"))
@@ -205,7 +205,7 @@ class OwnState:
 
     def _rebuild(self, architecture: Architecture) -> None:
         if self._start is None or self._example is None:
-            raise GrowthError("the model has grown; join(..., grow=True) must be said in all workers")
+            raise GrowthError("the model has grown; join(..., grow=True) must be called so in all workers")
         module = copied(self._start)
         if architecture.growth_history:
             module = rebuild(module, architecture, self._example)

@@ -131,7 +131,7 @@ class Trainer:
         return run.together(due, compute), took
 
     def _validate(self, epochs: int) -> None:
-        """Evaluate on the validation split, where that is due after so many epochs."""
+        """Evaluate on the validation split, where that is due after `epochs` epochs."""
         run, scheduler = self._run, self._services.scheduler
         evaluation = None
         # An evaluation that would outlive the budget is not begun: training to the deadline is worth more.

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Narrator:
-    """Says where training stands; `network` and `progress` are what it speaks of."""
+class Journal:
+    """Reports where training stands: `network` and `progress`."""
 
     job: str
     scheduler: Scheduler
@@ -49,7 +49,7 @@ class Narrator:
         self.incarnation = self.incarnation or uuid.uuid4().hex
 
     def enter(self, phase: TrainerPhase) -> None:
-        """Change the phase and say so at once."""
+        """Change the phase and report it at once."""
         self.phase = phase
         self.report(urgent=True)
 
@@ -64,13 +64,13 @@ class Narrator:
             self.report(urgent=True)
 
     def warn(self, reason: str, message: str) -> None:
-        """Say that something went wrong that training goes on without."""
+        """Report a problem that does not stop training."""
         logger.warning("%s: %s", reason, message)
         now, used = self._now()
         self.reporter.record(Warned(time=now, used_seconds=used, reason=reason, message=message))
 
     def started(self, resumed: bool, device: str) -> None:
-        """Say that training begins: the time budget runs from here."""
+        """Report that training begins: the time budget runs from here."""
         now, used = self._now()
         progress = self.progress
         self.reporter.record(
@@ -89,7 +89,7 @@ class Narrator:
         self.enter(TrainerPhase.TRAINING)
 
     def epoch_finished(self, train_loss: float, evaluation: Evaluation, max_step_gap: float) -> None:
-        """Say how an epoch and the evaluation after it went."""
+        """Report an epoch and the evaluation after it."""
         now, used = self._now()
         progress = self.progress
         if math.isfinite(evaluation.loss):
@@ -112,7 +112,7 @@ class Narrator:
         self.report()
 
     def adapted(self, adaptation: Adaptation, problem: tuple[Reason, str] | None) -> None:
-        """Say what a consultation came to."""
+        """Report the result of a consultation."""
         if problem is not None:
             self.warn(*problem)
         now, used = self._now()
@@ -127,7 +127,7 @@ class Narrator:
         )
 
     def trial_started(self, network: Network, seconds: float) -> None:
-        """Say that a smaller model is tried, for so many budget seconds."""
+        """Report that a smaller model is tried for `seconds` of the budget."""
         now, used = self._now()
         started = TrialStarted(
             time=now,
@@ -141,14 +141,14 @@ class Narrator:
         self.report(urgent=True)
 
     def workers_changed(self, workers: int, seconds: float) -> None:
-        """Say that other workers train together now, after a pause of `seconds`."""
+        """Report that `workers` workers train together, after a pause of `seconds`."""
         now, used = self._now()
         self.progress.metrics[WORKERS_METRIC] = workers
         self.reporter.record(WorkersChanged(time=now, used_seconds=used, workers=workers, seconds=seconds))
         self.report(urgent=True)
 
     def saved(self, path: str, seconds: float) -> None:
-        """Say that a checkpoint is complete."""
+        """Report that a checkpoint is complete."""
         now, used = self._now()
         self.last_checkpoint = now
         self.reporter.record(
@@ -156,7 +156,7 @@ class Narrator:
         )
 
     def finished(self, ending: Ending, test: Evaluation | None) -> None:
-        """Say how it ended."""
+        """Report how the run ended."""
         now, used = self._now()
         progress = self.progress
         if test is not None and math.isfinite(test.loss):

@@ -30,10 +30,9 @@ from cluster_objects import Object, acted, adaptation, admitted, looked_at, repo
 from espalier_api.reasons import Reason
 from espalier_kube.client import Client
 from espalier_kube.connection import api_of_context
-from espalier_kube.errors import ExpiredError
+from espalier_kube.errors import ExpiredError, Retries
 from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
 from espalier_kube.resources import JOBS
-from espalier_kube.retries import Retries
 from espalier_operator.actions import Fail, Finish
 
 COMMAND = [sys.executable, "-u", "-c", "from espalier_cli.main import main; main()", "watch"]

@@ -18,10 +18,18 @@ from kubernetes.client.exceptions import ApiException, OpenApiException
 from kubernetes.config import ConfigException
 from urllib3.exceptions import HTTPError
 
-from espalier_kube.errors import Call, ExpiredError, InsecureError, Status, UnreachableError, cause_of, error_of
+from espalier_kube.errors import (
+    Call,
+    ExpiredError,
+    InsecureError,
+    Retries,
+    Status,
+    UnreachableError,
+    cause_of,
+    error_of,
+)
 from espalier_kube.lists import Listing, Pages, selectors
 from espalier_kube.resources import Raw, Resource
-from espalier_kube.retries import Retries
 
 PAGE: Final = 500
 """Objects in one answer to a list."""
@@ -63,7 +71,9 @@ class Client:
                 if not pages.restart():
                     raise
             else:
-                if (listing := pages.take(page)) is not None:
+                with self.errors(call):
+                    listing = pages.take(page)
+                if listing is not None:
                     return listing
 
     def merge_patch(self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]) -> None:
@@ -96,7 +106,8 @@ class Client:
             yield
         except ApiException as error:  # of TLS: `call_api` raises none for an answer
             raise InsecureError(f"{host}: no secure connection: {' '.join(str(error.reason).split())}", call) from error
-        except (HTTPError, OpenApiException, ConfigException, OSError, ValueError) as error:  # OSError: a token's file
+        except (HTTPError, OpenApiException, ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+            # OSError: a token's file; the last three: an answer that is not what it should be
             raise UnreachableError(f"{host} does not answer: {cause_of(error)}", call) from error
 
     # ---- one request

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from espalier_kube.errors import ApiError, ExpiredError, RefusedError
+from espalier_kube.errors import ApiError, ExpiredError, RefusedError, Retries
 from espalier_kube.resources import Raw, Resource, version_of
-from espalier_kube.retries import Retries
 
 if TYPE_CHECKING:
     from espalier_kube.client import Client, Watch

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from espalier_kube.errors import ApiError, Call, ExpiredError, RefusedError, Status, UnreachableError, error_of
+from espalier_kube.errors import ApiError, Call, ExpiredError, RefusedError, Retries, Status, UnreachableError, error_of
 from espalier_kube.resources import PODS
-from espalier_kube.retries import Retries
 
 OTHER_UID = "Precondition failed: UID in precondition: a, UID in object meta: b"
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from espalier_cli.cluster.errors import for_a_person
 from espalier_cli.errors import BadInput
+from espalier_kube.errors import Retries
 from espalier_kube.lists import Listing
 from espalier_kube.resources import Raw, Resource
-from espalier_kube.retries import Retries
 
 if TYPE_CHECKING:
     from espalier_kube.client import Client

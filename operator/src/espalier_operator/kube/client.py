@@ -20,10 +20,9 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 
-from espalier_kube.errors import Status
+from espalier_kube.errors import Retries, Status
 from espalier_kube.lists import Listing, Pages
 from espalier_kube.resources import Raw, Resource, controller_of, key_of, resource_of
-from espalier_kube.retries import Retries
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)

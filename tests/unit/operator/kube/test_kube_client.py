@@ -14,8 +14,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_kube import resources
-from espalier_kube.errors import Status
-from espalier_kube.retries import Retries
+from espalier_kube.errors import Retries, Status
 from espalier_operator.kube.client import PAGE, ApiRefusalError, Client, NotOwnedError
 from espalier_operator.loop import BackendError
 

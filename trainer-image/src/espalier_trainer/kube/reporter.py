@@ -15,9 +15,8 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
 from espalier_kube.client import Client
-from espalier_kube.errors import ApiError, RefusedError
+from espalier_kube.errors import ApiError, RefusedError, Retries
 from espalier_kube.resources import CONFIG_MAPS
-from espalier_kube.retries import Retries
 from espalier_trainer.kube.watch import uid_of
 from espalier_trainer.report import INTERVAL_WALL_SECONDS, EventRecorder
 

@@ -13,9 +13,9 @@ from espalier_api.signal import allocation_document
 from espalier_api.status import JobStatus
 from espalier_kube.client import Client
 from espalier_kube.connection import api_of_process
+from espalier_kube.errors import Retries
 from espalier_kube.reflector import Change, Changed, Disconnected, Reconnected, Reflector, Rhythm
 from espalier_kube.resources import JOBS
-from espalier_kube.retries import Retries
 
 logger = logging.getLogger(__name__)
 

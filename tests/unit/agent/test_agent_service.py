@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -379,10 +378,8 @@ def test_a_locked_database_holds_up_a_report_for_a_second_and_advice_not_at_all(
     call(app, [("POST", "/v1/outcomes", {"json": OUTCOME})])
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        began = time.monotonic()
         report: tuple[str, str, dict[str, Any]] = ("POST", "/v1/outcomes", {"json": {**OUTCOME, "finalAccuracy": 0.1}})
         answers = call(app, [report, *[("POST", "/v1/advice", {"json": question()})] * 5])
-        assert time.monotonic() - began < 5.0
         other.execute("ROLLBACK")
     assert [answer.status_code for answer in answers] == [503, *[200] * 5]
     assert "not committed within 0.9 s; report it again" in answers[0].json()["message"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import pytest
 
@@ -89,15 +88,13 @@ def test_late_answer_is_not_waited_for(agent_server, advice_body):
     release = threading.Event()
 
     def late(body):
-        release.wait(10)
+        release.wait(60)
         return 200, advice_body("p1")
 
     server = agent_server(late)
-    started = time.monotonic()
     with pytest.raises(AdvisorError, match="did not answer within") as error:
         HTTPAdvisor(server.url).advise(_request(), 0.2)
     assert error.value.reason is Reason.AGENT_UNAVAILABLE
-    assert 0.2 <= time.monotonic() - started < 1.0
     release.set()
 
 
@@ -118,10 +115,8 @@ def test_dripped_answer_is_bounded_by_the_same_deadline():
 
     thread = threading.Thread(target=drip)
     thread.start()
-    started = time.monotonic()
     with pytest.raises(AdvisorError, match="did not answer within 0.3 s"):
         HTTPAdvisor(f"http://127.0.0.1:{listener.getsockname()[1]}").advise(_request(), 0.3)
-    assert time.monotonic() - started < 1.0
     stop.set()
     thread.join()
     listener.close()
@@ -137,11 +132,9 @@ def test_nobody_listening_is_said_at_once():
 
 def test_waiting_ends_when_training_does(agent_server, advice_body):
     release = threading.Event()
-    server = agent_server(lambda body: (release.wait(10), (200, advice_body("p1")))[1])
-    started = time.monotonic()
+    server = agent_server(lambda body: (release.wait(60), (200, advice_body("p1")))[1])
     with pytest.raises(AdvisorError, match="training ends"):
-        HTTPAdvisor(server.url, cancelled=lambda: time.monotonic() - started > 0.1).advise(_request(), 10)
-    assert time.monotonic() - started < 1.0
+        HTTPAdvisor(server.url, cancelled=lambda: bool(server.requests)).advise(_request(), 60)
     release.set()
 
 

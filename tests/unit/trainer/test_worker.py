@@ -72,22 +72,18 @@ def test_worker_that_does_not_lead_imports_and_waits_until_sigterm(start, tmp_pa
     log = _logged(tmp_path, process, "is ready")
     assert "my code is imported" in log
     assert f"{role} worker {index} of job team/t is ready" in log
-    told = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 0
-    assert time.monotonic() - told < 1
     assert not checkpoints.exists()
     assert not report.exists()
 
 
 def test_worker_that_is_asked_to_end_while_it_imports_ends_at_once(start, tmp_path):
-    (tmp_path / "slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\ndef net(): ...\n")
+    (tmp_path / "slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\ndef net(): ...\n")
     process = start({"training": {"model": {"entrypoint": "slow:net"}}}, ESPALIER_WORKER_ROLE="extra")
     _logged(tmp_path, process, "importing")
-    told = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 0
-    assert time.monotonic() - told < 1
 
 
 def test_worker_that_is_asked_to_end_while_it_loads_its_data_ends_at_once(start, tmp_path):

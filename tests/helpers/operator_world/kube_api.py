@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from espalier_api.job import API_VERSION, KIND
@@ -26,16 +26,34 @@ class ConflictError(Exception):
     """There is an object of that name already."""
 
 
+class Objects(dict[str, Raw]):
+    """Objects of a kind by key; each change gives an object a new version."""
+
+    def __init__(self, versions: Iterator[int]) -> None:
+        """Begin empty; `versions` are those of the whole API server."""
+        super().__init__()
+        self._versions = versions
+
+    def __setitem__(self, key: str, raw: Raw) -> None:
+        """Put an object, with a new version if it differs."""
+        known = self.get(key)
+        version = "" if known is None else known["metadata"]["resourceVersion"]
+        if known != {**raw, "metadata": {**raw["metadata"], "resourceVersion": version}}:
+            version = str(next(self._versions))
+        super().__setitem__(key, {**raw, "metadata": {**raw["metadata"], "resourceVersion": version}})
+
+
 class ApiObjects:
     """All objects, by key; `uid` of each is unique for ever."""
 
     def __init__(self) -> None:
         """Begin empty, at `EPOCH`."""
         self.now = EPOCH
-        self.nodes: dict[str, Raw] = {}
-        self.pods: dict[str, Raw] = {}
-        self.jobs: dict[str, Raw] = {}
-        self.config_maps: dict[str, Raw] = {}
+        self._versions = itertools.count(1)
+        self.nodes = Objects(self._versions)
+        self.pods = Objects(self._versions)
+        self.jobs = Objects(self._versions)
+        self.config_maps = Objects(self._versions)
         self.leaders: dict[str, int] = defaultdict(int)
         """Pods of leaders that were made, by UID of their job."""
         self._uids = itertools.count(1)
@@ -67,15 +85,24 @@ class ApiObjects:
         """Make a pod or a ConfigMap; other kinds are taken and forgotten."""
         metadata = manifest["metadata"]
         key = f"{metadata['namespace']}/{metadata['name']}"
-        shelf = {"Pod": self.pods, "ConfigMap": self.config_maps}.get(manifest["kind"])
-        if shelf is None:
+        there = self.objects(manifest["kind"])
+        if there is None:
             return
-        if key in shelf:
+        if key in there:
             raise ConflictError(key)
         born = {**manifest, "metadata": {**metadata, **self._birth()}}
         if manifest["kind"] == "Pod" and "-base-0-" in key:
             self.leaders[owner_of(born) or ""] += 1
-        shelf[key] = {**born, "status": {"phase": "Pending"}} if manifest["kind"] == "Pod" else born
+        there[key] = {**born, "status": {"phase": "Pending"}} if manifest["kind"] == "Pod" else born
+
+    def objects(self, kind: str) -> Objects | None:
+        """Return the objects of a kind that is made by manifests; None where nobody looks at them."""
+        return {"Pod": self.pods, "ConfigMap": self.config_maps}.get(kind)
+
+    @property
+    def version(self) -> int:
+        """The version of a list that is made now."""
+        return next(self._versions)
 
     def annotate(self, key: str, uid: str, annotations: Mapping[str, str]) -> None:
         """Put annotations on a pod."""
@@ -100,8 +127,8 @@ class ApiObjects:
         return {"uid": f"u{next(self._uids)}", "creationTimestamp": utc(self.now).isoformat()}
 
     @staticmethod
-    def _find(shelf: Mapping[str, Raw], key: str, uid: str | None) -> Raw:
-        found = shelf.get(key)
+    def _find(there: Mapping[str, Raw], key: str, uid: str | None) -> Raw:
+        found = there.get(key)
         if found is None or uid not in (None, found["metadata"]["uid"]):
             raise NotFoundError(key)
         return found

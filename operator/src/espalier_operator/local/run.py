@@ -125,7 +125,7 @@ class LocalRun:
             stop_wall_seconds=settings.stop_wall_seconds,
             on_planned=self._planned,
         )
-        self._loop = Loop(self._backend, policy or policy_named(rules.policy), self._clock)
+        self._loop = Loop(self._backend, policy or policy_named(rules.policy), self._clock, wall=monotonic)
         self._agent = self._make_agent()
         self._reasons: dict[str, Reason] = {}
         self._over = asyncio.Event()
@@ -158,6 +158,12 @@ class LocalRun:
             if isinstance(result, Exception):
                 raise result
         return {job.name: outcome_of(job) for job in self._jobs.values()}
+
+    async def step(self) -> None:
+        """Look at everything once, plan and keep the state: what `run` does all the time, for a clock that is moved."""
+        self._look()
+        await self._loop.tick()
+        self._save()
 
     def view(self) -> RunView:
         """Return the run as it stands."""
@@ -207,7 +213,7 @@ class LocalRun:
             passed = 0.0
         due = self._timeline.advance(passed)
         for change in due:
-            self._change_gpus(change.change)
+            self.change_gpus(change.change)
             for job in self._jobs.values():
                 if not job.finished:
                     job.history.add(GPUsChanged(**job.stamp(), total=self._gpus.total, change=change.change))
@@ -216,7 +222,8 @@ class LocalRun:
         self._announced = announced
         return news
 
-    def _change_gpus(self, change: int) -> None:
+    def change_gpus(self, change: int) -> None:
+        """Let GPUs come, or go where `change` is negative: who holds them loses them."""
         precious = sorted(self._jobs.values(), key=lambda job: (-job.terms.priority, job.state.submitted_at or 0.0))
         for holder in self._gpus.change(change, [job.key for job in precious]):
             self._backend.lose(holder)

@@ -1,4 +1,4 @@
-"""Whole lives of jobs over a naive Kubernetes in which everything happens that may.
+"""Whole lives of jobs under the operator's own code, over a naive Kubernetes in which everything happens that may.
 
 Nodes come, go, fall silent and lose GPUs; other people's pods come; leaders train, obey, keep silent, crash and hang;
 people submit, suspend and delete; calls fail; what the operator sees is old; and it is killed between any two calls.
@@ -8,6 +8,7 @@ peace, every job comes to its end or says truly why it waits.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +28,7 @@ from espalier_operator.policies.fair import FairPolicy
 from operator_world.invariants import check
 from operator_world.kube_api import is_over, node_of, owner_of
 from operator_world.kube_objects import EPOCH, GPU, template
-from operator_world.kube_operator import KINDS, KilledError, NaiveOperator
+from operator_world.kube_operator import KINDS, KilledError, LiveOperator
 from operator_world.kube_promises import PromiseError, Promises
 from operator_world.kubernetes import Kubernetes
 from operator_world.leaders import Temper
@@ -99,6 +100,7 @@ class LifeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.runner = asyncio.Runner()
         self.world = Kubernetes()
         self.promises = Promises(self.world)
         self.serial = itertools.count(1)
@@ -109,10 +111,10 @@ class LifeMachine(RuleBasedStateMachine):
         self.begin_operator()
 
     def begin_operator(self) -> None:
-        self.operator = NaiveOperator(self.world, FairPolicy(), SETTINGS, RULES)
+        self.operator = LiveOperator(self.world, FairPolicy(), SETTINGS, RULES, self.runner)
         self.operator.on_plan = self.planned
-        self.operator.on_create = self.creating
-        self.operator.calls_left = next(self.lives)
+        self.operator.client.on_create = self.creating
+        self.operator.client.calls_left = next(self.lives)
         self.seen_at = dict.fromkeys(KINDS, self.world.now)
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
@@ -155,11 +157,11 @@ class LifeMachine(RuleBasedStateMachine):
         """Let the operator see and do all that is to be done now, in as many lives as it needs."""
         for _ in range(100):
             self.see(*KINDS)
-            calls, objects = self.operator.calls, self.objects()
+            calls, objects = self.operator.client.calls, self.objects()
             lives = self.tick()
             self.cluster_moves()
             self.promises.check()
-            if lives and self.operator.calls == calls and self.objects() == objects:
+            if lives and not self.operator.woken and self.operator.client.calls == calls and self.objects() == objects:
                 self.promises.check_quiet()
                 return
         raise PromiseError("9: the operator comes to no rest")
@@ -184,6 +186,7 @@ class LifeMachine(RuleBasedStateMachine):
         for gpus, gpu_type in nodes:
             self.world.add_node(f"node{next(self.serial)}", gpus, gpu_type)
         self.lives = itertools.cycle(lives)
+        self.operator.close()
         self.begin_operator()
         self.submit(data)
         self.submit(data)
@@ -210,7 +213,7 @@ class LifeMachine(RuleBasedStateMachine):
         """On what it saw last, which may be old."""
         self.tick()
 
-    @rule(kinds=st.sets(st.sampled_from(KINDS), min_size=1))
+    @rule(kinds=st.sets(st.sampled_from(sorted(KINDS)), min_size=1))
     def the_operator_sees(self, kinds: set[str]) -> None:
         self.see(*sorted(kinds))
         self.promises.calm &= kinds == set(KINDS)
@@ -229,21 +232,24 @@ class LifeMachine(RuleBasedStateMachine):
         """Before its call of this number, or after; the next one starts at once or later."""
         if sees:
             self.see(*KINDS)
-        self.operator.calls_left = calls
+        self.operator.client.calls_left = calls
         if self.tick():
+            self.operator.close()
             self.begin_operator()
         if seconds:
             self.promises.calm = False
             self.cluster_moves()
             self.world.pass_time(seconds)
+            self.operator.close()
             self.begin_operator()
             self.ticked_at = self.world.now
 
     @rule(failing=st.integers(0, 5), unanswered=st.integers(0, 3))
     def calls_fail(self, failing: int, unanswered: int) -> None:
-        self.operator.failing, self.operator.unanswered = failing, unanswered
+        client = self.operator.client
+        client.failing, client.unanswered = failing, unanswered
         self.tick()
-        self.operator.failing = self.operator.unanswered = 0
+        client.failing = client.unanswered = 0
 
     @precondition(lambda self: len(self.world.nodes) < 4)
     @rule(gpus=st.integers(0, 4), gpu_type=st.sampled_from(TYPES))
@@ -311,6 +317,13 @@ class LifeMachine(RuleBasedStateMachine):
     # ---- left in peace
 
     def teardown(self) -> None:
+        try:
+            self.all_end()
+        finally:
+            self.operator.close()
+            self.runner.close()
+
+    def all_end(self) -> None:
         """Nothing bad happens any more; the operator is woken by news, and at the times that it named."""
         if self.world.now - EPOCH < 100:  # in some histories what fell silent stays so
             for name in self.world.nodes:

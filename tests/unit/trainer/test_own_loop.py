@@ -25,10 +25,14 @@ from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.report import Report
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.state import StateCopy
+from espalier_trainer.elastic.member import Turn
+from espalier_trainer.elastic.states import Code, Word
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.own.feed import Feed
+from espalier_trainer.own.following import Following
 from espalier_trainer.own.state import OwnState, _decoded
+from espalier_trainer.worker import Leave
 
 DATA = TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64))
 
@@ -424,3 +428,40 @@ def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:
     assert model.weight.tolist() == [[-1.5, -1.5], [-1.5, -1.5]]
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert hooks.step.done
+
+
+class OneMember:
+    """A group of this worker alone."""
+
+    rank, world, device = 0, 1, torch.device("cpu")
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum over one."""
+
+
+def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_state(
+    make_checkpoint: Callable[..., Checkpoint],
+) -> None:
+    model, optimizer = made()
+    state = OwnState(model, optimizer, [])
+    feed = Feed(DataLoader(DATA, batch_size=4), ElasticBatch.KEEP_GLOBAL, seed=0)
+    loop = Following(state, feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
+    loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
+
+    def turns() -> Any:
+        yield Turn(OneMember(), Word(Code.STEP, 0, 0))
+        loop._held.take(loop._held.capture().copied())  # the leader was started again, from before
+        yield Turn(OneMember(), Word(Code.STEP, 0, 0))
+        yield Turn(OneMember(), Word(Code.STEP, 0, 1))
+
+    loop._turns = turns()
+    seen: list[int] = []
+    with pytest.raises(OwnLoopError, match="left epoch 0 early and the leader did not"):  # noqa: PT012
+        for epoch in loop.epochs():
+            seen.append(epoch)
+            for inputs, labels in loop:
+                optimizer.zero_grad()
+                loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
+                optimizer.step()
+                break
+    assert seen == [0, 0]

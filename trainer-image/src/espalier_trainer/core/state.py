@@ -57,6 +57,8 @@ class StateCopy:
         self._state, self._hooks = state, hooks or Hooks()
         self._told: CheckpointState | None = None
         """What the leader last said of the state; None while this worker holds no copy."""
+        self.taken = 0
+        """How many states this worker has taken over."""
 
     @property
     def network(self) -> Network | None:
@@ -90,6 +92,7 @@ class StateCopy:
         self._told = None
         self._state.load(checkpoint)
         self._told = checkpoint.state
+        self.taken += 1
         return self._state.network
 
     def note(self, state: CheckpointState) -> None:

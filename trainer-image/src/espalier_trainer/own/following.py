@@ -50,9 +50,10 @@ class Following:
         self._turn: Turn | None = None
         self._step: Step | None = None
         self._epoch: int | None = None
-        self._in_body = self._through = self._early = False
-        """Whether the script may loop over the batches; whether the leader has said that the epoch is over; whether the
-        script has left it before it heard that."""
+        self._in_body = self._through = False
+        """Whether the script may loop over the batches; whether the leader has said that the epoch is over."""
+        self._left_early: int | None = None
+        """Where the script has left the epoch before the leader said so: which of the states taken over that was in."""
         self._before: Checkpoint | None = None
         """While the script ends an epoch that the leader is no longer in: the state that it must not change."""
 
@@ -67,16 +68,16 @@ class Following:
         """Yield the epochs that the leader goes through; does not return: what follows the loop is the leader's."""
         self._leave.takes_part = True
         while (turn := self._due()) is not None:
-            if turn.word.epoch == self._epoch and self._early:
+            if turn.word.epoch == self._epoch and self._left_early == self._held.taken:
                 if turn.word.code is Code.STEP:
                     raise OwnLoopError(
                         f"this worker left epoch {self._epoch} early and the leader did not; leave the loop over the "
                         "batches by what all workers share, such as what backward() returns"
                     )
-                self._turn, self._early = None, False
+                self._turn = self._left_early = None
                 continue
             # Also where only the script's code after the batches is left of the epoch.
-            self._epoch, self._in_body, self._through, self._early = turn.word.epoch, True, False, False
+            self._epoch, self._in_body, self._through, self._left_early = turn.word.epoch, True, False, None
             self._state.enter_epoch()
             yield turn.word.epoch
             self._epoch_left()
@@ -143,8 +144,8 @@ class Following:
             self._state.load(self._before)
             self._before = None
             return
-        self._early = self._in_body
-        if self._epoch is None or not (self._early or self._through):
+        self._left_early = self._held.taken if self._in_body else None
+        if self._epoch is None or not (self._in_body or self._through):
             return
         self._commit()
         self._state.leave_epoch()

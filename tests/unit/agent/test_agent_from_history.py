@@ -20,10 +20,10 @@ from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables, named_architecture
 from espalier_agent.evaluation.gate import GateError, Judgement, OnHistory, Terms, estimated, judge, worse_on_history
 from espalier_agent.history import HistoryDecision, decisions
-from espalier_agent.history.episodes import Episode, Kind, centred, comparable, gather, split, standardised
+from espalier_agent.history.episodes import Episode, Gathered, Kind, centred, comparable, gather, split, standardised
 from espalier_agent.history.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
 from espalier_agent.learners import expected
-from espalier_agent.learners.from_history import HistoryConfig, learn
+from espalier_agent.learners.from_history import HistoryConfig
 from espalier_agent.learners.learning import LearningError
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import load_policy, save_policy
@@ -41,6 +41,12 @@ TERMS = Terms(margin=0.01, least_effective=10)
 MODEL = named_architecture("cnn1")
 ACTIONS = (*(Action.deepen(point.id) for point in MODEL.growth_points), Action.nothing())
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def learn(tables: Sequence[OutcomeTable], *, history: Gathered, files: Sequence[str] = (), **settings: Any) -> Policy:
+    """Learn from a history, and tables."""
+    assert expected.LEARNER.with_history is not None
+    return expected.LEARNER.with_history(history, files).learn(tables, **settings)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from espalier_agent.policies.encoders import LstmModelEncoder, encode_time
+from espalier_agent.policies.lstm_encoder import LstmModelEncoder, encode_time
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 
 
@@ -38,7 +38,7 @@ def test_time_left_beyond_the_budget_is_taken_as_the_whole_of_it() -> None:
 
 
 def test_trainable_shapes_are_the_papers() -> None:
-    network = PolicyNetwork(NetworkConfig(growth_points=3))
+    network = PolicyNetwork.of(NetworkConfig(growth_points=3))
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     lstm = {"weight_ih_l0": "input", "weight_hh_l0": "hidden", "bias_ih_l0": "", "bias_hh_l0": ""}
     for module, inputs, hidden in (("layers_forward", 16, 50), ("layers_backward", 16, 50), ("model", 100, 16)):

@@ -110,7 +110,7 @@ def test_it_finds_the_best_sequence(make_table: MakeTable, encoder: str, reward:
 
 def test_learning_goes_on_from_a_parent(make_table: MakeTable) -> None:
     tables = [make_table(lambda actions: actions[0] / 9)]
-    parent = learn(tables, config=quick(), seed=0)
+    parent = learn(tables, config=quick(), encoder="lstm", seed=0)
     child = learn(tables, config=quick(), seed=0, parent=parent)
     assert child.lineage.parent == parent.identity
     assert not same(child, parent)

@@ -21,9 +21,9 @@ from espalier_agent.history.episodes import Episode, Gathered, Kind
 from espalier_agent.history.off_policy import Unit
 from espalier_agent.history.records import DecisionRecord
 from espalier_agent.history.store import OutcomeStore
+from espalier_agent.learners import expected
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.learners.from_history import HistoryConfig
-from espalier_agent.learners.from_history import learn as learn_history
 from espalier_agent.learners.learning import LearningError
 from espalier_agent.learners.registry import LEARNERS
 from espalier_agent.policies.advice import decide
@@ -216,15 +216,15 @@ SMALL: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", LEARNERS.names())
 def test_every_learner_takes_tables_with_widenings(
     name: str, widened: OutcomeTable, make_table: Callable[..., OutcomeTable]
 ) -> None:
-    learner = LEARNERS[name]
+    learner = LEARNERS.load(name)
     config = learner.recipe(None).model_copy(update=SMALL[name])
     policy = learner.learn(
         [widened, make_table(lambda actions: 0.1 * actions[0], points=4)],
-        config=config, encoder="graph", seed=1, name=name, parent=None, progress=None,
+        config=config, encoder="graph", seed=1, name=name,
     )  # fmt: skip
     assert policy.network.config.widening
     assert evaluate(policy, [widened]).tables[0].rank >= 1
@@ -282,7 +282,7 @@ def test_a_history_teaches_what_no_policy_before_could_do(described: Architectur
         return Episode(decision.decision_id, Kind("k", 6, 2), (decision,), accuracy)
 
     history = Gathered(tuple(map(made, range(140))))
-    policy = learn_history((), history=history, config=HistoryConfig(updates=60, learning_rate=5e-3))
+    policy = expected.LEARNER.with_history(history, ()).learn((), config=HistoryConfig(updates=60, learning_rate=5e-3))
     assert policy.network.config.widening
     assert decide(policy, ask(described)).action == Action.widen("block1.0")
     # One that cannot widen is compared with it all the same: what it would never do has no weight.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import click
@@ -16,18 +15,18 @@ from espalier_agent.data import carried_tables, table_sets
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
 from espalier_agent.history import history_files
 from espalier_agent.history.schema import StoreError
-from espalier_agent.learners.from_history import HistoryConfig
-from espalier_agent.learners.from_history import learn as learn_from_history
 from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
-from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS, Learner
+from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS
 from espalier_agent.policies.files import PolicyError, default_policy, load_policy, save_policy
+from espalier_agent.policies.network import ENCODERS
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import TableError, read_playable, table_digest
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError
 from espalier_api.outcomes import OutcomeTable, table_files
+from espalier_api.registry import RegistryError
 
-USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, StoreError, OSError)
+USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, StoreError, RegistryError, OSError)
 
 
 def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
@@ -93,11 +92,11 @@ def _split(context: click.Context, parameter: click.Parameter, values: tuple[str
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="Folder for the policy.")
 @click.option("--seed", type=SEEDS, default=0, show_default=True)
 @click.option("--name", help="Name of the policy; default: the name of the output folder.")
-@click.option("--learner", type=click.Choice(list(LEARNERS)), default=DEFAULT_LEARNER, show_default=True)
+@click.option("--learner", type=click.Choice(LEARNERS.names()), default=DEFAULT_LEARNER, show_default=True)
 @click.option(
     "--encoder",
-    type=click.Choice(["graph", "lstm"]),
-    help="Encoder of models; default: lstm (the paper's) for reinforce, graph for the others.",
+    type=click.Choice(ENCODERS.names()),
+    help="Encoder of models; default: that of the learner, lstm (the paper's) for reinforce and graph for the others.",
 )
 @click.option(
     "--recipe",
@@ -150,21 +149,24 @@ def learn(
     --from-history, expected continues with the outcomes of real advice; a quarter of the jobs is held out for `promote`
     (--set held_out_share=.25).
     """
-    chosen = LEARNERS[learner]
     options = {"episodes": episodes, "learning_rate": learning_rate, "temperature": temperature}
     changes: dict[str, object] = {key: value for key, value in options.items() if value is not None}
     try:
+        chosen = LEARNERS.load(learner)
         tables = _not_held_out(gather_tables(() if without_tables else sources), gather_tables(held_out))
         if curriculum is not None:
             tables = in_curriculum(tables, curriculum)
             changes["order"] = "curriculum"
         if histories:
-            chosen = with_history(chosen, histories)
+            if chosen.with_history is None:
+                raise LearningError(f"learner {learner} does not learn from a history; {DEFAULT_LEARNER} does")
+            files = tuple(path.name for path in history_files(histories))
+            chosen = chosen.with_history(read_history(histories), files)
         config = changed(chosen.recipe(recipe), learner, {**changes, **fields})
         policy = chosen.learn(
             tables,
             config=config,
-            encoder=encoder or chosen.encoder,
+            encoder=encoder,
             seed=seed,
             name=name or output.resolve().name,
             parent=None if parent_path is None else load_policy(parent_path),
@@ -177,16 +179,6 @@ def learn(
     click.echo(f"policy {policy.name}@{policy.version} written to {output}", err=True)
     if tables:
         print_evaluation(evaluation)
-
-
-def with_history(learner: Learner, sources: tuple[Path, ...]) -> Learner:
-    """Return a learner that learns from a history beside its tables; `LearningError` where it cannot."""
-    if learner.name != DEFAULT_LEARNER:
-        raise LearningError(f"learner {learner.name} does not learn from a history; {DEFAULT_LEARNER} does")
-    history = read_history(sources)
-    recipes = {name: HistoryConfig(**recipe.model_dump()) for name, recipe in learner.recipes.items()}
-    files = tuple(path.name for path in history_files(sources))
-    return Learner(learner.name, partial(learn_from_history, history=history, files=files), recipes, learner.encoder)
 
 
 def _not_held_out(tables: tuple[OutcomeTable, ...], held_out: tuple[OutcomeTable, ...]) -> tuple[OutcomeTable, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier_agent.learners.learning import LearningError
+from espalier_agent.learners.learning import NOT_FINITE, LearningError
 from espalier_agent.tables.game import Games
 from espalier_agent.tables.rewards import Reward, step_rewards
 
@@ -57,7 +57,7 @@ class Board:
     def checked(self, answers: Tensor) -> Tensor:
         """Return logits or log probabilities; `LearningError` where one of a legal action is not finite."""
         if not bool(torch.isfinite(answers[self.legal]).all()):
-            raise LearningError("the network's answers are not finite any more; lower the learning rate")
+            raise LearningError(NOT_FINITE)
         return answers
 
     def shifts(self, jitter: float, generator: torch.Generator) -> Tensor | None:

@@ -17,24 +17,15 @@ from typing import Final
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
 from espalier_agent.learners.expected import ExpectedConfig, slow_down
-from espalier_agent.learners.learning import (
-    LearningError,
-    Progress,
-    ProgressCallback,
-    finish_learning,
-    one_thread,
-    start_learning,
-)
+from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Start
 from espalier_agent.learners.many_seeds import SeededRun, learn_many
 from espalier_agent.policies.network import PolicyNetwork, Prepared, masked_log_probabilities
-from espalier_agent.policies.policy import Policy
 from espalier_api.advice import ActionColumns, offered
 from espalier_api.architecture import Architecture
-from espalier_api.outcomes import OutcomeTable
 
 
 class DistilledConfig(ExpectedConfig):
@@ -50,15 +41,14 @@ class DistilledConfig(ExpectedConfig):
 DEFAULT: Final = DistilledConfig()
 
 
-class Council(nn.Module):
-    """Networks of one shape, asked at once."""
+class Ensemble:
+    """Networks of one shape, evaluated together."""
 
     def __init__(self, network: PolicyNetwork, members: Sequence[PolicyNetwork]) -> None:
         """`network` gives the shape, `members` the weights."""
-        super().__init__()
-        self.network = network
+        self._network = network
         states = [member.state_dict() for member in members]
-        self._weights = {f"network.{name}": torch.stack([state[name] for state in states]) for name in states[0]}
+        self._weights = {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
     def probabilities(
         self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor, legal: Tensor
@@ -66,43 +56,25 @@ class Council(nn.Module):
         """Return the mean of the members' probabilities in n states, (n, width)."""
 
         def of_one(weights: dict[str, Tensor]) -> Tensor:
-            logits: Tensor = functional_call(self, weights, (prepared, models, time_left_s, time_budget_s))
+            logits: Tensor = functional_call(self._network, weights, (prepared, models, time_left_s, time_budget_s))
             return masked_log_probabilities(logits, legal).exp()
 
         with torch.no_grad():
             mean: Tensor = vmap(of_one)(self._weights).mean(dim=0)
         return mean
 
-    def forward(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
-        """Return the logits of one member."""
-        return self.network.logits(prepared, models, time_left_s, time_budget_s)
 
-
-def learn(
-    tables: Sequence[OutcomeTable],
-    *,
-    config: DistilledConfig = DEFAULT,
-    encoder: str = "graph",
-    seed: int = 0,
-    name: str = "distilled",
-    parent: Policy | None = None,
-    progress: ProgressCallback | None = None,
-) -> Policy:
-    """Learn a policy from tables. The same tables, configuration and seed give the same policy, bit for bit.
-
-    Raises `TableError` for a table that cannot be played, and `LearningError`: also for the `lstm` encoder, whose runs
-    cannot be learnt at once, and for a parent, as there is none that all members could go on from and still differ.
-    """
-    if encoder != "graph":
-        raise LearningError(f"learner distilled has no {encoder} encoder; leave --encoder out")
-    if parent is not None:
-        raise LearningError("learner distilled begins anew; leave --from out")
+def train(start: Start, config: DistilledConfig, progress: ProgressCallback) -> int:
+    """Train the members, then a student on the mean of their probabilities."""
     # Seeds of different policies share no member.
-    runs = [SeededRun(tuple(tables), seed * config.members + member) for member in range(config.members)]
-    start = start_learning(tables, encoder=encoder, seed=seed, parent=None, returns=config.returns)
-    members = learn_many(runs, config=ExpectedConfig(**config.model_dump(include=set(ExpectedConfig.model_fields))))
+    runs = [SeededRun(start.tables, start.seed * config.members + member) for member in range(config.members)]
+    members = learn_many(
+        runs,
+        config=ExpectedConfig(**config.model_dump(include=set(ExpectedConfig.model_fields))),
+        encoder=start.network.config.encoder,
+    )
     student = start.network
-    council = Council(PolicyNetwork.with_weights(student.config, student.state_dict()), [m.network for m in members])
+    ensemble = Ensemble(PolicyNetwork.with_weights(student.config, student.state_dict()), [m.network for m in members])
     architectures = {model.fingerprint: model for game in start.games for model in game.architectures}
     budgets = {
         state.architecture.fingerprint: state.time_budget_s for game in start.games for state in game.tree.states
@@ -111,31 +83,20 @@ def learn(
     models = torch.arange(len(architectures)).repeat(config.student_times)
     budget = torch.tensor([budgets[fingerprint] for fingerprint in architectures], dtype=torch.float64)[models]
     legal = _legal(student.outputs(prepared), tuple(architectures.values()))[models]
-    generator = torch.Generator().manual_seed(seed)
+    generator = start.generator()
     optimizer = torch.optim.Adam(student.parameters(), lr=config.learning_rate, fused=True)
-    with one_thread():
-        student.train()
-        for update in range(config.student_updates):
-            slow_down(optimizer, config.learning_rate, update / config.student_updates)
-            left = budget * torch.rand(len(models), generator=generator, dtype=torch.float64)
-            wanted = council.probabilities(prepared, models, left, budget, legal)
-            said = masked_log_probabilities(student.logits(prepared, models, left, budget), legal)
-            loss = -(wanted * said.masked_fill(~legal, 0.0)).sum(dim=1).mean()
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            optimizer.step()
-            if progress is not None:
-                progress(Progress(update + 1, config.student_updates, loss.item(), math.nan))
-    return finish_learning(
-        start,
-        tables,
-        learner="distilled",
-        config=config,
-        seed=seed,
-        name=name,
-        parent=None,
-        episodes=sum(member.lineage.episodes for member in members),
-    )
+    student.train()
+    for update in range(config.student_updates):
+        slow_down(optimizer, config.learning_rate, update / config.student_updates)
+        left = budget * torch.rand(len(models), generator=generator, dtype=torch.float64)
+        wanted = ensemble.probabilities(prepared, models, left, budget, legal)
+        said = masked_log_probabilities(student.logits(prepared, models, left, budget), legal)
+        loss = -(wanted * said.masked_fill(~legal, 0.0)).sum(dim=1).mean()
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        progress(Progress(update + 1, config.student_updates, loss.item(), math.nan))
+    return sum(member.lineage.episodes for member in members)
 
 
 def _legal(columns: ActionColumns, architectures: Sequence[Architecture]) -> Tensor:
@@ -145,3 +106,8 @@ def _legal(columns: ActionColumns, architectures: Sequence[Architecture]) -> Ten
         row[[place for place in columns.of(architecture, offered(architecture)) if place is not None]] = True
     legal[:, -1] = True
     return legal
+
+
+# Members that all went on from one policy would not differ.
+LEARNER: Final = Learner("distilled", train, {"default": DEFAULT}, continues=False, stacks=True)
+learn = LEARNER.learn

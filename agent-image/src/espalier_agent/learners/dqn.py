@@ -16,7 +16,6 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -24,20 +23,11 @@ from pydantic import Field
 from torch import Tensor
 
 from espalier_agent.learners.board import Board
-from espalier_agent.learners.learning import (
-    LearningError,
-    Progress,
-    ProgressCallback,
-    finish_learning,
-    one_thread,
-    start_learning,
-)
+from espalier_agent.learners.learning import Learner, LearningError, Progress, ProgressCallback, Start
 from espalier_agent.policies.network import PolicyNetwork
-from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.rewards import Reward
 from espalier_api.base import Record
-from espalier_api.outcomes import OutcomeTable
 
 
 class DqnConfig(Record):
@@ -99,70 +89,50 @@ class Replay:
         return drawn[:, 0], drawn[:, 1]
 
 
-def learn(
-    tables: Sequence[OutcomeTable],
-    *,
-    config: DqnConfig = DEFAULT,
-    encoder: str = "lstm",
-    seed: int = 0,
-    name: str = "dqn",
-    parent: Policy | None = None,
-    progress: ProgressCallback | None = None,
-) -> Policy:
-    """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy, bit for bit.
-
-    `parent` is the policy to go on from, its scores taken as values; without it the network is fresh and its encoder
-    is `encoder`. Raises `TableError` for a table that cannot be played, `LearningError` without tables, for a parent
-    with too small a head, and when the values or the loss stop being finite.
-    """
-    start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
+def train(start: Start, config: DqnConfig, progress: ProgressCallback) -> int:
+    """Play, remember, and learn values of remembered decisions."""
     network = start.network
     games = Games(start.games, network, start.vocabulary)
     board = Board(games, config.reward)
     target = PolicyNetwork.with_weights(network.config, network.state_dict())
     replay = Replay(config.replay)
-    generator = torch.Generator().manual_seed(seed)
+    generator = start.generator()
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
-    batch = config.episodes_per_update * len(tables)
+    batch = config.episodes_per_update * len(start.tables)
     updates = -(-config.episodes // batch)
-    with one_thread():
-        network.train()
-        for update in range(updates):
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * (1.0 - update / updates)
-            shifts = board.shifts(config.time_jitter, generator)
-            values = board.checked(games.logits(network, shifts))
+    for update in range(updates):
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * (1.0 - update / updates)
+        shifts = board.shifts(config.time_jitter, generator)
+        values = board.checked(games.logits(network, shifts))
 
-            # Play a batch, greedy but for the share at random; remember its decisions.
-            random = max(config.least_exploration, config.exploration * (1.0 - 2.0 * update / updates))
-            chances = exploring(values.detach(), board.legal, random)
-            played = board.play(chances, config.episodes_per_update, generator)
-            replay.add(played.states[played.playing], played.actions[played.playing])
+        # Play a batch, greedy but for the share at random; remember its decisions.
+        random = max(config.least_exploration, config.exploration * (1.0 - 2.0 * update / updates))
+        chances = exploring(values.detach(), board.legal, random)
+        played = board.play(chances, config.episodes_per_update, generator)
+        replay.add(played.states[played.playing], played.actions[played.playing])
 
-            # Value remembered decisions by what they earned and the best that follows.
-            if update % config.target_every == 0:
-                target.load_state_dict(network.state_dict())
-            with torch.no_grad():
-                later = games.logits(target, shifts)
-            states, actions = replay.sample(config.batch, generator)
-            goals = double_targets(
-                board.rewards[states, actions], board.following[states, actions], values.detach(), later, board.legal
-            )
+        # Value remembered decisions by what they earned and the best that follows.
+        if update % config.target_every == 0:
+            target.load_state_dict(network.state_dict())
+        with torch.no_grad():
+            later = games.logits(target, shifts)
+        states, actions = replay.sample(config.batch, generator)
+        goals = double_targets(
+            board.rewards[states, actions], board.following[states, actions], values.detach(), later, board.legal
+        )
 
-            # One step of the optimiser.
-            loss = torch.nn.functional.mse_loss(values[states, actions], goals)
-            if not bool(torch.isfinite(loss)):
-                raise LearningError(f"the loss is {loss.item()} after {update} updates; lower the learning rate")
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
-            optimizer.step()
-            if progress is not None:
-                accuracy = games.accuracies[played.ended].mean().item()
-                progress(Progress((update + 1) * batch, updates * batch, loss.item(), accuracy))
-    return finish_learning(
-        start, tables, learner="dqn", config=config, seed=seed, name=name, parent=parent, episodes=updates * batch
-    )
+        # One step of the optimiser.
+        loss = torch.nn.functional.mse_loss(values[states, actions], goals)
+        if not bool(torch.isfinite(loss)):
+            raise LearningError(f"the loss is {loss.item()} after {update} updates; lower the learning rate")
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
+        optimizer.step()
+        accuracy = games.accuracies[played.ended].mean().item()
+        progress(Progress((update + 1) * batch, updates * batch, loss.item(), accuracy))
+    return updates * batch
 
 
 def exploring(values: Tensor, legal: Tensor, random: float) -> Tensor:
@@ -183,3 +153,7 @@ def double_targets(rewards: Tensor, following: Tensor, values: Tensor, later: Te
     worth = later.gather(1, chosen[:, None]).squeeze(1)
     on = following < len(legal)
     return rewards + torch.where(on, worth[torch.where(on, following, 0)], 0.0)
+
+
+LEARNER: Final = Learner("dqn", train, {"default": DEFAULT})
+learn = LEARNER.learn

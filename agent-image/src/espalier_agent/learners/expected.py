@@ -15,18 +15,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from espalier_agent.history.episodes import Gathered
 from espalier_agent.learners.learning import (
+    NOT_FINITE,
+    Learner,
     LearningError,
     Progress,
     ProgressCallback,
-    finish_learning,
-    one_thread,
-    start_learning,
+    Start,
 )
-from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Games, Returns
 from espalier_api.base import Record
-from espalier_api.outcomes import OutcomeTable
 
 
 class ExpectedConfig(Record):
@@ -98,43 +97,36 @@ def schedule(optimizer: torch.optim.Optimizer, config: ExpectedConfig, update: i
     return config.entropy_first * math.pow(config.entropy_last / config.entropy_first, done)
 
 
-def learn(
-    tables: Sequence[OutcomeTable],
-    *,
-    config: ExpectedConfig = FIT,
-    encoder: str = "graph",
-    seed: int = 0,
-    name: str = "expected",
-    parent: Policy | None = None,
-    progress: ProgressCallback | None = None,
-) -> Policy:
-    """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy, bit for bit.
-
-    `parent` is the policy to go on from; it keeps its encoder, a fresh network gets `encoder`. Runs on one thread.
-    Raises `TableError` for a table that cannot be played, and `LearningError`.
-    """
-    start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
+def train(start: Start, config: ExpectedConfig, progress: ProgressCallback) -> int:
+    """Train on all sequences of all tables in each update."""
     network = start.network
     games = Games(start.games, network, start.vocabulary)
-    generator = torch.Generator().manual_seed(seed)
+    generator = start.generator()
     optimizer = optimizer_of(network.parameters(), config)
     episodes = 0
-    with one_thread():
-        network.train()
-        for update in range(config.updates):
-            entropy = schedule(optimizer, config, update)
-            shifts = time_shifts(config, len(games.games), generator)
-            log_probabilities = games.log_probabilities(network, shifts=shifts)
-            wanted, returns, accuracies = objective(games, log_probabilities, entropy, config.imitation)
-            if not bool(torch.isfinite(wanted)):
-                raise LearningError("the network's answers are not finite any more; lower the learning rate")
-            optimizer.zero_grad()
-            torch.autograd.backward(-wanted)
-            optimizer.step()
-            episodes += len(games.returns)
-            if progress is not None:
-                total = config.updates * len(games.returns)
-                progress(Progress(episodes, total, -returns.mean().item(), accuracies.mean().item()))
-    return finish_learning(
-        start, tables, learner="expected", config=config, seed=seed, name=name, parent=parent, episodes=episodes
-    )
+    for update in range(config.updates):
+        entropy = schedule(optimizer, config, update)
+        shifts = time_shifts(config, len(games.games), generator)
+        log_probabilities = games.log_probabilities(network, shifts=shifts)
+        wanted, returns, accuracies = objective(games, log_probabilities, entropy, config.imitation)
+        if not bool(torch.isfinite(wanted)):
+            raise LearningError(NOT_FINITE)
+        optimizer.zero_grad()
+        torch.autograd.backward(-wanted)
+        optimizer.step()
+        episodes += len(games.returns)
+        total = config.updates * len(games.returns)
+        progress(Progress(episodes, total, -returns.mean().item(), accuracies.mean().item()))
+    return episodes
+
+
+def _with_history(history: Gathered, files: Sequence[str]) -> Learner:
+    # It is built on this module.
+    from espalier_agent.learners.from_history import HistoryLearner
+
+    return HistoryLearner("history", train, RECIPES, history=history, files=tuple(files))
+
+
+RECIPES: Final = {"fit": FIT, "smooth": SMOOTH}
+LEARNER: Final = Learner("expected", train, RECIPES, with_history=_with_history)
+learn = LEARNER.learn

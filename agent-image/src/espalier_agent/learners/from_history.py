@@ -15,6 +15,7 @@ Episodes in which a choice was certain are left out: a service that does not exp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from pydantic import Field
@@ -24,6 +25,8 @@ from espalier_agent.history.episodes import Gathered, comparable, episodes_diges
 from espalier_agent.history.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
 from espalier_agent.learners.expected import ExpectedConfig, objective, optimizer_of, schedule, time_shifts
 from espalier_agent.learners.learning import (
+    NOT_FINITE,
+    Learner,
     LearningError,
     Progress,
     ProgressCallback,
@@ -61,84 +64,95 @@ def history_objective(
     return value - caution / effective_size(weights).sqrt() + entropy * entropies.sum() / units, value
 
 
-def learn(
-    tables: Sequence[OutcomeTable],
-    *,
-    history: Gathered,
-    files: Sequence[str] = (),
-    config: HistoryConfig | None = None,
-    encoder: str = "graph",
-    seed: int = 0,
-    name: str = "history",
-    parent: Policy | None = None,
-    progress: ProgressCallback | None = None,
-) -> Policy:
-    """Learn a policy from a history and tables (or none). The same input and seed give the same policy, bit for bit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryLearner(Learner):
+    """`expected`, and a history to learn from besides tables."""
 
-    `files` are the names that the lineage gives to the history. Raises `TableError` and `LearningError`.
-    """
-    chosen = config or HistoryConfig()
-    _check_split(chosen, parent)
-    learnt, held_out = split(history.episodes, chosen.held_out_share, chosen.held_out_seed)
-    learnt = comparable(learnt)
-    if not learnt and not tables:
-        raise LearningError(
-            f"the history has no episode to learn from: {_left_out(history, len(held_out))}; "
-            "serve with --explore SHARE and let jobs end, or give outcome tables too"
+    history: Gathered
+    files: tuple[str, ...] = ()
+    """Names that the lineage gives to the history."""
+
+    def recipe(self, name: str | None = None) -> HistoryConfig:
+        """Return the recipe of `expected` with the fields for a history."""
+        # super() without arguments does not work in a class with slots: the decorator makes it a second time.
+        return HistoryConfig(**Learner.recipe(self, name).model_dump())
+
+    def learn(
+        self,
+        tables: Sequence[OutcomeTable],
+        *,
+        config: HistoryConfig | None = None,
+        encoder: str | None = None,
+        seed: int = 0,
+        name: str | None = None,
+        parent: Policy | None = None,
+        progress: ProgressCallback = lambda progress: None,
+    ) -> Policy:
+        """Learn a policy from the history and tables (or none); the same input and seed give the same, bit for bit.
+
+        Raises `TableError` and `LearningError`.
+        """
+        config = self.recipe() if config is None else config
+        encoder = encoder or self.encoder
+        self.check(encoder, parent)
+        _check_split(config, parent)
+        learnt, held_out = split(self.history.episodes, config.held_out_share, config.held_out_seed)
+        learnt = comparable(learnt)
+        if not learnt and not tables:
+            raise LearningError(
+                f"the history has no episode to learn from: {_left_out(self.history, len(held_out))}; "
+                "serve with --explore SHARE and let jobs end, or give outcome tables too"
+            )
+        made = [decision for episode in learnt for decision in episode.decisions]
+        models = {id(decision.architecture): decision.architecture for decision in made}.values()
+        start = start_learning(
+            tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns, architectures=tuple(models)
         )
-    made = [decision for episode in learnt for decision in episode.decisions]
-    models = {id(decision.architecture): decision.architecture for decision in made}.values()
-    start = start_learning(
-        tables, encoder=encoder, seed=seed, parent=parent, returns=chosen.returns, architectures=tuple(models)
-    )
-    network = start.network
-    games = Games(start.games, network, start.vocabulary) if start.games else None
-    log = Log(learnt, standardised(learnt), chosen.unit)
-    states = LoggedStates(log, network, start.vocabulary) if learnt else None
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = optimizer_of(network.parameters(), chosen)
-    each = (0 if games is None else len(games.returns)) + len(learnt)
-    with one_thread():
-        network.train()
-        for update in range(chosen.updates):
-            entropy = schedule(optimizer, chosen, update)
-            wanted, accuracies = torch.zeros((), dtype=torch.float64), torch.tensor([0.0])
-            if games is not None:
-                shifts = time_shifts(chosen, len(games.games), generator)
-                rows = games.log_probabilities(network, shifts=shifts)
-                of_tables, _, accuracies = objective(games, rows, entropy, chosen.imitation)
-                wanted = wanted + of_tables
-            if states is not None:
-                answers = states.answers(network, time_shifts(chosen, len(log.decisions), generator))
-                of_history, _ = history_objective(log, *answers, entropy, chosen.caution)
-                wanted = wanted + chosen.history_weight * of_history
-            if not bool(torch.isfinite(wanted)):
-                raise LearningError("the network's answers are not finite any more; lower the learning rate")
-            optimizer.zero_grad()
-            torch.autograd.backward(-wanted)
-            optimizer.step()
-            if progress is not None:
+        network = start.network
+        games = Games(start.games, network, start.vocabulary) if start.games else None
+        log = Log(learnt, standardised(learnt), config.unit)
+        states = LoggedStates(log, network, start.vocabulary) if learnt else None
+        generator = start.generator()
+        optimizer = optimizer_of(network.parameters(), config)
+        each = (0 if games is None else len(games.returns)) + len(learnt)
+        with one_thread():
+            network.train()
+            for update in range(config.updates):
+                entropy = schedule(optimizer, config, update)
+                wanted, accuracies = torch.zeros((), dtype=torch.float64), torch.tensor([0.0])
+                if games is not None:
+                    shifts = time_shifts(config, len(games.games), generator)
+                    rows = games.log_probabilities(network, shifts=shifts)
+                    of_tables, _, accuracies = objective(games, rows, entropy, config.imitation)
+                    wanted = wanted + of_tables
+                if states is not None:
+                    answers = states.answers(network, time_shifts(config, len(log.decisions), generator))
+                    of_history, _ = history_objective(log, *answers, entropy, config.caution)
+                    wanted = wanted + config.history_weight * of_history
+                if not bool(torch.isfinite(wanted)):
+                    raise LearningError(NOT_FINITE)
+                optimizer.zero_grad()
+                torch.autograd.backward(-wanted)
+                optimizer.step()
                 done = (update + 1) * each
-                progress(Progress(done, chosen.updates * each, -wanted.item(), accuracies.mean().item()))
-    return finish_learning(
-        start,
-        tables,
-        learner="history",
-        config=chosen,
-        seed=seed,
-        name=name,
-        parent=parent,
-        episodes=chosen.updates * each,
-        history=LearntHistory(
-            files=tuple(files),
-            sha256=episodes_digest(learnt),
-            decisions=len(log.decisions),
-            episodes=len(learnt),
-            held_out_share=chosen.held_out_share,
-            held_out_seed=chosen.held_out_seed,
-            held_out_episodes=len(held_out),
-        ),
-    )
+                progress(Progress(done, config.updates * each, -wanted.item(), accuracies.mean().item()))
+        return finish_learning(
+            start,
+            learner=self.name,
+            config=config,
+            name=name or self.name,
+            parent=parent,
+            episodes=config.updates * each,
+            history=LearntHistory(
+                files=self.files,
+                sha256=episodes_digest(learnt),
+                decisions=len(log.decisions),
+                episodes=len(learnt),
+                held_out_share=config.held_out_share,
+                held_out_seed=config.held_out_seed,
+                held_out_episodes=len(held_out),
+            ),
+        )
 
 
 def _check_split(config: HistoryConfig, parent: Policy | None) -> None:

@@ -1,16 +1,22 @@
-"""What learners share: where they start, how they report, how they end."""
+"""What a learner is, and what learners share: where they start, how they report, how they end.
+
+A learner is one module with a configuration (a `Record`), a function that trains a network, and a `Learner` of both;
+one line in `espalier_agent.learners.registry`, or an entry point of another package, gives it a name.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
+from espalier_agent.history.episodes import Gathered
 from espalier_agent.policies.files import make_policy
-from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.network import ENCODERS, NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, LearntTable, Lineage, Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Game, Returns
@@ -45,10 +51,84 @@ ProgressCallback = Callable[[Progress], None]
 class Start:
     """What learning begins with."""
 
+    tables: tuple[OutcomeTable, ...]
+    seed: int
     network: PolicyNetwork
+    """Trained in place."""
     vocabulary: Vocabulary
     games: list[Game]
     """One a table, in the tables' order."""
+
+    def generator(self) -> torch.Generator:
+        """Return a generator of the seed: all random choices of a learner come from one."""
+        return torch.Generator().manual_seed(self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A learner, its recipes, and what it can be combined with."""
+
+    name: str
+    train: Callable[[Start, Any, ProgressCallback], int]
+    """Train the network of the start by a configuration, on one thread; return how many episodes were learnt from."""
+    recipes: Mapping[str, Any]
+    """Configurations by name, each with a field `returns`; the first is the default."""
+    encoder: str = "graph"
+    """Of a fresh network where none is named."""
+    continues: bool = True
+    """It can go on from another policy."""
+    stacks: bool = False
+    """It trains several networks at once by stacked weights, which the encoder must allow."""
+    with_history: Callable[[Gathered, Sequence[str]], Learner] | None = None
+    """Returns a learner that learns from a history, too; the names are those of its files."""
+
+    def recipe(self, name: str | None = None) -> Any:
+        """Return the recipe of this name, or the first; `LearningError` names those there are."""
+        if name is None:
+            return next(iter(self.recipes.values()))
+        if name not in self.recipes:
+            raise LearningError(f"learner {self.name} has no recipe {name!r}; its recipes: {', '.join(self.recipes)}")
+        return self.recipes[name]
+
+    def learn(
+        self,
+        tables: Sequence[OutcomeTable],
+        *,
+        config: Any = None,
+        encoder: str | None = None,
+        seed: int = 0,
+        name: str | None = None,
+        parent: Policy | None = None,
+        progress: ProgressCallback = lambda progress: None,
+    ) -> Policy:
+        """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy bit for bit.
+
+        `config` is the first recipe's by default. `parent` is the policy to go on from; it keeps its encoder, a fresh
+        network gets `encoder`. Runs on one thread: the tensors are too small to share. Raises `TableError` for a table
+        that cannot be played, and `LearningError` where learning cannot start, or a number stops being finite.
+        """
+        config = self.recipe() if config is None else config
+        encoder = encoder or self.encoder
+        self.check(encoder, parent)
+        start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
+        with one_thread():
+            start.network.train()
+            episodes = self.train(start, config, progress)
+        return finish_learning(
+            start, learner=self.name, config=config, name=name or self.name, parent=parent, episodes=episodes
+        )
+
+    def check(self, encoder: str, parent: Policy | None) -> None:
+        """Raise `LearningError` where this learner cannot use the encoder, or cannot go on from a policy."""
+        if self.stacks and not ENCODERS.load(encoder).stackable:
+            raise LearningError(
+                f"learner {self.name} stacks networks, which encoder {encoder} does not allow; leave --encoder out"
+            )
+        if parent is not None and not self.continues:
+            raise LearningError(f"learner {self.name} starts from a fresh network; leave --from out")
+
+
+NOT_FINITE: Final = "the network's answers are not finite any more; lower the learning rate"
 
 
 def start_learning(
@@ -72,14 +152,14 @@ def start_learning(
     starts = [tree.states[0].architecture for tree in trees]
     points = max(len(each.growth_points) for each in (*starts, *architectures))
     if parent is None:
-        counts = ActionColumns.over((*starts, *architectures)).counts if encoder == "graph" else {}
+        counts = ActionColumns.over((*starts, *architectures)).counts if ENCODERS.load(encoder).any_operation else {}
         config = NetworkConfig.scoring(encoder, max(points, 1), [name for name, count in counts.items() if count])
         _check_outputs(trees, f"encoder {encoder}", config)
         network = PolicyNetwork.seeded(config, seed)
         vocabulary = Vocabulary.build((), DEFAULT_EMBEDDING_SEED)
     else:
         head = parent.network.config.growth_points
-        if head < points and parent.network.config.encoder == "lstm":
+        if head < points and parent.network.fixed_size:
             source = "history has" if architectures else "tables have"
             raise LearningError(
                 f"policy {parent.name!r} decides about {head} growth points, where the {source} {points}; "
@@ -90,7 +170,9 @@ def start_learning(
         vocabulary = parent.vocabulary
     of_tables = (state.architecture for tree in trees for state in tree.states)
     vocabulary = vocabulary.extended(itertools.chain(of_tables, architectures))
-    return Start(network, vocabulary, [Game(tree, vocabulary, network.config, returns) for tree in trees])
+    return Start(
+        tuple(tables), seed, network, vocabulary, [Game(tree, vocabulary, network.config, returns) for tree in trees]
+    )
 
 
 def _check_outputs(trees: Sequence[DecisionTree], who: str, config: NetworkConfig) -> None:
@@ -106,25 +188,23 @@ def _check_outputs(trees: Sequence[DecisionTree], who: str, config: NetworkConfi
 
 def finish_learning(
     start: Start,
-    tables: Sequence[OutcomeTable],
     *,
     learner: str,
     config: Record,
-    seed: int,
     name: str,
     parent: Policy | None,
     episodes: int,
     history: LearntHistory | None = None,
 ) -> Policy:
     """Freeze what was learnt into a policy that says how it came to be, and what its parent has learnt from."""
-    learnt = {table_digest(table): table.name for table in tables}
+    learnt = {table_digest(table): table.name for table in start.tables}
     if parent is not None:
         learnt |= {table.sha256: table.name for table in parent.lineage.tables}
         history = history or parent.lineage.history
     lineage = Lineage(
         learner=learner,
         config=config.model_dump(mode="json"),
-        seed=seed,
+        seed=start.seed,
         episodes=episodes,
         tables=tuple(LearntTable(name=name, sha256=sha256) for sha256, name in learnt.items()),
         parent=None if parent is None else parent.identity,

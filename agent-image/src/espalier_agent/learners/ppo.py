@@ -11,7 +11,6 @@ What differs from the usual:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -19,19 +18,10 @@ from pydantic import Field
 from torch import Tensor
 
 from espalier_agent.learners.board import Board
-from espalier_agent.learners.learning import (
-    LearningError,
-    Progress,
-    ProgressCallback,
-    finish_learning,
-    one_thread,
-    start_learning,
-)
-from espalier_agent.policies.policy import Policy
+from espalier_agent.learners.learning import Learner, LearningError, Progress, ProgressCallback, Start
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.rewards import Reward
 from espalier_api.base import Record
-from espalier_api.outcomes import OutcomeTable
 
 
 class PpoConfig(Record):
@@ -70,70 +60,50 @@ In less than 20 s of one core, `lstm` then has rank 1 of 64 on all six (3 of 3 s
 (mean regret .0015 to .0017, 3 seeds)."""
 
 
-def learn(
-    tables: Sequence[OutcomeTable],
-    *,
-    config: PpoConfig = DEFAULT,
-    encoder: str = "lstm",
-    seed: int = 0,
-    name: str = "ppo",
-    parent: Policy | None = None,
-    progress: ProgressCallback | None = None,
-) -> Policy:
-    """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy, bit for bit.
-
-    `parent` is the policy to go on from; without it the network is fresh and its encoder is `encoder`. Raises
-    `TableError` for a table that cannot be played, `LearningError` without tables, for a parent with too small a
-    head, and when the network's answers or the loss stop being finite.
-    """
-    start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
+def train(start: Start, config: PpoConfig, progress: ProgressCallback) -> int:
+    """Play batches, and take several clipped steps on each."""
     network = start.network
     games = Games(start.games, network, start.vocabulary)
     board = Board(games, config.reward)
     critic = torch.zeros(len(board.legal))
-    generator = torch.Generator().manual_seed(seed)
+    generator = start.generator()
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
-    batch = config.episodes_per_update * len(tables)
+    batch = config.episodes_per_update * len(start.tables)
     updates = -(-config.episodes // batch)
-    with one_thread():
-        network.train()
-        for update in range(updates):
-            left = 1.0 - update / updates
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * left
+    for update in range(updates):
+        left = 1.0 - update / updates
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * left
 
-            # Play a batch by the policy as it is.
-            shifts = board.shifts(config.time_jitter, generator)
-            with torch.no_grad():
-                before = board.checked(games.log_probabilities(network, shifts=shifts))
-            played = board.play(before.exp(), config.episodes_per_update, generator)
+        # Play a batch by the policy as it is.
+        shifts = board.shifts(config.time_jitter, generator)
+        with torch.no_grad():
+            before = board.checked(games.log_probabilities(network, shifts=shifts))
+        played = board.play(before.exp(), config.episodes_per_update, generator)
 
-            # Advantages, and the critic's next values.
-            rewards = board.rewards[played.states, played.actions] * played.playing
-            values = critic[played.states] * played.playing
-            gained = advantages(rewards, values, config.gae)
-            improve(critic, played.states[played.playing], (gained + values)[played.playing], config.critic_rate)
+        # Advantages, and the critic's next values.
+        rewards = board.rewards[played.states, played.actions] * played.playing
+        values = critic[played.states] * played.playing
+        gained = advantages(rewards, values, config.gae)
+        improve(critic, played.states[played.playing], (gained + values)[played.playing], config.critic_rate)
 
-            # Several clipped steps on the batch.
-            steps = (played.states[played.playing], played.actions[played.playing])
-            losses = []
-            for _ in range(config.passes):
-                now = games.log_probabilities(network, shifts=shifts)
-                loss = clipped_loss(now[steps], before[steps], gained[played.playing], config.clip)
-                total = loss - config.entropy * left * entropy(now[steps[0]]).mean()
-                if not bool(torch.isfinite(total)):
-                    raise LearningError(f"the loss is {total.item()} after {update} updates; lower the learning rate")
-                optimizer.zero_grad()
-                torch.autograd.backward(total)
-                torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
-                optimizer.step()
-                losses.append(loss.item())
-            if progress is not None:
-                accuracy = games.accuracies[played.ended].mean().item()
-                progress(Progress((update + 1) * batch, updates * batch, sum(losses) / len(losses), accuracy))
-    return finish_learning(
-        start, tables, learner="ppo", config=config, seed=seed, name=name, parent=parent, episodes=updates * batch
-    )
+        # Several clipped steps on the batch.
+        steps = (played.states[played.playing], played.actions[played.playing])
+        losses = []
+        for _ in range(config.passes):
+            now = games.log_probabilities(network, shifts=shifts)
+            loss = clipped_loss(now[steps], before[steps], gained[played.playing], config.clip)
+            total = loss - config.entropy * left * entropy(now[steps[0]]).mean()
+            if not bool(torch.isfinite(total)):
+                raise LearningError(f"the loss is {total.item()} after {update} updates; lower the learning rate")
+            optimizer.zero_grad()
+            torch.autograd.backward(total)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
+            optimizer.step()
+            losses.append(loss.item())
+        accuracy = games.accuracies[played.ended].mean().item()
+        progress(Progress((update + 1) * batch, updates * batch, sum(losses) / len(losses), accuracy))
+    return updates * batch
 
 
 def advantages(rewards: Tensor, values: Tensor, gae: float) -> Tensor:
@@ -171,3 +141,7 @@ def entropy(log_probabilities: Tensor) -> Tensor:
     legal = torch.isfinite(log_probabilities)
     safe = log_probabilities.masked_fill(~legal, 0.0)
     return -(safe.exp() * safe * legal).sum(dim=1)
+
+
+LEARNER: Final = Learner("ppo", train, {"default": DEFAULT})
+learn = LEARNER.learn

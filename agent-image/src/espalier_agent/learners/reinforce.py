@@ -7,7 +7,6 @@ returns standardised.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -16,18 +15,16 @@ from pydantic import Field
 from torch import Tensor
 
 from espalier_agent.learners.learning import (
+    NOT_FINITE,
+    Learner,
     LearningError,
     Progress,
     ProgressCallback,
-    finish_learning,
-    one_thread,
-    start_learning,
+    Start,
 )
 from espalier_agent.policies.network import PolicyNetwork
-from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Game, Returns
 from espalier_api.base import Record
-from espalier_api.outcomes import OutcomeTable
 
 
 class Order(StrEnum):
@@ -83,36 +80,16 @@ BATCHED: Final = ReinforceConfig(
 updates in whatever sequence was good first; .6 was the best of .02, .1, .3, .6 on the paper's six tables."""
 
 
-def learn(
-    tables: Sequence[OutcomeTable],
-    *,
-    config: ReinforceConfig = PAPER,
-    encoder: str = "lstm",
-    seed: int = 0,
-    name: str = "reinforce",
-    parent: Policy | None = None,
-    progress: ProgressCallback | None = None,
-) -> Policy:
-    """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy, bit for bit.
-
-    `parent` is the policy to go on from (transfer, curricula over several calls); without it the network is fresh.
-    Runs on one thread: the tensors are too small to share. Raises `TableError` for a table that cannot be played,
-    `LearningError` without tables, for a parent with too small a head, and when the objective stops being finite.
-    `encoder` is that of a fresh network; a parent keeps its own.
-    """
-    start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
+def train(start: Start, config: ReinforceConfig, progress: ProgressCallback) -> int:
+    """Play and update, stage after stage."""
     network, games = start.network, start.games
-    generator = torch.Generator().manual_seed(seed)
+    generator = start.generator()
     # Embeddings and time encodings are fixed; encoders and decider are the trainable components (Lamelas 5.7).
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
     played = 0
-    with one_thread():
-        network.train()
-        for stage in _stages(config.order, games):
-            played = _learn_stage(stage, network, optimizer, generator, config, played, progress, len(games))
-    return finish_learning(
-        start, tables, learner="reinforce", config=config, seed=seed, name=name, parent=parent, episodes=played
-    )
+    for stage in _stages(config.order, games):
+        played = _learn_stage(stage, network, optimizer, generator, config, played, progress, len(games))
+    return played
 
 
 def objective(log_probabilities: Tensor, returns: Tensor) -> Tensor:
@@ -140,7 +117,7 @@ def _learn_stage(
     generator: torch.Generator,
     config: ReinforceConfig,
     played: int,
-    progress: ProgressCallback | None,
+    progress: ProgressCallback,
     tables: int,
 ) -> int:
     """Play one stage's share of the episodes, an update after each batch; return the episodes played so far."""
@@ -163,12 +140,8 @@ def _learn_stage(
         optimizer.step()
         updates += 1
         stage_played += config.episodes_per_update * len(taking_part)
-        if progress is not None:
-            progress(
-                Progress(
-                    played + stage_played, max(config.episodes, played + stage_played), mean_objective, mean_accuracy
-                )
-            )
+        done = played + stage_played
+        progress(Progress(done, max(config.episodes, done), mean_objective, mean_accuracy))
     return played + stage_played
 
 
@@ -188,7 +161,7 @@ def _update_objective(
             shift = config.time_jitter * (2.0 * torch.rand((), generator=generator).item() - 1.0)
         log_probabilities = game.log_probabilities(network, temperature, shift)
         if not bool(torch.isfinite(log_probabilities).all()):
-            raise LearningError("the network's answers are not finite any more; lower the learning rate")
+            raise LearningError(NOT_FINITE)
         episodes = config.episodes_per_update
         if episodes <= len(game.returns):
             recorded, ended = game.play(log_probabilities, episodes, generator)
@@ -204,3 +177,7 @@ def _update_objective(
     if entropy > 0:
         total = mean_objective - entropy * torch.stack(entropies).mean()
     return total, mean_objective.item(), torch.stack(accuracies).mean().item()
+
+
+LEARNER: Final = Learner("reinforce", train, {"paper": PAPER, "batched": BATCHED}, encoder="lstm")
+learn = LEARNER.learn

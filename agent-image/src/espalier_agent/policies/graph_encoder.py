@@ -27,8 +27,11 @@ from espalier_agent.policies.graph_features import (
     target_features,
     target_layers,
 )
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, Prepared
 from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_api.advice import ActionColumns
 from espalier_api.architecture import Architecture
+from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
 
 STATE_SIZE: Final = 32
@@ -138,6 +141,31 @@ class PointerHead(nn.Module):
             score = self.get_submodule(f"{_weights_of(name)}_score")
             scores.append(score(of_target(encodings.others[name])[models] + of_state).squeeze(2))
         return torch.cat([*scores, self.nothing_score(state)], dim=1)
+
+
+class GraphNetwork(PolicyNetwork):
+    """Message passing, and a head that scores growth points and groups one by one."""
+
+    any_operation = True
+    stackable = True
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__(config)
+        more = config.operations[1:]
+        self.encoder, self.decider = GraphModelEncoder(more), PointerHead(more)
+
+    def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
+        """Turn models into graphs."""
+        return self.encoder.prepare(architectures, vocabulary)
+
+    def outputs(self, prepared: Prepared) -> ActionColumns:
+        """Return as many as the largest models need."""
+        more = {name: prepared[target_layers(name)].shape[1] for name in self.config.operations[1:]}
+        return ActionColumns({DEEPEN.name: prepared["points"].shape[1], **more})
+
+    def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
+        """Encode each model once, and score each state."""
+        return self.decider.score(self.encoder(prepared), models, time_left_s, time_budget_s)
 
 
 def _weights_of(operation: str) -> str:

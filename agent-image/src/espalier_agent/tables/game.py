@@ -56,7 +56,7 @@ class Game:
         self.architectures = tuple(distinct.values())
         """The models that differ."""
         with torch.device("meta"):
-            reader = PolicyNetwork(config)
+            reader = PolicyNetwork.of(config)
         self.prepared = reader.prepare(self.architectures, vocabulary)
         self._outputs = torch.tensor(outputs_of(tree, reader.outputs(self.prepared)))
         self.models = torch.tensor([place[state.architecture.fingerprint] for state in tree.states])

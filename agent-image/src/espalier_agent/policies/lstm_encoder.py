@@ -1,4 +1,11 @@
-"""The paper's network: what it makes of a state, and how it decides (Lamelas 5.3 to 5.6)."""
+"""The paper's network: what it makes of a state, and how it decides (Lamelas 5.3 to 5.6).
+
+Its decider has one output for each growth point, in the architecture's order, and a last one for doing nothing
+(Figure 5). Their number is fixed when the policy is made, to that of the largest model it learns from; the surplus
+outputs of a smaller model are masked, and points beyond the head are never chosen: no experience has shaped an output
+for them. It reads a sequence of layers and has outputs by number, so it has none for groups of channels: their number
+would be fixed with the models learnt from.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, Prepared
 from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, Vocabulary
+from espalier_api.advice import ActionColumns
 from espalier_api.architecture import Architecture
+from espalier_api.growth.deepen import DEEPEN
 
 LAYER_HIDDEN_SIZE: Final = 50
 """Of each direction of the layer encoder: layer encodings have 100 dimensions (Lamelas 5.3)."""
@@ -93,6 +103,28 @@ class FixedHead(nn.Sequential):
         times = encode_time(time_left_s, time_budget_s)
         logits: Tensor = self(torch.cat([times, encodings[models]], dim=1))
         return logits
+
+
+class LstmNetwork(PolicyNetwork):
+    """Encoder and decider of the paper."""
+
+    fixed_size = True
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__(config)
+        self.encoder, self.decider = LstmModelEncoder(), FixedHead(config.growth_points)
+
+    def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
+        """Embed the models' layers."""
+        return self.encoder.prepare(architectures, vocabulary)
+
+    def outputs(self, prepared: Prepared) -> ActionColumns:
+        """Return those of the head."""
+        return ActionColumns({DEEPEN.name: self.config.growth_points})
+
+    def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
+        """Encode each model once, and score each state."""
+        return self.decider.score(self.encoder(prepared), models, time_left_s, time_budget_s)
 
 
 def _mirror(lengths: Tensor, longest: int) -> Tensor:

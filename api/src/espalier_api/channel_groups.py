@@ -142,7 +142,7 @@ class Channels(Record):
         return next((group for group in self.groups if group.id == group_id), None)
 
     def widened(self, more: Mapping[str, int]) -> tuple[Channels, Changes]:
-        """Return the channels with so many more in some groups, and what that changes in layers."""
+        """Return the channels with more in some groups, and what that changes in layers."""
         attributes: dict[tuple[str, str, int], int] = {}
         parameters: dict[str, int] = {}
         groups = []

@@ -27,9 +27,9 @@ def describe(
 ) -> Architecture:
     """Return the layers of `model` in execution order, its edges and what can be grown; the model is not changed.
 
-    Growth points are always told; `operations` names other growth operations whose targets are (`Widen`: groups of
-    channels). With `before`, the description from before the model grew, targets are those of the same operations,
-    and are not tried again.
+    Growth points are always included; `operations` names other growth operations whose targets are, too (`Widen`:
+    groups of channels). With `before`, the description from before the model grew, targets are those of the same
+    operations, and are not tried again.
 
     Growing for real and on the description commute:
     `describe(deepen(model, p, x, i), x, i) == deepened(describe(model, x, i), p)`, and likewise for every operation.

@@ -10,12 +10,12 @@ from espalier_api.channel_groups import ChannelGroup, Channels, Weight, in_order
 def inserted(
     channels: Channels, block: Channels, after: str, output: str, inputs: Mapping[str, tuple[str, ...]]
 ) -> Channels:
-    """Return the channels of a network when a block stands behind the output of layer `after`.
+    """Return the channels of a network when a block stands after the output of layer `after`.
 
     `block` is that of the new layers, under their final names; its group `""` has the channels that they read.
     `output` is the last of them, which is read now by what read `after`; `inputs` says what each layer of the
     whole reads then. A group keeps what still hangs together with its first layer: the block makes channels of its
-    own for what comes behind, unless another way (an addition) leads around it.
+    own for what comes after, unless another way (an addition) leads around it.
     """
     owner = next((group for group in channels.groups if after in group.carriers), None)
     if owner is None:

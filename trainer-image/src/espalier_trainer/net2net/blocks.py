@@ -21,7 +21,7 @@ STACK = "grown"
 class DeepenBlock(nn.Sequential):
     """The paper's mark (Lamelas, section 4.2): layers that are executed one after the other and may be deepened.
 
-    Linear + activation, or convolution + batch norm + activation; growth adds a block like it behind it:
+    Linear + activation, or convolution + batch norm + activation; growth adds a block like it after it:
 
         self.features = DeepenBlock(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU())
 
@@ -38,7 +38,7 @@ class InsertedBlock(nn.Sequential):
 
 
 class InsertedResidual(nn.Sequential):
-    """One insertion whose layers are a branch beside the identity: `x + layers(x)`, layers zero when it is new."""
+    """One insertion whose layers are added to the identity: `x + layers(x)`, layers zero when it is new."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return `input + layers(input)`, of `input`'s shape."""
@@ -52,7 +52,7 @@ def attach(host: nn.Module, block: nn.Module) -> None:
         stack = GrownStack()
         stack.train(host.training)
         host.add_module(STACK, stack)
-        # A Sequential runs its children in order: its new last child reads its output without more ado.
+        # A Sequential runs its children in order: its new last child reads its output without further changes.
         if type(host).forward is not nn.Sequential.forward:
             host.__class__ = _grown_class(cast(Any, type(host)))
     stack.append(block)
@@ -75,7 +75,7 @@ def _grown_class(base: Any) -> type[nn.Module]:
         return _empty, (base,), self.__getstate__()
 
     body = {
-        "__doc__": f"`{base.__name__}` whose output goes through the layers grown behind it.",
+        "__doc__": f"`{base.__name__}` whose output goes through the layers grown after it.",
         "__module__": base.__module__,
         "__qualname__": f"Grown{base.__name__}",
         "_ungrown": base,

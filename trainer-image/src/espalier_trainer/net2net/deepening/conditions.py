@@ -100,7 +100,7 @@ def why_no_mark(mark: str, graph: Graph) -> str:
 
 
 def _why_no_activation(layer: Operation, graph: Graph) -> str:
-    """Say what comes behind the layer instead of an activation."""
+    """Say what comes after the layer instead of an activation."""
     waiting = [layer.name]
     for name in waiting:  # grows while it is read
         for reader in graph.consumers[name]:

@@ -16,7 +16,7 @@ def tap_index(kernel_size: int) -> int:
 
 
 def padding_sides(kernel_size: int, dilation: int) -> tuple[int, int]:
-    """Return the padding before and behind, at stride 1, under which tap `tap_index` sits on the output's place."""
+    """Return the padding before and after, at stride 1, under which tap `tap_index` sits on the output's place."""
     tap = tap_index(kernel_size)
     return dilation * tap, dilation * (kernel_size - 1 - tap)
 

@@ -67,20 +67,20 @@ class Block:
     groups: int = 1
     padding_mode: str = "zeros"
     norm: Norm | None = None
-    """Batch norm behind the new layer, `None` for the exact insertion."""
+    """Batch norm after the new layer, `None` for the exact insertion."""
 
     @property
     def residual(self) -> bool:
-        """Tell whether the new layers are a branch beside the identity."""
+        """Tell whether the new layers are a branch in addition to the identity."""
         return self.activation not in IDEMPOTENT
 
     @property
     def sides(self) -> tuple[tuple[int, int], ...]:
-        """Padding before and behind, per spatial dimension."""
+        """Padding before and after, per spatial dimension."""
         return tuple(map(padding_sides, self.kernel_size, self.dilation))
 
     def widened(self, channels: int) -> Block:
-        """Return the block for so many channels: a depthwise convolution stays one."""
+        """Return the block for `channels` channels: a depthwise convolution stays one."""
         return replace(self, channels=channels, groups=channels if self.groups == self.channels > 1 else self.groups)
 
     def variant(self, insertion: Insertion) -> Block:
@@ -91,7 +91,7 @@ class Block:
 def block_like(
     module: nn.Module, layer: Operation, activation: Operation, activation_first: bool, norm: Norm | None
 ) -> Block:
-    """Return what one insertion behind `layer` consists of."""
+    """Return what one insertion after `layer` consists of."""
     attributes = tuple(sorted(activation.attributes.items()))
     if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         channels = int(str(layer.attributes["out_features"]))
@@ -158,7 +158,7 @@ def initialise(module: nn.Module, block: Block) -> None:
         elif isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
             if layer.bias is not None:
                 layer.bias.zero_()
-            # With a batch norm the branch is closed by its gamma, and the layer behind may start open.
+            # With a batch norm the branch is closed by its gamma, and the layer after it may start open.
             if block.residual and block.norm is None:
                 layer.weight.zero_()
             elif isinstance(layer, nn.Linear):

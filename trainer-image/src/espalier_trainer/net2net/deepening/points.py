@@ -42,7 +42,7 @@ class Place:
     layer: str
     """Path of the layer that growth repeats."""
     host: str
-    """Path of the module behind whose output new blocks go."""
+    """Path of the module after whose output new blocks go."""
     block: Block
     after: str
     """The operation whose output the next insertion reads."""
@@ -132,7 +132,7 @@ class _Search:
         return Places(tuple(found), refused)
 
     def _candidates(self) -> Iterator[tuple[str, Operation, _Chain]]:
-        """Yield id, activation and layer of every place that has an activation behind a layer."""
+        """Yield id, activation and layer of every place that has an activation after a layer."""
         if self._graph.data_dependent and not self._marks:
             return
         last: dict[str, tuple[Operation, _Chain]] = {}
@@ -198,7 +198,7 @@ class _Search:
         return Place(point_id, str(layer.module), host, block, after, 0)
 
     def _host(self, point_id: str, activation: Operation) -> tuple[str, bool]:
-        """Return the module behind which the block goes, and whether the activation comes behind it."""
+        """Return the module after which the block goes, and whether the activation comes after it."""
         if activation.operator not in OFFSET_AT_ZERO:
             if point_id in self._marks and self._hosts(point_id, activation.name):
                 return point_id, False
@@ -237,7 +237,7 @@ class _Search:
         )
 
     def _norm(self, chain: _Chain) -> Norm | None:
-        """Return the batch norm that the block has, where one of its kind fits behind the new layer."""
+        """Return the batch norm that the block has, where one of its kind fits after the new layer."""
         if chain.norm is None or chain.norm.module is None:
             return None
         if chain.layer.operator == "Linear" and len(chain.layer.shape or ()) != 2:

@@ -48,7 +48,7 @@ class Graph:
     calls: Mapping[str, int]
     """How often each module was called (those inside a leaf module not counted)."""
     results: Mapping[str, str]
-    """For each module that returned one tensor: the operation that made it, growth behind the module left out."""
+    """For each module that returned one tensor: the operation that made it, growth after the module left out."""
     stacks: Mapping[str, Stack]
     real: bool = False
     """The model ran on its own device with real data, since it could not without (on meta tensors)."""
@@ -91,7 +91,7 @@ class Graph:
         return any(path == stack or path.startswith(f"{stack}.") for stack in self.stacks)
 
     def ordered(self) -> tuple[Operation, ...]:
-        """Return the operations with what was grown directly behind the operation that it reads."""
+        """Return the operations with what was grown directly after the operation that it reads."""
         grown: dict[str, list[Operation]] = {}
         for operation in self.operations.values():
             if operation.stack is not None:

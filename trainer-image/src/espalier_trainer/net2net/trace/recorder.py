@@ -167,7 +167,7 @@ class Recorder(TorchFunctionMode):
         return replaced
 
     def _enter_stack(self, path: str, given: Tensor) -> None:
-        """A host has computed its own output and hands it to what was grown behind it."""
+        """A host has computed its own output and passes it to what was grown after it."""
         host = path.rpartition(".")[0]
         if self._leaf is not None and self._leaf[0] == host:
             self._finish_leaf(given)
@@ -258,7 +258,7 @@ class Recorder(TorchFunctionMode):
 
 
 def _shape_only(values: Tensor, *args: object, inplace: bool = False, **_kwargs: object) -> Tensor:
-    # Only batch norm has another flag than `inplace`, and it comes behind its four tensors.
+    # Only batch norm has another flag than `inplace`, and it comes after its four tensors.
     if inplace or any(flag is True for flag in args[:3]):
         return values
     return torch.empty_like(values)

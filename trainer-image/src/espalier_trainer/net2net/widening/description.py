@@ -1,4 +1,4 @@
-"""The api's `Channels` of a traced model: its widening groups, told so that a description can be widened alone.
+"""The api's `Channels` of a traced model: its widening groups, described so that a description can be widened alone.
 
 A network keeps the groups of its starting model, as it keeps its growth points: a group is offered if it could be
 widened were nothing grown, that is if the blocks that growth put between its layers are looked through. The channels
@@ -89,7 +89,7 @@ def _inside(channels: Channels) -> Channels:
 
 
 def _offered(graph: Graph, groups: Groups) -> tuple[WideningGroup, ...]:
-    """Return the groups that there would be without growth: what lies before and behind a block is one."""
+    """Return the groups that there would be without growth: what lies before and after a block is one."""
     parent: dict[int | None, int | None] = {}
 
     def root(space: int | None) -> int | None:

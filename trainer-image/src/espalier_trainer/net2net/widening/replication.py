@@ -35,7 +35,7 @@ class Replication:
 def replicate(width: int, new_width: int, *, blocks: int = 1, even: bool = False, seed: int) -> Replication:
     """Return a random widening, the same for the same seed on every machine.
 
-    With `blocks`, each of so many equal parts takes copies of its own channels; `even` repeats every channel equally
+    With `blocks`, each of that many equal parts takes copies of its own channels; `even` repeats every channel equally
     often, copies side by side, and so needs a multiple of `width`.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -69,7 +69,7 @@ def _shares(source: Tensor, width: int, generator: torch.Generator) -> Tensor:
 def gathered(values: Tensor, dim: int, index: Tensor, factor: Tensor | None = None, groups: int = 1) -> Tensor:
     """Return `values` with entry `index[k]` along `dim` at place k, times `factor[k]`.
 
-    With `groups`, dimension 0 is in so many parts, and part b is made of the b-th part of `index` alone, whose
+    With `groups`, dimension 0 is in that many parts, and part b is made of the b-th part of `index` alone, whose
     entries lie in the b-th part of the whole axis (a grouped convolution's inputs).
     """
     exact = torch.promote_types(values.dtype, torch.float32)
@@ -93,7 +93,7 @@ def gathered(values: Tensor, dim: int, index: Tensor, factor: Tensor | None = No
 
 
 def along(parts: Sequence[tuple[int, int, Replication | None]]) -> tuple[Tensor, Tensor]:
-    """Return index and share of an axis made of parts `(channels, repeat, replication)`, one behind the other."""
+    """Return index and share of an axis made of parts `(channels, repeat, replication)`, one after the other."""
     indices, shares, offset = [], [], 0
     for channels, repeat, replication in parts:
         source = torch.arange(channels) if replication is None else replication.source

@@ -55,7 +55,7 @@ class Spaces:
         self._even: list[bool] = []
 
     def open(self, channels: int) -> int:
-        """Return a new space of so many channels."""
+        """Return a new space of `channels` channels."""
         self._parent.append(len(self._parent))
         self._channels.append(channels)
         self._reason.append(None)
@@ -128,7 +128,7 @@ class Spaces:
 
 
 def reshaped(layout: Layout, before: Sequence[int], after: Sequence[int]) -> Layout | None:
-    """Return the layout behind a reshape that keeps the order in memory; `None` where channels would be divided.
+    """Return the layout after a reshape that keeps the order in memory; `None` where channels would be divided.
 
     `(N, C, H, W) -> (N, C*H*W)` has `H*W` consecutive entries for each channel, `(N, C, H, W) -> (N, C, H*W)` one.
     """

@@ -31,7 +31,7 @@ from espalier_trainer.net2net.widening.replication import Replication
 
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-5}
 """Greatest difference relative to the output's greatest value. A wrong number shows as one in the width or more; in
-float64 rounding has been seen at 5e-10, behind batch norms that take their variance from two values."""
+float64 rounding has been seen at 5e-10, after batch norms that take their variance from two values."""
 
 _DROPOUTS = frozenset(
     {

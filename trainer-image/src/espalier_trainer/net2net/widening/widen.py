@@ -48,7 +48,7 @@ def widen(
 
     The copy computes the same in eval and in train mode (dropout aside, which drops copies independently). Copies of
     a channel have unequal shares of its outgoing weights, so training moves them apart. Parameters keep their names;
-    give the optimizer to `widen_optimizer`. A group given by its id is found anew, and tried on values unless the
+    give the optimizer to `widen_optimizer`. A group given by its id is found again, and tried on values unless the
     wider model is seen to call the same functions with the same numbers; one that `widening_groups` returned for this
     model was tried there.
 

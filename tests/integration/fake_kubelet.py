@@ -231,7 +231,8 @@ class FakeKubelet:
                     for each in items:
                         seen[each["metadata"]["uid"]] = each
                         await on_change(each)
-                    await self._schedule()
+                    if seen is self._nodes or seen is self._pods:
+                        await self._schedule()
             except (httpx.HTTPError, _Again):
                 await asyncio.sleep(_RETRY_SECONDS)
 

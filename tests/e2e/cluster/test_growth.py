@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -22,23 +23,23 @@ def espalier(*arguments: str, stdin: str | None = None) -> str:
 
 def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
-    space.apply(digits("first", budget=5, maxReplicas=1, adaptation={"mode": "Off"}))
+    space.apply(digits("first", budget=300, maxReplicas=1, adaptation={"mode": "Off"}))
     space.apply((PROJECT / "examples" / "digits.yaml").read_text())
     space.wait_condition("first", "Running")
     space.wait_condition("digits", "Running")
-    extra = space.status("digits")["scheduling"]["extra"]
-    assert extra == 0 or space.holds("first", "Complete"), "there is no GPU to lend yet"
+    assert space.status("digits")["scheduling"]["extra"] == 0, "there is no GPU to lend yet"
+    # Not by its budget: how far apart the two start depends on the load, and the example has 20 s.
+    first_end = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    kubectl("delete", "atj", "first", "--namespace", space.name, "--wait=false")
 
     complete = space.wait_condition("digits", "Complete", 120)
     assert complete["reason"] == "BudgetExhausted"
-    assert space.condition("first", "Complete")["reason"] == "BudgetExhausted"
     status = space.status("digits")
     grown = [entry for entry in status["adaptations"] if entry["result"] == "Grown"]
     assert grown, "it did not grow"
     assert grown[0]["source"] == "agent"
     assert status["adaptationCount"] == len(grown)
     assert status["training"]["depth"] == grown[-1]["depthAfter"] > grown[0]["depthBefore"]
-    first_end = space.status("first")["completionTime"]
     assert grown[0]["time"] > first_end, "the GPU came from the job that ended"
     assert 18 <= status["timeBudget"]["usedSeconds"] <= 30, "the budget, and at most the grace to evaluate"
     assert status["timeBudget"]["gpuSecondsUsed"] > status["timeBudget"]["usedSeconds"]
@@ -111,7 +112,7 @@ def test_lent_gpus_go_to_a_second_job(space: Space, nodes: Nodes) -> None:
         60,
     )
     space.apply(digits("second", budget=6, maxReplicas=1))
-    space.wait_condition("second", "Running", 60)
+    space.wait_condition("second", "Running", 120)
     noticed = [event for event in space.events("NeededByOtherJob") if event["involvedObject"]["name"] == "holder"]
     assert noticed, "there was no notice"
     assert not space.events("ReclaimForced"), "it should have given back before the deadline"

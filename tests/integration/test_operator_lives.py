@@ -145,7 +145,7 @@ def test_failures_and_preemptions_are_counted_apart(world: World) -> None:
     world.jobs.make("crashes", backoffLimit=2)
     world.until_condition("crashes", "Failed", "True", "CrashLoop")
     status = world.jobs.status("crashes")
-    assert (status["scheduling"]["failures"], status["restarts"], status["preemptions"]) == (3, 3, 0)
+    assert (status["scheduling"]["failures"], status["restarts"], status["preemptions"]) == (3, 2, 0)
     message = next(c["message"] for c in status["conditions"] if c["type"] == "Failed")
     assert "backoffLimit 2" in message
     assert "exit code 1" in message

@@ -116,7 +116,7 @@ class Channels(Record):
         return self
 
     def check(self, layers: Container[str]) -> None:
-        """Raise `ValueError` where something is said of what is none of these layers, or of no group."""
+        """Raise `ValueError` if anything refers to an unknown layer or group."""
         ids = {group.id for group in self.groups}
         for group in self.groups:
             named = [group.id, *group.makers, *group.carriers]

@@ -1,4 +1,4 @@
-"""`espalier compare A B`: runs side by side, with what differs between them said."""
+"""`espalier compare A B`: compare runs, with a sentence about the difference."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def verdict(curves: list[Curve]) -> str:
     seeds = f"seed {first.seed}" if first.seed == second.seed else f"seeds {first.seed} and {second.seed}"
     return (
         f"{curves[-1].label} has {amount}{word} accuracy than {curves[0].label} ({seeds}, one run each: an anecdote; "
-        "`make bench-digits` runs ten seeds beside two controls)."
+        "`make bench-digits` runs ten seeds with two controls)."
     )
 
 

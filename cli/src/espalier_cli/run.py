@@ -119,7 +119,7 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
 def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome, *, draw: bool) -> RunResult:
     """Write `result.json`, and with `draw` and something to draw `training.png`; return the result.
 
-    A full disk is warned about: what the run came to is said on the terminal all the same.
+    A full disk is only a warning: the terminal shows the result of the run anyway.
     """
     history = folder / layout.HISTORY_FILE
     events = read_history(history) if history.exists() else ()

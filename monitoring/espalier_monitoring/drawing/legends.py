@@ -1,4 +1,4 @@
-"""Legends: names beside samples of their colour, in lines that fit."""
+"""Legends: names with samples of their colors, in lines that fit."""
 
 from __future__ import annotations
 

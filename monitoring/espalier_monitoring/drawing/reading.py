@@ -54,7 +54,7 @@ class DrawnPanel:
     place: Place
     unit: str
     least: float | None
-    """Where the axis begins, where that is said."""
+    """Where the axis begins, if it is set."""
     decimals: int | None
     stacked: bool
     single: bool

@@ -237,7 +237,7 @@ class Rules:
     stop_grace_seconds: float = 30.0
     """From the demand to checkpoint and end (suspension, end of the GPU budget) to force."""
     evaluation_grace: float = 10.0
-    """A leader that has announced its last evaluation may overrun its budget by so many times the grace."""
+    """A leader that has announced its last evaluation may exceed its budget by this many times the grace period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ class _Line:
             place += 1
 
     def pass_over(self, is_out: Callable[[_Loan], bool]) -> None:
-        """Begin next time behind those at the head that are out."""
+        """Start the next search after the entries at the head that are out."""
         while self._first < len(self._sorted) and is_out(self._sorted[self._first]):
             self._first += 1
 

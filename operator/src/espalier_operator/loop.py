@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 DEBOUNCE_SECONDS: Final = 0.05
 """Wall time between a wake-up and the tick: a burst of facts is planned once."""
 REST: Final = 1.0
-"""After so many times what it took to see and plan the next tick begins at the earliest: in a long burst of facts a
-large cluster is planned less often, and at least half of the time is left to those who carry plans out."""
+"""Pause after a tick, in units of its duration. In a long burst of facts, a large cluster is planned less often, and at
+least half of the time is left for carrying plans out."""
 RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
 """Wall time after which a tick that could not be carried out is tried again."""
@@ -47,7 +47,7 @@ class Backend(Protocol):
 
 
 class Observer(Protocol):
-    """Who is told how ticks go: for metrics."""
+    """Receives the durations of ticks, for metrics."""
 
     def ticked(self, plan: Plan, thought: float, took: float) -> None:
         """Take note of a tick that was carried out; wall seconds to see and plan, and in all."""

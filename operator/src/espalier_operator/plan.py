@@ -19,7 +19,7 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     most what these allow. Workers of several GPUs may need one reclaim more where they are bound to other nodes.
 
 Queue: strictly in the policy's order on each type of GPU. A job that could run there and must wait holds back those
-behind it (no backfill): start times of running jobs' successors cannot be known, and what stands idle meanwhile is
+after it (no backfill): start times of running jobs' successors cannot be known, and what stands idle meanwhile is
 lent as extra GPUs, which come back within one notice. A job larger than all GPUs together holds nobody back.
 """
 
@@ -112,7 +112,7 @@ class _Tick:
                     hopeless.add(kind)
 
     def admit(self) -> None:
-        """Start waiting jobs, in order; one that must wait holds back those behind it on its types of GPU."""
+        """Start waiting jobs, in order; one that must wait holds back those after it on its types of GPU."""
         blocked: set[str] = set()
         for job in self._waiting:
             gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas

@@ -95,19 +95,19 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "unknown operation between": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.ReLU()),
         "0",
-        "'0' cannot be deepened: expected an activation behind '0' (through normalisation, dropout or addition), "
+        "'0' cannot be deepened: expected an activation after '0' (through normalisation, dropout or addition), "
         "found Softmax '1'; put an activation there",
     ),
     "no activation": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
         "0",
-        "'0' cannot be deepened: no activation comes behind '0', so a new layer would be one with it; "
+        "'0' cannot be deepened: no activation follows '0', so a new layer would merge with it; "
         "put an activation there",
     ),
     "no slope at zero": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.0)),
         "0",
-        "'0' cannot be deepened: the activation '1' behind it is LeakyReLU with {'negative_slope': 0.0}, of slope 0 "
+        "'0' cannot be deepened: the activation '1' after it is LeakyReLU with {'negative_slope': 0.0}, of slope 0 "
         "at 0, where a zero branch never learns; use ReLU",
     ),
     "tied": (
@@ -119,7 +119,7 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         Twice,
         "layer",
         "'layer' cannot be deepened: 'layer' is called 2 times and growth would change each call; "
-        "give each call a module of its own",
+        "give each call a separate module",
     ),
     "parametrized": (
         lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU()),
@@ -131,12 +131,12 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         SharedReLU,
         "layer",
         "'layer' cannot be deepened: neither the activation 'relu' (called 2 times) nor 'add' before it is the "
-        "output of a module called once; give the activation a module of its own",
+        "output of a module called once; give the activation a separate module",
     ),
     "name taken": (
         _own_grown,
         "0",
-        "'0' cannot be deepened: '1' has an attribute 'grown' of its own; give it another name",
+        "'0' cannot be deepened: '1' already has an attribute 'grown'; give it another name",
     ),
     "not marked": (
         lambda: nn.Sequential(DeepenBlock(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4), nn.ReLU()),
@@ -151,7 +151,7 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "mark without activation": (
         lambda: nn.Sequential(DeepenBlock(nn.Linear(4, 4), nn.BatchNorm1d(4)), nn.ReLU()),
         "0",
-        "'0' cannot be deepened: the marked block '0' holds no activation behind a layer; expected one of Linear, "
+        "'0' cannot be deepened: the marked block '0' holds no activation after a layer; expected one of Linear, "
         "Conv1d, Conv2d, Conv3d, normalisation if any, then one of CELU, ELU, GELU, Hardsigmoid, Hardswish, Hardtanh, "
         "LeakyReLU, LogSigmoid, Mish, PReLU, RReLU, ReLU, ReLU6, SELU, SiLU, Sigmoid, Softplus, Softsign, Tanh",
     ),
@@ -244,8 +244,8 @@ def test_a_forward_that_looks_at_its_modules_is_neither_offered_nor_grown(case: 
     with pytest.raises(GrowthError) as error:
         deepen(model, point, example)
     assert str(error.value) == (
-        f"{point!r} cannot be deepened: growth has its place behind {host}, and the model's forward behaves "
-        "differently with one more module in it; give the activation a module of its own, and do not let the "
+        f"{point!r} cannot be deepened: growth is inserted after {host}, and the model's forward behaves "
+        "differently with one more module in it; give the activation a separate module, and do not let the "
         "forward depend on which modules there are or on their exact class"
     )
     assert torch.equal(deepen(model, "other.0", example)(example), model(example))

@@ -25,7 +25,7 @@ def main() -> int:
         settings = Settings.from_environment(os.environ)
         if not settings.leads:
             worker.install_signals()
-        # What this cluster calls its GPUs, the trainer is not told: whoever started it has looked at the template.
+        # The trainer does not know the cluster's GPU resource; the operator has checked the template.
         job = load_job(settings.job_file, resource=None)
         require_scratch()
         if not settings.leads:

@@ -142,7 +142,7 @@ def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
 
 
 def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor) -> None:
-    """Run the model once in eval mode, so that what does not fit the data is said before the budget runs."""
+    """Run the model once in eval mode, to report one that does not fit the data before the budget runs."""
     shape = tuple(example_input.shape)
     training = model.training
     model.eval()

@@ -27,9 +27,9 @@ class Sampling(StrEnum):
     """Which table an episode is played on."""
 
     UNIFORM = "uniform"
-    """Drawn anew for each episode, all alike."""
+    """Drawn for each episode, with equal probability."""
     IN_TURN = "in-turn"
-    """Each in turn, beginning with the first; a reset with a seed begins anew."""
+    """Each in turn, beginning with the first; a reset with a seed starts again."""
 
 
 class IllegalActionError(ValueError):
@@ -39,7 +39,7 @@ class IllegalActionError(ValueError):
 class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
     """Adapt a model under a time budget: one episode is one sequence of decisions of an outcome table.
 
-    **Actions.** i deepens growth point i; those behind the points each double a group of channels, where tables have
+    **Actions.** i deepens growth point i; those after the points each double a group of channels, where tables have
     widenings; the last one does nothing. What a model has no point or group for is masked: `info["action_mask"]` is 1
     where an action is legal and all 0 when the episode is over. An illegal action raises `IllegalActionError`.
     (`check_env` and a plain `action_space.sample()` know no mask: they go with tables of one number of actions.)

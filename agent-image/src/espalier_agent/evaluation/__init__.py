@@ -1,1 +1,1 @@
-"""How good a policy is: on tables beside its baselines, and before it replaces another."""
+"""How good a policy is: on tables, compared with baselines, and before it replaces another."""

@@ -1,4 +1,4 @@
-"""What could be done on a table without any network: the sequences that a policy is judged beside."""
+"""What could be done on a table without any network: the sequences that a policy is compared with."""
 
 from __future__ import annotations
 

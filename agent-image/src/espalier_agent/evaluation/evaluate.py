@@ -31,7 +31,7 @@ class SequenceResult(Record):
 
 
 class TableResult(Record):
-    """A policy's greedy sequence on one table, beside what else could have been done."""
+    """A policy's greedy sequence on one table, compared with the alternatives."""
 
     table: str
     model: str

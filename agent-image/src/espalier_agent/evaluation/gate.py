@@ -135,7 +135,7 @@ def estimated(
     """Estimate the difference between always taking `actions` and taking those `in_service`, one a decision each.
 
     No episode may be the only one of its kind. Where the policies agree, both estimates have the same jobs in them,
-    however many: whether a change was ever tried is told by the jobs in which it was.
+    however many: the jobs in which a change was tried show whether it was.
     """
     log = Log(episodes, centred(episodes), unit)
     done = [decision.action for decision in log.decisions]

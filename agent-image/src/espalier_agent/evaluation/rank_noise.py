@@ -4,7 +4,7 @@ The accuracy of a sequence under a seed is taken as the sequence's own value, pl
 alike, so it changes no rank), plus noise. The noise's deviation is pooled over all sequences: two or three seeds
 give a poor estimate for each. So it is right on the average of a table's sequences, not for each of them. Sequences
 that share decisions also share a part of their noise, which is left aside: two such are known apart a little better
-than is said here.
+than is shown here.
 
 Ranks are simulated: the truth is drawn about the means that were measured. These are spread wider than the truth, as
 noise is in them too, so where all sequences are nearly equal the intervals are too narrow rather than too wide.
@@ -51,7 +51,7 @@ class RankNoise(Record):
     """Probability that the sequence that is best under one seed is truly among the best five."""
     regret_of_one_seed: float
     """Best mean of the other seeds, less their mean for the sequence that is best under one; mean over the seeds.
-    A policy that knew one seed's table by heart would have it: less than this is not told from noise."""
+    A policy that knew one seed's table by heart would have it: less than this is not distinguishable from noise."""
 
 
 class ResultNoise(Record):

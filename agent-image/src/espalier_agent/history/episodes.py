@@ -19,7 +19,7 @@ from typing import Final
 from espalier_agent.history import HistoryDecision
 
 SHARES: Final = 4
-"""Of the budget left at the first decision, told apart."""
+"""Number of distinguished shares of the budget left at the first decision."""
 
 
 @dataclass(frozen=True, slots=True)

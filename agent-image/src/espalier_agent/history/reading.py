@@ -1,6 +1,6 @@
 """What the service kept, read back: for learning from real outcomes, and for looking at.
 
-Nothing here writes. Advice and outcome may have met different replicas, each with a file of its own: they are joined
+Nothing here writes. Advice and outcome may have reached different replicas, each with its own file: they are joined
 by decision id over all files that are given.
 """
 

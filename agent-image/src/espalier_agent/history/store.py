@@ -1,7 +1,7 @@
 """Where decisions and outcomes are kept: a SQLite file that one thread of the service writes.
 
-Whoever hands something over never waits and is never told of a fault of the disk; only an outcome report asks whether
-it was committed. What cannot be stored is counted and said in the log once a minute. Several services may share a file
+Callers never wait and never see a fault of the disk; only an outcome report asks whether
+it was committed. What cannot be stored is counted, and logged once per minute. Several services may share a file
 on one machine; between machines each has its own, and `espalier_agent.history.reading` reads them together.
 """
 
@@ -31,13 +31,13 @@ MAX_WAITING: Final = 2000
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Of the requests that wait to be stored, as they came. As objects they take some ten times that."""
 ID_BYTES: Final = 64
-"""What each id of a report weighs beside its characters."""
+"""Weight of each id of a report in addition to its characters."""
 MAX_DATABASE_BYTES: Final = 1024 * 1024 * 1024
 BATCH: Final = 200
 LOCK_SECONDS: Final = 5.0
 """How long a commit waits for another writer."""
 SAY_SECONDS: Final = 60.0
-"""A fault is said once in so long."""
+"""Seconds between two log lines about a fault."""
 
 
 class NotStoredError(RuntimeError):
@@ -56,7 +56,7 @@ class OutcomeStore:
         lost: Callable[[str, int], None] = lambda error, amount: None,
         lock_seconds: float = LOCK_SECONDS,
     ) -> None:
-        """`stored` is told of records by kind, `lost` by what went wrong.
+        """`stored` receives records by kind, `lost` by error.
 
         Raises `StoreError` where the file is of another version or another program.
         """
@@ -156,7 +156,7 @@ class OutcomeStore:
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            # What cannot be written back now stays in the log file beside it, for whoever opens it next.
+            # What cannot be written back now stays in its log file, for the next process that opens it.
             with suppress(sqlite3.Error):
                 self._connection.close()
         self._connection = None

@@ -1,4 +1,4 @@
-"""Sampled episodes over all tables at once: what learners that play need beside `Games`."""
+"""Sampled episodes over all tables at once: what learners that play need in addition to `Games`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Episodes:
     """Episodes that were played, as (episodes, decisions); those of tables with fewer decisions end earlier."""
 
     states: Tensor
-    """Before each decision; 0 behind the end."""
+    """Before each decision; 0 after the end."""
     actions: Tensor
     playing: Tensor
-    """False behind the end."""
+    """False after the end."""
     ended: Tensor
     """(episodes,): which of all sequences it was."""
 
@@ -34,7 +34,7 @@ class Board:
         self.legal = games.legal
         """(states, actions)."""
         self.following = torch.zeros(self.legal.shape, dtype=torch.long)
-        """(states, actions): the next state, or behind all states the sequence that has ended; 0 where not legal."""
+        """(states, actions): the next state, or after all states the sequence that has ended; 0 where not legal."""
         self.rewards = torch.zeros(self.legal.shape)
         """(states, actions); 0 where not legal."""
         self.decisions = max(game.tree.decisions for game in games.games)

@@ -61,7 +61,7 @@ class DqnConfig(Record):
 
 DEFAULT: Final = DqnConfig()
 """For several tables at once: on the paper's six a mean regret of .0032 to .0036 in about 10 s of one core (2 seeds of
-`graph`, 1 of `lstm`). That is behind PPO."""
+`graph`, 1 of `lstm`). That is worse than PPO."""
 
 
 class Replay:
@@ -146,7 +146,7 @@ def exploring(values: Tensor, legal: Tensor, random: float) -> Tensor:
 def double_targets(rewards: Tensor, following: Tensor, values: Tensor, later: Tensor, legal: Tensor) -> Tensor:
     """Return r + Q_target(s', argmax Q(s', ·)) over the legal actions of s'; r alone where the episode is over.
 
-    `following` counts states first and ended sequences behind them; `values` and `later` are what the network and
+    `following` counts states first and ended sequences after them; `values` and `later` are what the network and
     the target network say of all states and actions.
     """
     chosen = values.masked_fill(~legal, -torch.inf).argmax(dim=1)

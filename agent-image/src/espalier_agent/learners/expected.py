@@ -39,7 +39,7 @@ class ExpectedConfig(Record):
     weight_decay: float = Field(default=0.0, ge=0)
     """Of AdamW: draws weights to 0, decoupled from the gradient."""
     entropy_first: float = Field(default=1.0, gt=0)
-    """Weight of a sequence's entropy beside its standardised return, at the beginning."""
+    """Initial weight of a sequence's entropy relative to its standardized return."""
     entropy_last: float = Field(default=0.01, gt=0)
     """And at the end; it falls geometrically. It is the regularisation: small fits the tables, large smooths them."""
     imitation: float = Field(default=1.0, ge=0)

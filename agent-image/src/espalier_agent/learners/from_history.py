@@ -1,6 +1,6 @@
-"""The learner that goes on from what came of its advice: off-policy, beside the exact gradient over tables.
+"""The learner that continues from the outcomes of its advice: off-policy, with the exact gradient over tables.
 
-What is maximised is, beside `expected`'s objective over the tables, `history_weight` times
+The objective is that of `expected` over the tables, plus `history_weight` times
 
     value of the policy on the history - caution / √(effective sample size) + entropy weight · entropy,
 
@@ -43,7 +43,7 @@ class HistoryConfig(ExpectedConfig):
     """What changes learning: the fields of `expected`, for the tables and both, and these."""
 
     history_weight: float = Field(default=1.0, gt=0)
-    """Of the history, beside 1 for the mean over all tables."""
+    """Weight of the history; the mean over all tables has weight 1."""
     unit: Unit = Unit.DECISION
     """What has an importance weight: each decision, or each episode."""
     caution: float = Field(default=1.0, ge=0)

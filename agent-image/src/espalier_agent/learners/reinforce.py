@@ -35,7 +35,7 @@ class Order(StrEnum):
     TOGETHER = "together"
     """All tables in every update."""
     CURRICULUM = "curriculum"
-    """One after the other, each with an equal share of the episodes (Lamelas 6.5); temperature starts anew."""
+    """One after the other, each with an equal share of the episodes (Lamelas 6.5); the temperature restarts."""
 
 
 class ReinforceConfig(Record):

@@ -39,7 +39,7 @@ MAX_WEIGHTS_BYTES: Final = 256 * 1024 * 1024
 LOCK_SECONDS: Final = 30.0
 """How long a writer waits for another one, who needs a second."""
 READINGS: Final = 5
-"""A policy that is replaced while it is read is read anew; who replaces it this often does so all the time."""
+"""How often a policy is read again that is replaced while it is read."""
 
 
 class PolicyError(ValueError):

@@ -37,7 +37,7 @@ from espalier_api.growth.widen import WIDEN
 STATE_SIZE: Final = 32
 """Of a layer's state."""
 ROUNDS: Final = 4
-"""Of messages: a layer knows its surroundings up to so many edges away; the pooled state tells the rest."""
+"""Rounds of messages: a layer knows its surroundings up to this distance; the pooled state contains the rest."""
 HIDDEN_SIZE: Final = 64
 """Of the head."""
 HARMONICS: Final = 3

@@ -27,7 +27,7 @@ READ_ATTRIBUTES: Final = (
     ("stride",),
     ("groups",),
 )
-"""Numbers that many operators have, each a feature of its own: the first of these names that a layer has."""
+"""Numbers that many operators have, one feature each: the first of these names that a layer has."""
 LAYER_FEATURES: Final = 2 * EMBEDDING_SIZE + len(READ_ATTRIBUTES) + 4
 POINT_FEATURES: Final = LAYER_FEATURES + 3
 MODEL_FEATURES: Final = 4

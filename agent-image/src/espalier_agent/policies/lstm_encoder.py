@@ -63,9 +63,9 @@ class LstmModelEncoder(nn.Module):
         self.model = nn.LSTM(2 * LAYER_HIDDEN_SIZE, MODEL_ENCODING_SIZE, batch_first=True)
 
     def encode_layers(self, embedded: Tensor, lengths: Tensor) -> Tensor:
-        """Encode layers: embeddings (n, longest, 16), padded behind, and lengths (n,) → (n, longest, 100).
+        """Encode layers: embeddings (n, longest, 16), padded at the end, and lengths (n,) → (n, longest, 100).
 
-        What stands behind a model's last layer means nothing.
+        Values after a model's last layer have no meaning.
         """
         mirror = _mirror(lengths, embedded.shape[1])
         ahead, _ = self.layers_forward(embedded)
@@ -73,7 +73,7 @@ class LstmModelEncoder(nn.Module):
         return torch.cat([ahead, _reorder(behind, mirror)], dim=2)
 
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> dict[str, Tensor]:
-        """Embed the layers of models: `embedded` (n, longest, 16), padded behind, and `lengths` (n,)."""
+        """Embed the layers of models: `embedded` (n, longest, 16), padded at the end, and `lengths` (n,)."""
         embedded = [vocabulary.embed(architecture) for architecture in architectures]
         lengths = torch.tensor([len(layers) for layers in embedded])
         return {"embedded": pad_sequence(embedded, batch_first=True), "lengths": lengths}

@@ -51,7 +51,7 @@ class Lineage(Record):
     parent: PolicyVersion | None = None
     """The policy that learning started from; absent when it started from a fresh network."""
     history: LearntHistory | None = None
-    """What it learnt from beside tables, or the policy that it goes on from did; absent where both had tables alone."""
+    """What it, or its parent policy, learned from in addition to tables; absent if both learned from tables alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """From a layer's description to a fixed vector: the vocabulary of Lamelas 5.1 and the embeddings of 5.2.
 
-The paper gives each distinct layer, told apart by its printed string, the next id and looks the id up in a random,
+The paper gives each distinct layer, identified by its printed string, the next id and looks the id up in a random,
 untrained embedding table. Two things differ here:
 
-1. Layers are told apart by `canonical_key`, operator and sorted attributes, so that a change in how a library
+1. Layers are identified by `canonical_key`, operator and sorted attributes, so that a change in how a library
    prints a layer changes nothing.
 2. The vector of a layer is a fixed random function of its operator and attributes (`layer_embedding`) instead of a
    draw by id. It is still unique for each distinct layer and never trained, but a layer that was never seen gets a

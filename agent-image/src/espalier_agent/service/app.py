@@ -58,7 +58,7 @@ class PolicyDescription(Record):
     exploration: float = 0.0
     """Share of the decisions that are drawn uniformly from what is allowed, to learn what comes of it."""
     shadow: PolicyVersion | None = None
-    """The policy that is asked what it would have said, if there is one."""
+    """The shadow policy, if there is one."""
 
 
 def _serving(request: Request) -> Serving:

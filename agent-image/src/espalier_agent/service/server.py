@@ -1,4 +1,4 @@
-"""The agent as a process: binds a port, says where it is, answers until it is told to stop."""
+"""The agent as a process: binds a port, prints its URL, and answers until it is stopped."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def serve(
         server.should_exit = True
 
     # uvicorn handles both signals itself, and afterwards raises them once more for the handlers it found: these.
-    # Without them a server that ended as it was told would look killed.
+    # Without them, a server that was stopped normally would look killed.
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""What a running service has beside its routes: the policy in service, its shadow, the store, and what they count."""
+"""The state of a running service: the policy in service, its shadow, the store, and their metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from espalier_api.exporting import Metrics
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """A described network of 500 layers is about 200 KB."""
 END_SECONDS: Final = 0.8
-"""How long the threads may take to end, all together: a service that is told to stop is gone within two seconds, one of
+"""How long the threads may take to end, all together: a stopped service is gone within two seconds, one of
 which requests in flight may have."""
 
 
@@ -34,7 +34,7 @@ class Settings(Record):
     policy_path: Path | None = None
     """Folder of the policy; absent: the shipped one. A new policy in the folder is put to work."""
     shadow_path: Path | None = None
-    """Folder of a policy that is asked what it would have said; absent: none is."""
+    """Folder of a policy that is also asked but does not decide; absent: none."""
     outcomes_path: Path | None = None
     """SQLite file that decisions and outcomes are kept in; absent: they are not kept."""
     outcomes_max_bytes: int = Field(default=MAX_DATABASE_BYTES, gt=0)

@@ -1,4 +1,4 @@
-"""What another policy would have said: asked after the answer is given, in a thread of its own."""
+"""The answers of a shadow policy: it is asked after the answer is sent, in a separate thread."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class _Question:
 
 
 class Shadow:
-    """Asks a policy that decides nothing; what it would have said goes to `answered`."""
+    """Asks a policy that decides nothing; its answer goes to `answered`."""
 
     def __init__(
         self, policy: PolicyWatch, answered: Callable[[ShadowRecord, int], None], lost: Callable[[], None]
     ) -> None:
-        """`answered` is told of the answer and its size, in the shadow's thread; `lost` of a question not asked."""
+        """`answered` receives the answer and its size, in the shadow's thread; `lost` a question that was not asked."""
         self.policy = policy
         self._answered = answered
         self._lost = lost

@@ -1,6 +1,6 @@
 """A new policy put to work while the service runs: a thread looks at the policy's folder every second.
 
-What is looked at is the identity of the files, links followed: a folder that is written anew, a renamed file and a
+What is looked at is the identity of the files, links followed: a folder that is written again, a renamed file and a
 volume of Kubernetes whose link is switched are all noticed. A new policy is read, checked and asked once before it
 takes the old one's place, which is one assignment; one that cannot be used is refused and the old one goes on.
 """
@@ -45,7 +45,7 @@ class PolicyWatch:
     ) -> None:
         """`policy` may have been read from the folder some time ago: the first look reads it again.
 
-        `switched` is told of the old and the new policy, `refused` why one was not used; both in the watch's thread.
+        `switched` receives the old and the new policy, `refused` why one was not used; both in the watch's thread.
         """
         self.current = policy
         """Whoever answers takes it once, and answers by that one."""
@@ -105,7 +105,7 @@ class PolicyWatch:
             self._look_safely()
 
     def _look_safely(self) -> None:
-        """Look; a fault of the disk ends nothing, and is said once until a look succeeds."""
+        """Check the folder; a fault of the disk ends nothing, and is logged once until a check succeeds."""
         try:
             self.look()
         except OSError as error:
@@ -119,7 +119,7 @@ class PolicyWatch:
 def _signature(folder: Path) -> Signature:
     """Return what tells the files of a policy from others: not their contents, which would be read every second.
 
-    What cannot be looked at is left out: whoever reads the policy is told why.
+    Unreadable files are left out: reading the policy reports why.
     """
     found = []
     try:

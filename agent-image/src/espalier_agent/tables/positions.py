@@ -24,7 +24,7 @@ from espalier_api.outcomes import reward as paper_return
 LAYER_FEATURES: Final = EMBEDDING_SIZE + 1
 """The embedding of operator and attributes, and log2(1 + parameters)."""
 NO_INDEX: Final = -1
-"""In place of an index where there is nothing: behind the last edge or growth point, or after an illegal action."""
+"""The index that stands for nothing: after the last edge or growth point, or after an illegal action."""
 
 Array = npt.NDArray[Any]
 
@@ -81,7 +81,7 @@ class Positions:
             first.append(start)
             own = np.array(tree.following)
             last = states - len(tree.sequences) // len(tree.actions)
-            # In the tree, sequences are counted apart from states; here they come behind them.
+            # In the tree, sequences are counted apart from states; here they come after them.
             own[last:] += states
             columns = np.array(numbers.of(tree.states[0].architecture, tree.actions), dtype=np.int64)
             returns = np.array([paper_return(accuracy) for accuracy in tree.accuracies])

@@ -85,7 +85,7 @@ def starting_architecture(table: OutcomeTable) -> Architecture:
 def _check_order(table: OutcomeTable, architecture: Architecture) -> None:
     """Raise `TableError` where an action's label names another growth point, or group, than its place does.
 
-    Labels are free text: one names a growth point if it ends in the id of that one alone, as a word of its own.
+    Labels are free text: one names a growth point if it ends in the id of that one alone, as a separate word.
     """
     # Apart by operation, for a group of channels may have the id of a growth point.
     alike = [each.targets(architecture) for each in described(architecture)]

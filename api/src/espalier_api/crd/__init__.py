@@ -1,4 +1,4 @@
-"""The CRD: `AdaptiveTrainingJob` as Kubernetes is told of it, generated from the models.
+"""The CRD: the definition of `AdaptiveTrainingJob` for Kubernetes, generated from the models.
 
 `python -m espalier_api.crd FOLDER` writes it; `make crd` calls that for `crds/`.
 """

@@ -33,7 +33,7 @@ _KEPT: Final = (
 
 
 _MEMBERS: Final = "x-members"
-"""Where pydantic's schema of an enum keeps what is said of the members, as it sets the description itself."""
+"""The key of an enum's schema for the descriptions of its members, because pydantic sets the description itself."""
 
 
 class SchemaError(ValueError):
@@ -44,14 +44,14 @@ def structural(model: type[BaseModel], rules: Mapping[str, Sequence[Rule]], *, d
     """Return the schema of `model` as Kubernetes wants it.
 
     `rules` are put on the models of these class names. With `defaults` the API server fills in the models' defaults,
-    also those inside of what is left out altogether. Raises `SchemaError` for what cannot be said.
+    also those inside of what is left out altogether. Raises `SchemaError` for what cannot be expressed.
     """
     source = model.model_json_schema(by_alias=True, mode="validation", schema_generator=_WithMembers)
     return _Converter(source.get("$defs", {}), rules, defaults).convert(source, model.__name__, model.__name__)
 
 
 class _WithMembers(GenerateJsonSchema):
-    """Describes an enum with what is said of its members."""
+    """Describes an enum with the descriptions of its members."""
 
     def enum_schema(self, schema: EnumSchema) -> JsonSchemaValue:
         described = super().enum_schema(schema)
@@ -116,7 +116,7 @@ class _Converter:
         while True:
             if "$ref" in source:
                 name = source["$ref"].rsplit("/", 1)[1]
-                # What is said of the field wins over what is said of its type.
+                # The description of the field takes precedence over that of its type.
                 source = self._definitions[name] | {key: value for key, value in source.items() if key != "$ref"}
             elif "anyOf" in source:
                 branches = [branch for branch in source["anyOf"] if branch.get("type") != "null"]

@@ -14,7 +14,7 @@ from espalier_cli.collect.workers import Workers
 
 
 class Watcher(Protocol):
-    """Is told how far a collection is."""
+    """Receives the progress of a collection."""
 
     def __call__(self, done: int, total: int, left_seconds: float | None) -> None:
         """Take notice. `left_seconds` is None while nothing is known."""

@@ -1,4 +1,4 @@
-"""Kubernetes behind the loop: what is known becomes a snapshot, what is decided becomes a record, and that is written.
+"""The loop's backend for Kubernetes: what is known becomes a snapshot, decisions change states, and states are written.
 
 `observe` and `apply` only think; the API server is spoken to by flushes, one task a job at most, started when a plan
 is made. So a job whose namespace answers slowly keeps nobody else waiting.
@@ -111,14 +111,14 @@ class KubeBackend:
         job.hear(News.PODS, Due.CHANGES)
 
     def _notice_overwriting(self) -> None:
-        """Write the status of jobs anew that somebody else has written to."""
+        """Write the status of jobs again if somebody else has changed it."""
         for uid in list(self._store.overwritten):
             job, seen = self.jobs.get(uid), self._store.job(uid)
             if self.queue.is_busy(uid):
                 continue  # it may be by our own hand: the answer is on its way
             self._store.overwritten.discard(uid)
             if job is not None and seen is not None and seen.status != job.answered:
-                logger.warning("%s: its status was changed by somebody else, it is written anew", job.key)
+                logger.warning("%s: its status was changed by somebody else; it is written again", job.key)
                 job.hear(News.NONE, Due.REWRITE)
 
     def live(self) -> list[LiveJob]:

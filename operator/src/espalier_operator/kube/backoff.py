@@ -21,7 +21,7 @@ class Backoff:
         self.failures += 1
 
     def succeeded(self) -> None:
-        """Begin anew."""
+        """Reset."""
         self.failures, self.until = 0, 0.0
 
     def holds(self, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""What an operator is told: one frozen dataclass, a sentence under each field. Times in wall-clock seconds."""
+"""Settings of the operator: one frozen dataclass, a sentence under each field. Times in wall-clock seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class KubeSettings:
     """An operator's settings."""
 
     policy: str = DEFAULT_POLICY
-    """Scheduling policy: who gets which GPUs. A package installed beside the operator may add others."""
+    """Scheduling policy: who gets which GPUs. An installed package may add others."""
     gpu_resource: str = DEFAULT_GPU_RESOURCE
     """The extended resource that is counted and lent."""
     gpu_type_label: str = "nvidia.com/gpu.product"
@@ -48,7 +48,7 @@ class KubeSettings:
     persist_seconds: float = 8.0
     """How often the figures of a running job are written to its status while nothing else changes."""
     resync_seconds: float = 300.0
-    """How often everything is listed anew, in case an event was lost. With 5,000 nodes the API server takes seconds to
+    """How often everything is listed again, in case an event was lost. With 5,000 nodes the API server takes seconds to
     answer, in which everybody else waits for it."""
 
     @property

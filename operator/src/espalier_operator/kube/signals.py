@@ -20,7 +20,7 @@ class Signals:
     """Grants that were not acknowledged yet."""
 
     def __init__(self, observe: Callable[[str, float], None]) -> None:
-        """`observe` is told of a stage (`written`, `acknowledged`) and the seconds it took."""
+        """`observe` receives a stage (`written`, `acknowledged`) and its duration in seconds."""
         self._observe = observe
         self._noticed_at: float | None = None
         self._planned_from: float | None = None

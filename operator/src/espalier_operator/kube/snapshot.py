@@ -65,9 +65,9 @@ def seen_by_operator(
 
 
 def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules) -> Snapshot:
-    """Return what the planner is told of jobs that were just looked at, and of all else in `store`.
+    """Return the planner's view of the jobs just observed, and of everything else in `store`.
 
-    A job that is over is told of while it still has workers. Pods of jobs that are not planned for hold their GPUs,
+    A finished job is included while it still has workers. Pods of jobs that are not planned for hold their GPUs,
     and want none.
     """
     planned = [job for job in jobs if job.facts is not None]
@@ -100,7 +100,7 @@ def parse_report(raw: Raw) -> Report | None:
 
 
 def rejection_of(status: JobStatus | None) -> Trouble | None:
-    """Return what the API server last said to a job's pods, as its status keeps it."""
+    """Return the API server's last answer about a job's pods, as its status keeps it."""
     for condition in () if status is None else status.conditions:
         stands = condition.type is ConditionType.RUNNING and condition.status is ConditionStatus.FALSE
         if stands and condition.reason is Reason.POD_REJECTED:

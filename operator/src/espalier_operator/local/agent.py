@@ -1,4 +1,4 @@
-"""The agent as a process beside the trainers."""
+"""The agent as a local process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_RESTARTS: Final = 5
 class Agent:
     """Starts the agent and starts it again when it ends, a few times, always at the same address.
 
-    The port is chosen here, so that trainers can be told the address before the agent has imported anything, and so
+    The port is chosen here, so that trainers can get the address before the agent has imported anything, and so
     that the address outlives a restart. Until it answers, and if it never does, a job's fallback decides.
     """
 

@@ -41,7 +41,7 @@ class AllocationFile:
 
 
 class ReportFile:
-    """Looks at a report file; what cannot be read is left aside, and said once for each state of the file."""
+    """Reads a report file; an unreadable file is skipped, with one message per state of the file."""
 
     def __init__(self, path: Path, job_names: tuple[str, ...]) -> None:
         """Watch `path` for reports of the job that has one of these names."""

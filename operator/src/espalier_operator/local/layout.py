@@ -26,4 +26,4 @@ FILES: Final = (
     STATE_FILE,
     AGENT_LOG,
 )
-"""What a run leaves beside its checkpoints."""
+"""The files of a run in addition to its checkpoints."""

@@ -1,6 +1,6 @@
 """A child process with all its descendants, which does not outlive the scheduler unnoticed.
 
-The child leads a session of its own, so a Ctrl-C at the terminal reaches only the scheduler, and its whole group can
+The child leads a separate session, so a Ctrl-C at the terminal reaches only the scheduler, and its whole group can
 be ended. On Linux the kernel sends it SIGTERM when the scheduler dies, SIGKILL included: it checkpoints and ends. A
 pid file (with the process's start time, as pids are used again) lets the next run end what is left nevertheless.
 """
@@ -88,7 +88,7 @@ class Process:
 
 
 async def end_orphan(pid_file: Path, grace_wall_seconds: float) -> bool:
-    """End the process that an earlier run left behind, if it still runs; return whether there was one."""
+    """End the process that an earlier run has left, if it still runs; return whether there was one."""
     orphan = _read_pid_file(pid_file)
     if orphan is None or not _runs(*orphan):
         return False

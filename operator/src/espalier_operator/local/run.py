@@ -294,7 +294,7 @@ class LocalRun:
         return agents.Agent(self._settings.agent_command, self._settings.directory, self._settings.restart_wall_seconds)
 
     async def _end_all(self) -> None:
-        """End every process, read what each said last, and keep the state."""
+        """End every process, read each one's last report, and save the state."""
         if self._agent is not None:
             self._agent.end(self._settings.stop_wall_seconds)
         for job in self._jobs.values():

@@ -55,7 +55,7 @@ class LocalSettings:
     policy: str = DEFAULT_POLICY
     """Scheduling policy (`espalier_operator.policies.POLICIES`)."""
     trainer_command: tuple[str, ...] = (sys.executable, "-m", "espalier_trainer")
-    """For jobs whose template says no command of its own."""
+    """For jobs whose template has no command."""
     agent_command: tuple[str, ...] | None = (sys.executable, "-m", "espalier_agent", "serve")
     """Gets `--port N --url-file FILE` appended; None: no agent is started."""
     agent_url: str | None = None

@@ -84,7 +84,7 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class MapSource:
-    """A split behind a user's map-style `torch.utils.data.Dataset`: read one by one, collated, moved."""
+    """A split of a user's map-style `torch.utils.data.Dataset`: read one by one, collated, moved."""
 
     dataset: Dataset[Any]
     device: torch.device | None = None

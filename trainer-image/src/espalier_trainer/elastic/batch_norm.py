@@ -27,7 +27,7 @@ def synchronized(module: nn.Module, group: Summing, *, counts: bool = True) -> I
     """Let all batch norms of `module` that are in train mode take their statistics over all members' examples.
 
     Every member has to run the module, as each batch norm is three collectives: two forward, one or two back. One
-    that has no example of its own runs it on any; without `counts` they are left out of the statistics.
+    that has no example runs it on any; without `counts` they are left out of the statistics.
     """
     layers = [each for each in module.modules() if isinstance(each, _BatchNorm) and each.training]
     for layer in layers:

@@ -84,7 +84,7 @@ class Member:
         self._said_leaving = False
         self._away_since: float | None = None
         self.ended = False
-        """Whether the leader has said that the job is done."""
+        """Whether the leader has announced the end of the job."""
 
     def turns(self, place: str) -> Iterator[Turn]:
         """Yield what there is to do, until the job has `ended`, or until `stop` says to go."""

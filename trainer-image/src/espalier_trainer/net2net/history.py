@@ -109,7 +109,7 @@ def _of_kind(value: object) -> object:
 
 
 Growth = Annotated[SerializeAsAny[GrowthStep], BeforeValidator(_of_kind)]
-"""One growth of any kind, as JSON told apart by `kind`."""
+"""One growth of any kind; in JSON, `kind` distinguishes them."""
 
 
 def replay(model: nn.Module, history: Iterable[GrowthStep], example_input: ExampleInput) -> nn.Module:

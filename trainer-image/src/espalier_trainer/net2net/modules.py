@@ -28,8 +28,8 @@ def as_arguments(example_input: ExampleInput) -> tuple[tuple[Any, ...], dict[str
 def held(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
     """Yield path and tensor of each of the model's `_parameters` or `_buffers`, once for each module that holds it.
 
-    So a tied tensor comes several times, but a module with several names only by its first: `functional_call` leaves
-    behind what it was given where it is told twice to replace the same attribute.
+    So a tied tensor comes several times, but a module with several names only by its first: `functional_call` does
+    not restore an attribute that it replaces twice.
     """
     for path, module in model.named_modules():
         for name, tensor in getattr(module, kind).items():

@@ -140,7 +140,7 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
         )
     if loader.batch_size is None:
         raise OwnLoopError(
-            "join: the DataLoader has no batch_size (a batch_sampler of its own, or none); give it batch_size and "
+            "join: the DataLoader has no batch_size (a custom batch_sampler, or none); give it batch_size and "
             "shuffle, as batches are cut among the workers"
         )
     if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(sampler):

@@ -60,7 +60,7 @@ def join(
         return Alone(state), loader
     try:
         settings = Settings.from_environment(os.environ)
-        # What this cluster calls its GPUs, the trainer is not told: whoever started it has looked at the template.
+        # The trainer does not know the cluster's GPU resource; the operator has checked the template.
         job = load_job(settings.job_file, resource=None)
         set_threads(model, state.device)
         made = _lead if settings.leads else _follow

@@ -71,8 +71,8 @@ class Leading:
         except LossNotFiniteError as error:
             self._fail(error)
         except GeneratorExit:
-            # The script left the loop: by a break, or by an error, which cannot be told from here. So nothing is saved,
-            # and the other workers wait for a leader. At the end of the process nothing is left to be done here.
+            # The script left the loop: by a break, or by an error, which cannot be distinguished here. So nothing is
+            # saved, and the other workers wait for a leader. At the end of the process, nothing is left to do here.
             if not self._closed:
                 self._run.ending = Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "the script left the loop")
                 self._close()

@@ -90,9 +90,9 @@ class ManagedJob:
         self.refusal: Reason | None = None
         """Why the last plan gave it nothing (more)."""
         self.rejected: Trouble | None = None
-        """What the API server last said to its base workers' pods."""
+        """The API server's last answer about its base workers' pods."""
         self.complaint: str | None = None
-        """What a person was last told that no condition shows."""
+        """The last message to people that no condition shows."""
         self.equipped = False
         """Its objects other than pods are there, as far as this operator has seen to it."""
         self.facts: JobFacts | None = None
@@ -166,7 +166,7 @@ class ManagedJob:
     # ---- for metrics
 
     def live(self) -> LiveJob:
-        """Return it as metrics show it: what its status says, or last said."""
+        """Return it as metrics show it: by its status, or the last one."""
         status = self.written or JobStatus()
         return LiveJob(owner=self.owner, name=self.key.partition("/")[2], status=status, facts=self.facts)
 

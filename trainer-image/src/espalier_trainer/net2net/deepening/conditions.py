@@ -22,12 +22,12 @@ class RefusedError(Exception):
 
 
 def check_layer(layer: Operation, modules: Mapping[str, nn.Module], graph: Graph, tied: Mapping[str, str]) -> None:
-    """Raise `RefusedError` unless the layer can be repeated: called once, a weight of its own, a batch of channels."""
+    """Raise `RefusedError` unless the layer can be repeated: called once, an unshared weight, a batch of channels."""
     path = str(layer.module)
     calls = graph.calls[path]
     if calls > 1:
         raise RefusedError(
-            f"{path!r} is called {calls} times and growth would change each call; give each call a module of its own"
+            f"{path!r} is called {calls} times and growth would change each call; give each call a separate module"
         )
     if is_parametrized(modules[path]) or "weight" not in modules[path]._parameters:
         raise RefusedError(
@@ -94,7 +94,7 @@ def why_no_mark(mark: str, graph: Graph) -> str:
     if not graph.calls.get(mark):
         return f"the marked block {mark!r} is not called as a whole in the model's forward"
     return (
-        f"the marked block {mark!r} holds no activation behind a layer; expected one of {', '.join(LAYERS)}, "
+        f"the marked block {mark!r} holds no activation after a layer; expected one of {', '.join(LAYERS)}, "
         f"normalisation if any, then one of {', '.join(sorted(ACTIVATIONS))}"
     )
 
@@ -110,7 +110,7 @@ def _why_no_activation(layer: Operation, graph: Graph) -> str:
                     waiting.append(reader)
             elif operation.operator not in ACTIVATIONS:
                 return (
-                    f"expected an activation behind {layer.name!r} (through normalisation, dropout or addition), "
+                    f"expected an activation after {layer.name!r} (through normalisation, dropout or addition), "
                     f"found {operation.operator} {operation.name!r}; put an activation there"
                 )
-    return f"no activation comes behind {layer.name!r}, so a new layer would be one with it; put an activation there"
+    return f"no activation follows {layer.name!r}, so a new layer would merge with it; put an activation there"

@@ -47,7 +47,7 @@ def deepen(
     is exact in eval mode and near-exact in train mode on batches like the example.
 
     New modules are `<host>.grown.<n>.conv|linear|norm|activation`; other parameters keep their names. The copy has
-    parameters of its own: give the optimizer to `grow_optimizer`. A convolution that computes in reduced precision
+    parameters that are new: pass the optimizer to `grow_optimizer`. A convolution that computes in reduced precision
     (TF32 on CUDA) rounds what passes an identity layer as it rounds any input.
 
     Raises `GrowthError`, naming the layer and the reason, where `point_id` is no growth point.

@@ -5,7 +5,7 @@ With `f` the activation, `W` the new layer and `x` what the host module returns:
 - `f` idempotent (f(f(x)) = f(x)): `x = f(z)` becomes `f(W x)`, W the identity (Net2Net's insertion);
 - `f` not idempotent: `x` becomes `x + f(W x)`, W zero; needs f(0) = 0.
 
-Where the activation is no module of its own (`F.relu` in a forward, a ReLU shared by several layers) its *input* `z`
+Where the activation is not a separate module (`F.relu` in a forward, a ReLU shared by several layers) its *input* `z`
 is hosted instead, and the activation that is there stays the last: `z` becomes `W f(z)`, or `z + W f(z)`. The layers
 met from input to output are the same as above. All four are exact in eval and in train mode.
 """

@@ -120,7 +120,7 @@ class _Search:
             try:
                 place = self._place(point_id, activation, chain)
                 if place.host in hosts:
-                    raise RefusedError(f"the place behind {place.host!r} is already another growth point")
+                    raise RefusedError(f"the place after {place.host!r} is already another growth point")
             except RefusedError as reason:
                 refused[point_id] = str(reason)
                 continue
@@ -176,12 +176,12 @@ class _Search:
         read = self._graph.operations[activation.inputs[0]].shape
         if read != layer.shape:
             raise RefusedError(
-                f"its output has shape {layer.shape}, the activation {activation.name!r} behind it "
+                f"its output has shape {layer.shape}, the activation {activation.name!r} after it "
                 f"{read}; a layer that changes no shape has no place there"
             )
         if activation.attributes.get(SLOPE_AT_ZERO.get(activation.operator, "")) == 0:
             raise RefusedError(
-                f"the activation {activation.name!r} behind it is {activation.operator} with "
+                f"the activation {activation.name!r} after it is {activation.operator} with "
                 f"{dict(activation.attributes)}, of slope 0 at 0, where a zero branch never learns; use ReLU"
             )
         host, activation_first = self._host(point_id, activation)
@@ -189,7 +189,7 @@ class _Search:
         stack = f"{host}.{STACK}" if host else STACK
         before = getattr(self._modules[host], STACK, None)
         if before is not None and not isinstance(before, GrownStack):
-            raise RefusedError(f"{host!r} has an attribute {STACK!r} of its own; give it another name")
+            raise RefusedError(f"{host!r} already has an attribute {STACK!r}; give it another name")
         if isinstance(before, GrownStack):
             last = self._grown.operations[self._grown.stacks[stack].output]
             block = block.widened(channels_of(layer, last.shape or ()))
@@ -215,7 +215,7 @@ class _Search:
             what += f" (called {self._graph.calls[activation.module]} times)"
         raise RefusedError(
             f"neither {what} nor {given.name!r} before it is the output of a module called once; "
-            "give the activation a module of its own"
+            "give the activation a separate module"
         )
 
     def _innermost_host(self, operation: Operation) -> str | None:

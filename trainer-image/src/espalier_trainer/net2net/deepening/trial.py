@@ -50,8 +50,8 @@ def check_placed(model: nn.Module, places: Sequence[Place], before: Graph, examp
             f"{place.host!r} ({base_class(model.get_submodule(place.host)).__name__})" for place in places
         )
         raise RefusedError(
-            f"growth has its place behind {hosts}, and the model's forward {problem}; give the activation a module "
-            "of its own, and do not let the forward depend on which modules there are or on their exact class"
+            f"growth is inserted after {hosts}, and the model's forward {problem}; give the activation a separate "
+            "module, and do not let the forward depend on which modules there are or on their exact class"
         )
 
 

@@ -153,7 +153,7 @@ class Recorder(TorchFunctionMode):
         if self._leaf is not None:
             passed_on = self._leaf[2] and module_operator(module) in _PASSING_ON
             if passed_on and isinstance(result, Tensor) and any(result is given for given in args):
-                # A tensor of its own, so that later readers of the input are not taken for readers of this output.
+                # A separate tensor, so that later readers of the input are not taken for readers of this output.
                 self._own = True
                 replaced = result = result.view(result.shape)
                 self._own = False

@@ -68,7 +68,7 @@ class EditBook:
         key = (self.key(path), dim)
         new = Edit(tuple(self._owners[key[0]]), dim, segments, split, groups)
         known = self.edits.setdefault(key, new)
-        reason = f"{path!r} is used in two ways; give each use a parameter of its own"
+        reason = f"{path!r} is used in two ways; give each use a separate parameter"
         if (known.split, known.groups) != (split, groups):
             self.spaces.freeze([*known.segments, *segments], reason)
         self.spaces.unite(known.segments, segments, reason)

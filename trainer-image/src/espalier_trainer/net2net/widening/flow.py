@@ -104,7 +104,7 @@ class Flow:
         weight = module._parameters.get("weight")
         axis = len(shape) - dims - 1
         if weight is None:
-            self._freeze(op.inputs, f"{path!r} has no weight of its own (weight or spectral norm)")
+            self._freeze(op.inputs, f"{path!r} has no plain weight (weight or spectral norm)")
             return None
         if given is not None and given.axis != axis:
             self.spaces.freeze(given.segments, f"{path!r} reads another axis than that of the channels")

@@ -18,42 +18,41 @@ class KubeSettings:
     gpu_resource: str = DEFAULT_GPU_RESOURCE
     """The extended resource that is counted and lent."""
     gpu_type_label: str = "nvidia.com/gpu.product"
-    """The node label that tells types of GPU apart; nodes without it have the type ''."""
+    """The node label that distinguishes types of GPUs; nodes without it have the type ''."""
     tolerated_taints: tuple[str, ...] = (DEFAULT_GPU_RESOURCE,)
-    """Keys of taints that workers are given a toleration for. Nodes with other NoSchedule or NoExecute taints are not
-    counted."""
+    """Keys of taints that workers tolerate. Nodes with other NoSchedule or NoExecute taints are not counted."""
     trainer_image: str = "espalier-trainer:latest"
-    """For jobs whose template names no image."""
+    """Image of jobs whose template names none."""
     image_pull_policy: str | None = None
-    """Of the trainer image; None: Kubernetes' default for its tag."""
+    """Pull policy of the trainer image; None: Kubernetes' default for its tag."""
     agent_url: str | None = None
-    """The installation's agent, for jobs that name none."""
+    """URL of the agent for jobs that name none."""
     extra_priority_class: str | None = "espalier-extra"
-    """PriorityClass of the pods of extra workers. Its value should not be below that of other people's pods, which
-    would then evict extra workers before the scheduler can give notice."""
+    """PriorityClass of extra workers' pods. Its value should not be below that of other pods, which would then evict
+    extra workers before the scheduler can give notice."""
     watch_namespaces: tuple[str, ...] = ()
-    """Namespaces in which jobs are looked after; empty: all."""
+    """Namespaces whose jobs are managed; empty: all."""
     grace_seconds: float = 10.0
-    """How long past its budget a job may go on, or a tenth of the budget if that is longer, before it is ended."""
+    """A job is ended when it exceeds its budget by this time, or by a tenth of the budget if that is longer."""
     start_up_allowance_seconds: float = 120.0
-    """A leader that sends no report is counted as training when it has run for so long."""
+    """A leader that sends no report counts as training after this time."""
     promise_seconds: float = 120.0
-    """How long extra workers that were granted may take to be bound to a node."""
+    """Time within which granted extra workers must be bound to a node."""
     pre_running_deadline_seconds: float = 900.0
-    """For jobs that set no preRunningDeadlineSeconds: nobody holds GPUs for ever without training."""
+    """Default of a job's preRunningDeadlineSeconds: how long it may hold GPUs without training."""
     restart_seconds: float = 1.0
-    """Before the first restart of a leader that failed; doubles with each failure, up to `max_restart_seconds`."""
+    """Delay before the first restart of a failed leader. Doubles with each failure, up to `max_restart_seconds`."""
     max_restart_seconds: float = 60.0
-    """Before any restart of a leader that failed, however often it did."""
+    """Maximum delay before the restart of a failed leader."""
     persist_seconds: float = 8.0
-    """How often the figures of a running job are written to its status while nothing else changes."""
+    """Interval at which the figures of a running job are written to its status if nothing else changes."""
     resync_seconds: float = 300.0
-    """How often everything is listed again, in case an event was lost. With 5,000 nodes the API server takes seconds to
-    answer, in which everybody else waits for it."""
+    """Interval at which everything is listed again, in case an event was lost. With 5,000 nodes, the API server takes
+    seconds to answer, and other clients wait for it."""
 
     @property
     def timing(self) -> Timing:
-        """What of it the life of a job goes by."""
+        """The settings that the life of a job depends on."""
         return Timing(
             start_up_allowance=self.start_up_allowance_seconds,
             promise=self.promise_seconds,

@@ -40,50 +40,52 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option(
     "--kubeconfig",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Where to act; default: the cluster that this runs in, elsewhere $KUBECONFIG.",
+    help="Path of the kubeconfig. Default: the cluster of this pod; outside a cluster, $KUBECONFIG.",
 )
 @click.option(
     "--lease/--no-lease",
     default=True,
     show_default=True,
-    help=f"Whether to wait for the Lease {LEASE_NAME}, so that one operator acts at a time.",
+    help=f"Whether to wait for the Lease {LEASE_NAME}, so that only one operator is active.",
 )
 @click.option(
     "--lease-seconds",
     type=click.IntRange(min=SHORTEST_LEASE_SECONDS, max=3600),
     default=LEASE_SECONDS,
     show_default=True,
-    help="How long others wait for a holder that does not renew it; the holder gives up after two thirds of that.",
+    help="Seconds after which others take over an expired Lease. The holder gives up after two thirds of it.",
 )
 @click.option(
     "--namespace",
     envvar=["ESPALIER_OPERATOR_NAMESPACE", "POD_NAMESPACE"],
     default="espalier-system",
     show_default=True,
-    help="Where the Lease is; in a pod: $POD_NAMESPACE.",
+    help="Namespace of the Lease; in a pod, $POD_NAMESPACE.",
 )
 @click.option(
     "--http",
     default="0.0.0.0:8080",
     show_default=True,
     callback=_address,
-    help="Where /healthz answers; '': nowhere.",
+    help="Address of /healthz; '' switches it off.",
 )
 @click.option(
     "--snapshot-http",
     default="127.0.0.1:8081",
     show_default=True,
     callback=_address,
-    help="Where /snapshot answers, for kubectl port-forward: an address of the loopback; '': nowhere.",
+    help="Loopback address of /snapshot, for kubectl port-forward; '' switches it off.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="The least severe messages that are logged.",
+    help="Minimum level of log messages.",
 )
-@click.option("--log-format", type=click.Choice([TEXT, JSON]), default=TEXT, show_default=True, help="Its format.")
+@click.option(
+    "--log-format", type=click.Choice([TEXT, JSON]), default=TEXT, show_default=True, help="Format of log lines."
+)
 def main(log_level: str, log_format: str, **given: Any) -> None:
     """Schedule AdaptiveTrainingJobs: who gets which GPUs, and for how long.
 

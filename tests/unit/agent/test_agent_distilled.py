@@ -83,7 +83,7 @@ def test_progress_comes_to_its_end(table: OutcomeTable) -> None:
 def test_what_it_cannot_do_is_refused(table: OutcomeTable, learnt: Policy) -> None:
     with pytest.raises(LearningError, match="stacks networks, which encoder lstm does not allow"):
         learn([table], encoder="lstm")
-    with pytest.raises(LearningError, match="omit --from"):
+    with pytest.raises(LearningError, match="leave --from out"):
         learn([table], parent=learnt)
     with pytest.raises(LearningError, match="no outcome table"):
         learn([])

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from espalier_api.registry import Registry
+from pydantic import AfterValidator, WithJsonSchema
 
+from espalier_api.registry import Registry, one_of
+
+_BUILT_IN: Final = {
+    "digits": "espalier_trainer.data.digits:load",
+    "cifar8": "espalier_trainer.data.cifar8:load",
+    "cifar10": "espalier_trainer.data.cifar10:load",
+    "mnist": "espalier_trainer.data.mnist:load",
+    "imagefolder": "espalier_trainer.data.imagefolder:load",
+}
 DATASETS: Final[Registry[Callable[..., Any]]] = Registry(
     "data set",
     "espalier.datasets",
-    {
-        "digits": "espalier_trainer.data.digits:load",
-        "cifar8": "espalier_trainer.data.cifar8:load",
-        "cifar10": "espalier_trainer.data.cifar10:load",
-        "mnist": "espalier_trainer.data.mnist:load",
-        "imagefolder": "espalier_trainer.data.imagefolder:load",
-    },
+    _BUILT_IN,
 )
 """Functions that take a `DatasetSpec` and return the trainer's `Data`."""
+
+DatasetName = Annotated[
+    str,
+    AfterValidator(lambda name: one_of(name, DATASETS.names())),
+    WithJsonSchema({"type": "string", "enum": list(_BUILT_IN)}),
+]
+"""The name of a data set. Schemas name the built-in ones: they cannot know what is installed."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from espalier_api.base import Strict
+from espalier_api.datasets import DatasetName
 from espalier_api.growth import OperationName
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
@@ -169,9 +170,8 @@ class ModelSpec(Strict):
 class DatasetSpec(Strict):
     """The data: a known name, or your own function."""
 
-    name: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$", max_length=63)
-    """`digits`, `cifar8`, `cifar10`, `mnist`, `imagefolder` (a folder with one folder of images for each class), or the
-    name of one that a package in the trainer's image adds."""
+    name: DatasetName | None = None
+    """A known data set; `imagefolder` is a folder with one folder of images per class."""
     entrypoint: str | None = Field(default=None, pattern=_ENTRYPOINT)
     """`package.module:function`, called with `path` (if set) and `options`; returns (train, validation, test)."""
     path: str | None = Field(default=None, pattern=r"^[^\x00]+$", max_length=_MAX_PATH)

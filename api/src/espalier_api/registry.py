@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar, cast
 
+from pydantic_core import PydanticCustomError
+
 T = TypeVar("T")
 
 
@@ -34,26 +36,26 @@ class Registry(Generic[T]):
 
         Raises `RegistryError` where the name is unknown or what it stands for cannot be imported.
         """
-        entry = self._entry(name)
+        entry = self._builtin.get(name) or self._installed().get(name)
         if entry is None:
-            raise RegistryError(self.problem(name))
+            raise RegistryError(
+                f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}. "
+                f"A package adds its own as an entry point of the group {self.group!r}"
+            )
         try:
             return cast(T, entry.load())
         except (ImportError, AttributeError) as error:
             source = "" if entry.dist is None else f" of the package {entry.dist.name}"
             raise RegistryError(f"{self.kind} {name!r}{source}: {entry.value} cannot be loaded: {error}") from error
 
-    def problem(self, name: str) -> str:
-        """Return why `name` stands for nothing here, with the remedy; empty where it stands for something."""
-        if self._entry(name) is not None:
-            return ""
-        return (
-            f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}. "
-            f"A package adds its own as an entry point of the group {self.group!r}"
-        )
-
-    def _entry(self, name: str) -> EntryPoint | None:
-        return self._builtin.get(name) or self._installed().get(name)
-
     def _installed(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=self.group)}
+
+
+def one_of(value: str, names: tuple[str, ...]) -> str:
+    """Return `value`; pydantic's error for an enum where it is none of `names`."""
+    if value not in names:
+        *first, last = map(repr, names)
+        expected = f"{', '.join(first)} or {last}" if first else last
+        raise PydanticCustomError("enum", "Input should be {expected}", {"expected": expected})
+    return value

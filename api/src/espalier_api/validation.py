@@ -14,7 +14,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from espalier_api.datasets import DATASETS
 from espalier_api.job import API_VERSION, GROUP, KIND, AdaptiveTrainingJob
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_api.wording import kind_of, message_of
@@ -71,16 +70,11 @@ def load_jobs(path: Path, resource: str | None = DEFAULT_GPU_RESOURCE) -> tuple[
         raise JobFileError([Problem(str(path), 0, "", f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:
         raise JobFileError([Problem(str(path), 0, "", "is not UTF-8 text")]) from error
-    return parse_jobs(text, str(path), resource, installed=True)
+    return parse_jobs(text, str(path), resource)
 
 
-def parse_jobs(
-    text: str, source: str, resource: str | None = DEFAULT_GPU_RESOURCE, *, installed: bool = False
-) -> tuple[AdaptiveTrainingJob, ...]:
-    """Parse the text of a job file; `source` names it in problems. See `load_jobs`.
-
-    `installed`: what the job names must be installed here, not only in the image that trains it.
-    """
+def parse_jobs(text: str, source: str, resource: str | None = DEFAULT_GPU_RESOURCE) -> tuple[AdaptiveTrainingJob, ...]:
+    """Parse the text of a job file; `source` names it in problems. See `load_jobs`."""
     problems: list[Problem] = []
     jobs: list[AdaptiveTrainingJob] = []
     for document in _documents(text, source):
@@ -90,7 +84,7 @@ def parse_jobs(
         elif _belongs_to_others(document):
             continue
         else:
-            found, job = _check(document, source, resource, installed)
+            found, job = _check(document, source, resource)
             problems.extend(found)
             if job is not None:
                 jobs.append(job)
@@ -126,7 +120,7 @@ def _belongs_to_others(document: CommentedMap) -> bool:
 
 
 def _check(
-    document: CommentedMap, source: str, resource: str | None, installed: bool
+    document: CommentedMap, source: str, resource: str | None
 ) -> tuple[list[Problem], AdaptiveTrainingJob | None]:
     try:
         plain = _plain(document)
@@ -140,10 +134,6 @@ def _check(
         found = [_problem(details, document, source) for details in _most_specific(error.errors())]
         return [*found, *_template_problems(_template_of(plain), document, source, resource)], None
     found = _template_problems(job.spec.template, document, source, resource)
-    name = job.spec.training.dataset.name
-    if installed and name is not None and (unknown := DATASETS.problem(name)):
-        place: _Loc = ("spec", "training", "dataset", "name")
-        found.append(Problem(source, _line(document, place), _dotted(place), unknown))
     return found, None if found else job
 
 

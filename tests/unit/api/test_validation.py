@@ -277,16 +277,3 @@ spec:
         "job.yaml:7: spec.template.spec.containers[0].resources.limits: has a limit of 1.5 nvidia.com/gpu; GPUs and "
         "other extended resources come in whole numbers; write 1 (or, as text, up to 7 digits)",
     ]
-
-
-def test_a_data_set_that_is_not_installed_is_refused_in_files_alone(tmp_path: Path) -> None:
-    text = MINIMAL + "  training:\n    dataset: {name: cifar}\n"
-    (job,) = parse_jobs(text, "job.yaml")  # as the operator does: the trainer's image may have another package
-    assert job.spec.training.dataset.name == "cifar"
-    file = tmp_path / "job.yaml"
-    file.write_text(text)
-    with pytest.raises(JobFileError) as caught:
-        load_job(file)
-    (problem,) = caught.value.problems
-    assert (problem.line, problem.field) == (7, "spec.training.dataset.name")
-    assert problem.message.startswith("unknown data set 'cifar'; known: digits, cifar8, cifar10, mnist, imagefolder.")

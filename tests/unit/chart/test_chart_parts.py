@@ -35,7 +35,10 @@ def test_the_operator_gets_its_own_defaults(helm: Helm) -> None:
 
 def test_the_operator_is_told_every_setting(helm: Helm) -> None:
     pod = one(helm.render("full", "namespaced"), "Deployment", "gpus-operator")["spec"]["template"]["spec"]
-    context = main.make_context("espalier-operator", list(pod["containers"][0]["args"]))
+    arguments = list(pod["containers"][0]["args"])
+    # The image that has this policy is a user's own.
+    arguments[arguments.index("--policy=theirs")] = "--policy=fair"
+    context = main.make_context("espalier-operator", arguments)
     assert settings_of(context.params) == KubeSettings(
         gpu_resource="amd.com/gpu",
         gpu_type_label="example.com/model",

@@ -332,12 +332,3 @@ def test_a_package_adds_a_data_set_of_its_own(tmp_path: pathlib.Path, monkeypatc
     assert (data.name, data.classes, len(data.train)) == ("stripes", 7, 4)
     with pytest.raises(DatasetError, match="'broken' returned int; it must return espalier_trainer.data.Data"):
         load_data(DatasetSpec(name="broken"))
-
-
-def test_an_unknown_data_set_is_answered_with_the_known_ones_and_the_remedy() -> None:
-    with pytest.raises(DatasetError) as raised:
-        load_data(DatasetSpec(name="cifar"))
-    assert str(raised.value) == (
-        "training.dataset.name: unknown data set 'cifar'; known: digits, cifar8, cifar10, mnist, imagefolder. "
-        "A package adds its own as an entry point of the group 'espalier.datasets'"
-    )

@@ -13,60 +13,7 @@ from espalier_api.report import AdaptationResult, TrainerPhase
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.net2net import history
 
-OPERATION = '''
-from typing import Literal
-
-from espalier_api.advice import Action
-from espalier_api.growth.deepen import deepened
-from espalier_api.growth.operation import GrowthOperation, Target
-from espalier_trainer.net2net.deepening.deepen import deepen
-from espalier_trainer.net2net.history import GrowthStep
-from espalier_trainer.net2net.optimizer import grow_optimizer
-
-
-class Twice(GrowthOperation):
-    """Two layers more at a growth point."""
-
-    name, verb, participle = "Twice", "deepen twice", "deepened twice"
-    target_is, targets_are, summary = "growth point", "growth points", "Two layers more."
-
-    def targets(self, architecture):
-        return architecture.targets["Twice"]
-
-    def grown(self, architecture, target, width=None):
-        return deepened(deepened(architecture, target), target)
-
-    def seen(self, architecture):
-        return tuple(Target((architecture.growth_point(one).after,), ()) for one in self.targets(architecture))
-
-
-class DeepenedTwice(GrowthStep):
-    kind: Literal["DeepenedTwice"] = "DeepenedTwice"
-    point: str
-
-    @classmethod
-    def described(cls, traced, architecture, before):
-        points = tuple(point.id for point in architecture.growth_points)
-        return architecture.model_copy(update={"targets": {**(architecture.targets or {}), "Twice": points}})
-
-    @classmethod
-    def planned(cls, action, architecture, insertion, seed):
-        return cls(point=action.target)
-
-    @property
-    def action(self):
-        return Action(kind="Twice", target=self.point)
-
-    def again(self, model, example_input):
-        return deepen(deepen(model, self.point, example_input), self.point, example_input)
-
-    def grown(self, model, optimizer, example_input):
-        deeper = self.again(model, example_input)
-        return deeper, grow_optimizer(optimizer, model, deeper)
-
-
-TWICE = Twice()
-'''
+SITE = Path(__file__).parents[1] / "extensions" / "site"
 
 
 def _forget() -> None:
@@ -75,18 +22,9 @@ def _forget() -> None:
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install a package with an operation of its own."""
-    info = tmp_path / "packages" / "twice-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: twice\nVersion: 1.0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text(
-        "[espalier.growth]\nTwice = growing_twice:TWICE\n"
-        "[espalier.growth.steps]\nTwice = growing_twice:DeepenedTwice\n",
-        encoding="utf-8",
-    )
-    (info.parent / "growing_twice.py").write_text(OPERATION, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(info.parent))
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install the package of `docs/extending.md`."""
+    monkeypatch.syspath_prepend(str(SITE))
     _forget()
     yield
     monkeypatch.undo()

@@ -10,11 +10,10 @@ from functools import cache
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
 
 from espalier_api.architecture import Architecture
 from espalier_api.growth.operation import GrowthOperation
-from espalier_api.registry import Registry
+from espalier_api.registry import Registry, one_of
 
 _BUILT_IN: Final = {
     "Deepen": "espalier_api.growth.deepen:DEEPEN",
@@ -57,11 +56,7 @@ def target_counts(architecture: Architecture) -> str:
 
 def known_name(name: str, *others: str) -> str:
     """Return the name of an operation, or one of `others`; pydantic's error for an enum where it is neither."""
-    names = (*operation_names(), *others)
-    if name not in names:
-        *first, last = map(repr, names)
-        raise PydanticCustomError("enum", "Input should be {expected}", {"expected": f"{', '.join(first)} or {last}"})
-    return name
+    return one_of(name, (*operation_names(), *others))
 
 
 OperationName = Annotated[

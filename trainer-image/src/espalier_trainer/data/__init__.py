@@ -17,10 +17,9 @@ def load_data(spec: DatasetSpec) -> Data:
     if spec.name is None:
         return custom.load(spec)
     try:
-        load = DATASETS.load(spec.name)
+        data = DATASETS.load(spec.name)(spec)
     except RegistryError as error:
         raise DatasetError(f"training.dataset.name: {error}") from error
-    data = load(spec)
     if not isinstance(data, Data):
         raise DatasetError(
             f"training.dataset.name: {spec.name!r} returned {type(data).__name__}; it must return "

@@ -39,10 +39,6 @@ class Deepen(GrowthOperation):
         """Return True: growth points are part of every description."""
         return True
 
-    def times(self, start: Architecture, architecture: Architecture, target: str) -> float:
-        """Return how many layers were added at the point."""
-        return architecture.growth_point(target).grown - start.growth_point(target).grown
-
 
 DEEPEN: Final = Deepen()
 

@@ -69,7 +69,3 @@ class GrowthOperation(ABC):
     def takes(self, architecture: Architecture, target: str, width: int) -> bool:
         """Tell whether an action may name this width."""
         return False
-
-    def times(self, start: Architecture, architecture: Architecture, target: str) -> float:
-        """Return how often `target` was grown between two descriptions: what a step costs more grows with it."""
-        return 0.0

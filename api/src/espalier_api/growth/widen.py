@@ -53,10 +53,6 @@ class Widen(GrowthOperation):
         """Tell whether the group can be widened to `width`."""
         return architecture.channel_group(target).accepts(width)
 
-    def times(self, start: Architecture, architecture: Architecture, target: str) -> float:
-        """Return how many times the channels that the group began with have been added."""
-        return architecture.channel_group(target).width / start.channel_group(target).width - 1
-
     def new_width(self, architecture: Architecture, target: str, width: int | None) -> int:
         """Return `width`, or twice the channels of the group; raises `GrowthError` where there is no such group."""
         now = architecture.channel_group(target).width

@@ -37,11 +37,6 @@ class Agent:
         self._starts = 0
         self._start_at = 0.0
 
-    @property
-    def gave_up(self) -> bool:
-        """Whether it ended so often that it is not started again."""
-        return self._process is None and self._starts > MAX_RESTARTS
-
     def keep_running(self) -> None:
         """Start it if it does not run and may."""
         if self._process is not None:

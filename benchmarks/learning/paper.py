@@ -90,7 +90,7 @@ def greedy(weights: Sequence[Weights], trees: Sequence[DecisionTree]) -> list[tu
         at, actions = 0, []
         for _ in range(tree.decisions):
             actions.append(chosen[at])
-            at = tree.following[at][actions[-1]]
+            at = tree.next_states[at][actions[-1]]
         found.append(tuple(actions))
     return found
 
@@ -137,7 +137,7 @@ class Stacked:
             torch.stack([game.time_left_s for game in games]),
             torch.stack([game.time_budget_s for game in games]),
         )
-        self._following = torch.stack([game.following for game in games])
+        self._next_states = torch.stack([game.next_states for game in games])
         self.accuracies = torch.stack([game.accuracies for game in games])
         self.returns = torch.stack([game.returns for game in games]).float()
 
@@ -156,5 +156,5 @@ class Stacked:
             # The last action takes what rounding leaves of 1.
             action = (numbers[:, None] >= below[runs, at, :-1]).sum(dim=1)
             recorded.append(log_probabilities[runs, at, action])
-            at = self._following[runs, at, action]
+            at = self._next_states[runs, at, action]
         return torch.stack(recorded, dim=1), at

@@ -42,7 +42,7 @@ def one_at_a_time(tables: Tables, episodes: int) -> float:
             row = masked_log_probabilities(logits, torch.ones_like(logits, dtype=torch.bool))[0]
             action = int(torch.multinomial(row.detach().exp(), 1, generator=generator).item())
             recorded.append(row[action])
-            at = tree.following[at][action]
+            at = tree.next_states[at][action]
         loss = -torch.stack(recorded).mean() * reward(tree.accuracies[at])
         optimizer.zero_grad()
         torch.autograd.backward(loss)

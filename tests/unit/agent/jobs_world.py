@@ -38,7 +38,7 @@ def play(tree: DecisionTree, answer: Callable[[int, int], Action]) -> float:
     """Play one job: `answer` is told the number of the decision and the state; return the final accuracy."""
     at = 0
     for number in range(tree.decisions):
-        at = tree.following[at][tree.actions.index(answer(number, at))]
+        at = tree.next_states[at][tree.actions.index(answer(number, at))]
     return tree.accuracies[at]
 
 

@@ -32,7 +32,7 @@ def test_the_heuristic_is_the_trainers(make_table: MakeTable, left: float) -> No
             job="j", architecture=state.architecture, time_left_seconds=state.time_left_s, time_budget_seconds=100.0
         )
         chosen.append(tree.actions.index(Heuristic().choose(request)))
-        at = tree.following[at][chosen[-1]]
+        at = tree.next_states[at][chosen[-1]]
     assert heuristic_sequence(tree) == tuple(chosen)
 
 

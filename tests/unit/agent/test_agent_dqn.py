@@ -34,9 +34,9 @@ def test_targets_by_hand() -> None:
     legal = torch.tensor([[True, True, True], [True, False, True]])
     values = torch.tensor([[1.0, 2.0, 3.0], [5.0, 9.0, 4.0]])
     later = torch.tensor([[10.0, 20.0, 30.0], [50.0, 90.0, 40.0]])
-    rewards, following = torch.tensor([0.5, 0.5, 0.5]), torch.tensor([0, 1, 2])
+    rewards, next_states = torch.tensor([0.5, 0.5, 0.5]), torch.tensor([0, 1, 2])
     # State 0: the third is chosen, worth 30. State 1: the second is illegal, the first chosen, worth 50. 2: over.
-    assert double_targets(rewards, following, values, later, legal).tolist() == [30.5, 50.5, 0.5]
+    assert double_targets(rewards, next_states, values, later, legal).tolist() == [30.5, 50.5, 0.5]
 
 
 def test_exploration_is_shared_among_legal_actions() -> None:

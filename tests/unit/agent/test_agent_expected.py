@@ -63,7 +63,7 @@ def test_the_objective_and_its_gradient_are_those_of_a_slow_sum(unlike: list[Out
             at, chance = 0, torch.ones(())
             for action in sequence:
                 chance = chance * rows[at, action].exp()
-                at = game.tree.following[at][action]
+                at = game.tree.next_states[at][action]
             expected = expected + chance * game.returns[at]
             entropy = entropy - chance * chance.log()
             accuracy = accuracy + chance * game.tree.accuracies[at]

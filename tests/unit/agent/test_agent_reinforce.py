@@ -65,7 +65,7 @@ def test_one_episode_is_algorithm_4_step_by_step(tables: Tables) -> None:
         logits = network.logits(network.prepare([model], vocabulary), torch.tensor([0]), time_left, budget)
         recorded_slowly.append(torch.log_softmax(logits[0], dim=0)[action])
         model = model if action == 3 else deepened(model, f"block{action}")
-        at = tree.following[at][action]
+        at = tree.next_states[at][action]
     terms = [-p * 100 * math.tan(outcome.accuracy * math.pi / 2) for p in recorded_slowly]
     slow = sum(terms[1:], terms[0]) / len(terms)
     slow_gradients = torch.autograd.grad(slow, list(network.parameters()))

@@ -19,31 +19,32 @@ DENSE = [each for each in Reward if each is not Reward.PAPER]
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[Indices, Floats]:
-    """Draw a full tree, as `DecisionTree.following` counts its states, and what its sequences are worth."""
+    """Draw a full tree, as `DecisionTree.next_states` counts its states, and what its sequences are worth."""
     width, decisions = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     states = sum(width**depth for depth in range(decisions))
-    following = 1 + np.arange(states * width).reshape(states, width)
+    next_states = 1 + np.arange(states * width).reshape(states, width)
     last = states - width ** (decisions - 1)
-    following[last:] -= states
+    next_states[last:] -= states
     worth = st.floats(-100, 1000, allow_nan=False).map(lambda value: round(value, 3))
     returns = draw(st.lists(worth, min_size=width**decisions, max_size=width**decisions))
-    return following, np.array(returns)
+    return next_states, np.array(returns)
 
 
-def action_values(following: Indices, rewards: Floats, returns: Floats) -> Floats:
+def action_values(next_states: Indices, rewards: Floats, returns: Floats) -> Floats:
     """Return the optimal Q of each state and action, by the slow way: the best of all ways to go on."""
-    last = len(following) - len(returns) // following.shape[1]
+    last = len(next_states) - len(returns) // next_states.shape[1]
 
     def best_from(state: int) -> float:
         if state >= last:
             return float(rewards[state].max())
         return max(
-            float(worth) + best_from(int(after)) for worth, after in zip(rewards[state], following[state], strict=True)
+            float(worth) + best_from(int(after))
+            for worth, after in zip(rewards[state], next_states[state], strict=True)
         )
 
     values = rewards.copy()
-    for state, action in itertools.product(range(last), range(following.shape[1])):
-        values[state, action] += best_from(int(following[state, action]))
+    for state, action in itertools.product(range(last), range(next_states.shape[1])):
+        values[state, action] += best_from(int(next_states[state, action]))
     return values
 
 
@@ -51,10 +52,10 @@ def action_values(following: Indices, rewards: Floats, returns: Floats) -> Float
 @given(trees())
 def test_the_order_of_actions_is_the_papers_in_every_state(kind: Reward, tree: tuple[Indices, Floats]) -> None:
     """Q differs by the state's potential alone, so every optimal policy of the one is optimal for the other."""
-    following, returns = tree
-    papers = action_values(following, step_rewards(following, returns, Reward.PAPER), returns)
-    ours = action_values(following, step_rewards(following, returns, kind), returns)
-    np.testing.assert_allclose(ours, papers - potentials(following, returns, kind)[:, None], atol=1e-6)
+    next_states, returns = tree
+    papers = action_values(next_states, step_rewards(next_states, returns, Reward.PAPER), returns)
+    ours = action_values(next_states, step_rewards(next_states, returns, kind), returns)
+    np.testing.assert_allclose(ours, papers - potentials(next_states, returns, kind)[:, None], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", Reward)
@@ -62,14 +63,15 @@ def test_the_order_of_actions_is_the_papers_in_every_state(kind: Reward, tree: t
 def test_an_episode_earns_the_papers_reward_less_the_first_states_potential(
     kind: Reward, tree: tuple[Indices, Floats]
 ) -> None:
-    following, returns = tree
-    rewards, start = step_rewards(following, returns, kind), potentials(following, returns, kind)[0]
-    decisions = round(np.log(len(returns)) / np.log(following.shape[1])) if following.shape[1] > 1 else len(following)
-    for sequence, actions in enumerate(itertools.product(range(following.shape[1]), repeat=decisions)):
+    next_states, returns = tree
+    rewards, start = step_rewards(next_states, returns, kind), potentials(next_states, returns, kind)[0]
+    states, width = next_states.shape
+    decisions = round(np.log(len(returns)) / np.log(width)) if width > 1 else states
+    for sequence, actions in enumerate(itertools.product(range(width), repeat=decisions)):
         at, earned = 0, 0.0
         for action in actions:
             earned += rewards[at, action]
-            at = int(following[at, action])
+            at = int(next_states[at, action])
         assert at == sequence
         assert earned == pytest.approx(returns[sequence] - start, abs=1e-6)
 
@@ -79,7 +81,7 @@ def test_by_hand(make_table: Callable[..., OutcomeTable]) -> None:
     accuracies = {(0, 0): 0.1, (0, 1): 0.2, (1, 0): 0.3, (1, 1): 0.6}
     tree = decision_tree(make_table(lambda actions: accuracies[actions], decisions=2))
     a, b, c, d = (reward(accuracy) for accuracy in (0.1, 0.2, 0.3, 0.6))
-    following, returns = np.array(tree.following), np.array([a, b, c, d])
+    next_states, returns = np.array(tree.next_states), np.array([a, b, c, d])
     expected: dict[Reward, list[list[float]]] = {
         Reward.PAPER: [[0, 0], [a, b], [c, d]],
         Reward.OVER_NOTHING: [[b - d, 0], [a - b, 0], [c - d, 0]],
@@ -91,7 +93,7 @@ def test_by_hand(make_table: Callable[..., OutcomeTable]) -> None:
         Reward.OVER_BEST: [[b - d, 0], [a - b, 0], [c - d, 0]],
     }
     for kind in Reward:
-        np.testing.assert_allclose(step_rewards(following, returns, kind), expected[kind], atol=1e-9)
+        np.testing.assert_allclose(step_rewards(next_states, returns, kind), expected[kind], atol=1e-9)
 
 
 def test_what_is_left_to_earn() -> None:

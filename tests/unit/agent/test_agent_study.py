@@ -53,7 +53,7 @@ def one_by_one(tree: DecisionTree, seed: int, temperature: float, episodes: int)
             log_probabilities = torch.log_softmax(logits(learner, tree.states[at]) / temperature, dim=0)
             action = int((number >= log_probabilities.detach().exp().cumsum(0)[:-1]).sum())
             recorded.append(log_probabilities[action])
-            at = tree.following[at][action]
+            at = tree.next_states[at][action]
         objective = (-torch.stack(recorded) * reward(tree.accuracies[at])).mean()
         optimizer.zero_grad()
         objective.backward()
@@ -89,7 +89,7 @@ def test_greedy_is_the_most_probable_path(trees: list[DecisionTree]) -> None:
         at = 0
         for action in actions:
             assert action == int(logits(learner, tree.states[at]).argmax())
-            at = tree.following[at][action]
+            at = tree.next_states[at][action]
 
 
 def test_the_study_draws_and_reports(trees: list[DecisionTree], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_every_sequence_is_walked_through_the_states_it_grew(tables: Tables) -> 
             assert state.time_left_s == pytest.approx(outcome.time_left_s[place], abs=5.0)
             if action < 3:
                 model = deepened(model, f"block{action}")
-            at = tree.following[at][action]
+            at = tree.next_states[at][action]
         assert tree.sequences[at] == outcome.actions
         assert tree.accuracies[at] == outcome.accuracy
 

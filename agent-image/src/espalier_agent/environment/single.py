@@ -79,7 +79,7 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
         self.positions = playable(tables, reward, allocation)
         self.sampling = Sampling(sampling)
         self.observation_space = observation_space(self.positions)
-        self.action_space = spaces.Discrete(self.positions.following.shape[1])
+        self.action_space = spaces.Discrete(self.positions.next_states.shape[1])
         self.render_mode = render_mode
         self._at = NO_INDEX
         self._stream = np.uint64(0)
@@ -108,7 +108,7 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
         if not self.action_space.contains(action) or not self.positions.legal[self._at, action]:
             raise illegal(self.positions, self._at, action)
         reward = float(self.positions.rewards[self._at, action])
-        self._at = int(self.positions.following[self._at, action])
+        self._at = int(self.positions.next_states[self._at, action])
         return self.positions.observe(self._at), reward, bool(self.positions.over[self._at]), False, self._info()
 
     def _info(self) -> dict[str, Any]:

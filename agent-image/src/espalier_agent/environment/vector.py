@@ -48,7 +48,7 @@ class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
         self.sampling = Sampling(sampling)
         self.num_envs = num_envs
         self.single_observation_space = observation_space(self.positions)
-        self.single_action_space = spaces.Discrete(self.positions.following.shape[1])
+        self.single_action_space = spaces.Discrete(self.positions.next_states.shape[1])
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.render_mode = render_mode
@@ -87,7 +87,7 @@ class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
             raise illegal(self.positions, int(self._at[first]), chosen[first], f"environment {first}: ")
         # Rewards are 0 where an episode is over already.
         rewards = self.positions.rewards[self._at, played]
-        self._at = np.where(ended, NO_INDEX, self.positions.following[self._at, played])
+        self._at = np.where(ended, NO_INDEX, self.positions.next_states[self._at, played])
         if ended.any():
             self._begin(np.flatnonzero(ended), None)
         over = self.positions.over[self._at]

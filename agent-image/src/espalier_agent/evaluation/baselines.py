@@ -39,7 +39,7 @@ def heuristic_sequence(tree: DecisionTree) -> tuple[int, ...]:
         enough = state.time_left_s >= HEURISTIC_MIN_LEFT * state.time_budget_s
         action = 0 if enough else len(tree.actions) - 1
         chosen.append(action)
-        at = tree.following[at][action]
+        at = tree.next_states[at][action]
     return tuple(chosen)
 
 

@@ -100,7 +100,7 @@ def greedy_sequence(policy: Policy, tree: DecisionTree) -> tuple[int, ...]:
         )
         action = tree.actions.index(decide(policy, request).action)
         chosen.append(action)
-        at = tree.following[at][action]
+        at = tree.next_states[at][action]
     return tuple(chosen)
 
 

@@ -52,8 +52,8 @@ class Log:
         """(decisions,)."""
         self.unit = self.episode if unit is Unit.EPISODE else torch.arange(len(self.decisions))
         """(decisions,)."""
-        worth = torch.tensor(list(rewards), dtype=torch.float64)
-        self.rewards = worth if unit is Unit.EPISODE else worth[self.episode]
+        values = torch.tensor(list(rewards), dtype=torch.float64)
+        self.rewards = values if unit is Unit.EPISODE else values[self.episode]
         """(units,)."""
         self.behaviour = torch.tensor(
             [decision.behaviour_probability for decision in self.decisions], dtype=torch.float64

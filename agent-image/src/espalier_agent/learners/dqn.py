@@ -22,8 +22,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.board import Board
 from espalier_agent.learners.learning import Learner, LearningError, Progress, ProgressCallback, Start
+from espalier_agent.learners.rollouts import Rollouts
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.rewards import Reward
@@ -93,7 +93,7 @@ def train(start: Start, config: DqnConfig, progress: ProgressCallback) -> int:
     """Play, remember, and learn values of remembered decisions."""
     network = start.network
     games = Games(start.games, network, start.vocabulary)
-    board = Board(games, config.reward)
+    rollouts = Rollouts(games, config.reward)
     target = PolicyNetwork.with_weights(network.config, network.state_dict())
     replay = Replay(config.replay)
     generator = start.generator()
@@ -103,13 +103,13 @@ def train(start: Start, config: DqnConfig, progress: ProgressCallback) -> int:
     for update in range(updates):
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * (1.0 - update / updates)
-        shifts = board.shifts(config.time_jitter, generator)
-        values = board.checked(games.logits(network, shifts))
+        shifts = rollouts.shifts(config.time_jitter, generator)
+        values = rollouts.checked(games.logits(network, shifts))
 
         # Play a batch, greedy but for the share at random; remember its decisions.
         random = max(config.least_exploration, config.exploration * (1.0 - 2.0 * update / updates))
-        chances = exploring(values.detach(), board.legal, random)
-        played = board.play(chances, config.episodes_per_update, generator)
+        chances = exploring(values.detach(), rollouts.legal, random)
+        played = rollouts.play(chances, config.episodes_per_update, generator)
         replay.add(played.states[played.playing], played.actions[played.playing])
 
         # Value remembered decisions by what they earned and the best that follows.
@@ -118,9 +118,8 @@ def train(start: Start, config: DqnConfig, progress: ProgressCallback) -> int:
         with torch.no_grad():
             later = games.logits(target, shifts)
         states, actions = replay.sample(config.batch, generator)
-        goals = double_targets(
-            board.rewards[states, actions], board.following[states, actions], values.detach(), later, board.legal
-        )
+        rewards, next_states = rollouts.rewards[states, actions], rollouts.next_states[states, actions]
+        goals = double_targets(rewards, next_states, values.detach(), later, rollouts.legal)
 
         # One step of the optimiser.
         loss = torch.nn.functional.mse_loss(values[states, actions], goals)
@@ -143,16 +142,16 @@ def exploring(values: Tensor, legal: Tensor, random: float) -> Tensor:
     return chances
 
 
-def double_targets(rewards: Tensor, following: Tensor, values: Tensor, later: Tensor, legal: Tensor) -> Tensor:
+def double_targets(rewards: Tensor, next_states: Tensor, values: Tensor, later: Tensor, legal: Tensor) -> Tensor:
     """Return r + Q_target(s', argmax Q(s', ·)) over the legal actions of s'; r alone where the episode is over.
 
-    `following` counts states first and ended sequences after them; `values` and `later` are what the network and
+    `next_states` counts states first and ended sequences after them; `values` and `later` are what the network and
     the target network say of all states and actions.
     """
     chosen = values.masked_fill(~legal, -torch.inf).argmax(dim=1)
-    worth = later.gather(1, chosen[:, None]).squeeze(1)
-    on = following < len(legal)
-    return rewards + torch.where(on, worth[torch.where(on, following, 0)], 0.0)
+    value = later.gather(1, chosen[:, None]).squeeze(1)
+    on = next_states < len(legal)
+    return rewards + torch.where(on, value[torch.where(on, next_states, 0)], 0.0)
 
 
 LEARNER: Final = Learner("dqn", train, {"default": DEFAULT})

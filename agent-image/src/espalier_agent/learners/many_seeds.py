@@ -43,7 +43,7 @@ from espalier_agent.learners.learning import (
 )
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.policy import Policy
-from espalier_agent.tables.game import Games, worth
+from espalier_agent.tables.game import Games, returns_of
 from espalier_api.outcomes import OutcomeTable, SequenceOutcome
 
 
@@ -73,7 +73,7 @@ def learn_many(
         _check_alike(run, runs[0])
     start = start_learning(runs[0].tables, encoder=encoder, seed=runs[0].seed, parent=None, returns=config.returns)
     games = Games(start.games, start.network, start.vocabulary)
-    returns = torch.stack([_worth(run, config) for run in runs])
+    returns = torch.stack([_returns(run, config) for run in runs])
     networks = [dict(PolicyNetwork.seeded(start.network.config, run.seed).named_parameters()) for run in runs]
     weights = {
         key: torch.stack([network[key].detach() for network in networks]).requires_grad_() for key in networks[0]
@@ -120,10 +120,10 @@ class Wanted(nn.Module):
         return objective(games, log_probabilities, entropy, self._imitation)[0]
 
 
-def _worth(run: SeededRun, config: ExpectedConfig) -> Tensor:
+def _returns(run: SeededRun, config: ExpectedConfig) -> Tensor:
     """Return what the sequences of a run's tables are worth, in the order of `Games`."""
     return torch.cat(
-        [worth([outcome.accuracy for outcome in _in_order(table)], config.returns) for table in run.tables]
+        [returns_of([outcome.accuracy for outcome in _in_order(table)], config.returns) for table in run.tables]
     )
 
 

@@ -17,8 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.board import Board
 from espalier_agent.learners.learning import Learner, LearningError, Progress, ProgressCallback, Start
+from espalier_agent.learners.rollouts import Rollouts
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.rewards import Reward
 from espalier_api.base import Record
@@ -64,8 +64,8 @@ def train(start: Start, config: PpoConfig, progress: ProgressCallback) -> int:
     """Play batches, and take several clipped steps on each."""
     network = start.network
     games = Games(start.games, network, start.vocabulary)
-    board = Board(games, config.reward)
-    critic = torch.zeros(len(board.legal))
+    rollouts = Rollouts(games, config.reward)
+    critic = torch.zeros(len(rollouts.legal))
     generator = start.generator()
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
     batch = config.episodes_per_update * len(start.tables)
@@ -76,13 +76,13 @@ def train(start: Start, config: PpoConfig, progress: ProgressCallback) -> int:
             group["lr"] = config.learning_rate * left
 
         # Play a batch by the policy as it is.
-        shifts = board.shifts(config.time_jitter, generator)
+        shifts = rollouts.shifts(config.time_jitter, generator)
         with torch.no_grad():
-            before = board.checked(games.log_probabilities(network, shifts=shifts))
-        played = board.play(before.exp(), config.episodes_per_update, generator)
+            before = rollouts.checked(games.log_probabilities(network, shifts=shifts))
+        played = rollouts.play(before.exp(), config.episodes_per_update, generator)
 
         # Advantages, and the critic's next values.
-        rewards = board.rewards[played.states, played.actions] * played.playing
+        rewards = rollouts.rewards[played.states, played.actions] * played.playing
         values = critic[played.states] * played.playing
         gained = advantages(rewards, values, config.gae)
         improve(critic, played.states[played.playing], (gained + values)[played.playing], config.critic_rate)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_agent.tables.transitions import Transitions
 from espalier_agent.tables.tree import DecisionTree, TableError
 from espalier_api.advice import ActionColumns
 from espalier_api.growth import operation
@@ -25,7 +26,7 @@ class Returns(StrEnum):
     """Equation 2, less its mean over the table's sequences, by their standard deviation: tables weigh the same."""
 
 
-def worth(accuracies: Sequence[float], returns: Returns) -> Tensor:
+def returns_of(accuracies: Sequence[float], returns: Returns) -> Tensor:
     """Return what the final accuracies of one table's sequences are worth, in float64."""
     found = torch.tensor([reward(accuracy) for accuracy in accuracies], dtype=torch.float64)
     if returns is Returns.STANDARDISED:
@@ -63,15 +64,15 @@ class Game:
         """Which of them each state has."""
         self.time_left_s = torch.tensor([state.time_left_s for state in tree.states], dtype=torch.float64)
         self.time_budget_s = torch.tensor([state.time_budget_s for state in tree.states], dtype=torch.float64)
-        self.following = torch.tensor(tree.following)
+        self.next_states = torch.tensor(tree.next_states)
         """(states, actions): the next state; after the last decision the index of the sequence."""
-        self.legal = torch.ones(self.following.shape, dtype=torch.bool)
+        self.legal = torch.ones(self.next_states.shape, dtype=torch.bool)
         """(states, actions): a table has every action in all of its states."""
-        self.paths = torch.tensor(_paths(tree, self.following.shape[1], tree.decisions, 0, 0))
+        self.paths = torch.from_numpy(Transitions.of([tree]).paths())
         """(sequences, decisions): where each decision's probability lies in (states · actions)."""
         self.accuracies = torch.tensor(tree.accuracies, dtype=torch.float64)
         """(sequences,)."""
-        self.returns = worth(tree.accuracies, returns)
+        self.returns = returns_of(tree.accuracies, returns)
         """(sequences,): what each is worth."""
 
     def logits(self, network: PolicyNetwork, shift: float = 0.0) -> Tensor:
@@ -94,7 +95,7 @@ class Game:
         for _ in range(self.tree.decisions):
             action = torch.multinomial(probabilities[at], 1, generator=generator).squeeze(1)
             recorded.append(log_probabilities[at, action])
-            at = self.following[at, action]
+            at = self.next_states[at, action]
         return torch.stack(recorded, dim=1), at
 
     def count(self, log_probabilities: Tensor, episodes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -107,21 +108,6 @@ class Game:
         probabilities = recorded.detach().double().sum(dim=1).exp()
         drawn = torch.multinomial(probabilities, episodes, replacement=True, generator=generator)
         return recorded, torch.bincount(drawn, minlength=len(probabilities))
-
-
-def _paths(tree: DecisionTree, width: int, longest: int, first: int, nowhere: int) -> list[list[int]]:
-    """Return for each sequence the places of its decisions in the flattened (states · `width`) of all tables.
-
-    `first` is the tree's first state there; shorter paths are filled up to `longest` with `nowhere`.
-    """
-    rows = []
-    for sequence in tree.sequences:
-        at, path = 0, []
-        for action in sequence:
-            path.append((first + at) * width + action)
-            at = tree.following[at][action]
-        rows.append(path + [nowhere] * (longest - len(path)))
-    return rows
 
 
 class Games:
@@ -140,8 +126,9 @@ class Games:
         self.models = torch.cat([found[game.models] for found, game in zip(models, games, strict=True)])
         self.time_left_s = torch.cat([game.time_left_s for game in games])
         self.time_budget_s = torch.cat([game.time_budget_s for game in games])
-        self.game_of_state = torch.repeat_interleave(torch.tensor([len(game.models) for game in games]))
-        widest = max(game.following.shape[1] for game in games)
+        self.transitions = Transitions.of([game.tree for game in games])
+        states, widest = self.transitions.states, self.transitions.next_states.shape[1]
+        self.game_of_state = torch.from_numpy(self.transitions.table_of[:states])
         self.legal = torch.cat([nn.functional.pad(game.legal, (0, widest - game.legal.shape[1])) for game in games])
         outputs = network.outputs(self.prepared)
         rows = [outputs_of(game.tree, outputs) for game in games]
@@ -150,21 +137,12 @@ class Games:
         self._outputs = torch.cat(
             [row.expand(len(game.models), widest) for row, game in zip(padded, games, strict=True)]
         )
-        self.paths = self._paths(widest)
+        self.paths = torch.from_numpy(self.transitions.paths())
         """(sequences of all tables, decisions): where each decision's probability lies in (states · actions)."""
-        self.game_of_sequence = torch.repeat_interleave(torch.tensor([len(game.returns) for game in games]))
+        self.game_of_sequence = torch.from_numpy(self.transitions.table_of[states:])
         self.returns = torch.cat([game.returns for game in games])
         self.accuracies = torch.cat([game.accuracies for game in games])
         self.decisions = torch.tensor([game.tree.decisions for game in games], dtype=torch.float64)
-
-    def _paths(self, widest: int) -> Tensor:
-        first = 0
-        rows: list[list[int]] = []
-        longest = max(game.tree.decisions for game in self.games)
-        for game in self.games:
-            rows.extend(_paths(game.tree, widest, longest, first, len(self.models) * widest))
-            first += len(game.models)
-        return torch.tensor(rows)
 
     def logits(self, network: PolicyNetwork, shifts: Tensor | None = None) -> Tensor:
         """Return the logits of all actions in all states, (states, actions); those of padding mean nothing.

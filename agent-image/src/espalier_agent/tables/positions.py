@@ -1,4 +1,4 @@
-"""Outcome tables as arrays for an environment: all positions that their episodes can be in, and what is seen there."""
+"""What an environment shows of outcome tables: `Transitions`, and the observation at each position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED
 from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, layer_embedding
-from espalier_agent.tables.rewards import Reward, step_rewards
+from espalier_agent.tables.game import outputs_of
+from espalier_agent.tables.rewards import Floats, Indices, Reward
+from espalier_agent.tables.transitions import Transitions
 from espalier_agent.tables.tree import DecisionTree, carried_out, decision_tree
 from espalier_api.advice import ActionColumns
 from espalier_api.allocation import Allocation
@@ -24,7 +26,7 @@ from espalier_api.outcomes import reward as paper_return
 LAYER_FEATURES: Final = EMBEDDING_SIZE + 1
 """The embedding of operator and attributes, and log2(1 + parameters)."""
 NO_INDEX: Final = -1
-"""The index that stands for nothing: after the last edge or growth point, or after an illegal action."""
+"""The index that stands for nothing: after the last edge or growth point, or before the first episode."""
 
 Array = npt.NDArray[Any]
 
@@ -43,14 +45,14 @@ class Positions:
     """
 
     tables: tuple[str, ...]
-    first: npt.NDArray[np.int64]
+    first: Indices
     """Of each table, the position where its episodes begin."""
-    table_of: npt.NDArray[np.int64]
-    following: npt.NDArray[np.int64]
-    """(positions, actions); `NO_INDEX` where the action is illegal, as are all where the episode is over."""
+    table_of: Indices
+    next_states: Indices
+    """(positions, actions): the next position, as `Transitions.next_states`."""
     legal: npt.NDArray[np.int8]
     """(positions, actions), 1 where legal: the form of mask that spaces take for sampling."""
-    rewards: npt.NDArray[np.float64]
+    rewards: Floats
     """(positions, actions); 0 where illegal."""
     over: npt.NDArray[np.bool_]
     accuracies: npt.NDArray[np.float64]
@@ -68,40 +70,27 @@ class Positions:
             raise NoTableError("there is no outcome table to play; give at least one")
         trees = [decision_tree(table) for table in tables]
         numbers = ActionColumns.over(tree.states[0].architecture for tree in trees)
-        actions = numbers.width
-        count = sum(len(tree.states) + len(tree.sequences) for tree in trees)
-        following = np.full((count, actions), NO_INDEX, dtype=np.int64)
-        rewards = np.zeros((count, actions))
-        accuracies = np.zeros(count)
-        seen: list[Architecture] = []
-        moments: list[tuple[float, float, int]] = []
-        first: list[int] = []
-        for tree in trees:
-            start, states = len(seen), len(tree.states)
-            first.append(start)
-            own = np.array(tree.following)
-            last = states - len(tree.sequences) // len(tree.actions)
-            # In the tree, sequences are counted apart from states; here they come after them.
-            own[last:] += states
-            columns = np.array(numbers.of(tree.states[0].architecture, tree.actions), dtype=np.int64)
-            returns = np.array([paper_return(accuracy) for accuracy in tree.accuracies])
-            following[start : start + states, columns] = start + own
-            rewards[start : start + states, columns] = step_rewards(np.array(tree.following), returns, reward)
-            accuracies[start + states : start + states + len(tree.sequences)] = tree.accuracies
-            seen.extend(state.architecture for state in tree.states)
-            seen.extend(_ends(tree))
-            moments.extend(_moments(tree))
+        transitions = Transitions.of(trees, [outputs_of(tree, numbers) for tree in trees])
+        count = len(transitions.next_states)
+        returns = [np.array([paper_return(accuracy) for accuracy in tree.accuracies]) for tree in trees]
+        seen = [state.architecture for tree in trees for state in tree.states]
+        seen += [end for tree in trees for end in _ends(tree)]
+        moments = [moment for tree in trees for moment in _moments(tree)]
+        # An episode is over when the budget is spent: training goes on after the last decision until then.
+        moments += [(0.0, tree.states[0].time_budget_s, 0) for tree in trees for _ in tree.sequences]
         rows = {architecture.fingerprint: architecture for architecture in seen}
         place = {fingerprint: row for row, fingerprint in enumerate(rows)}
-        sizes = np.diff([*first, count])
+        over = np.arange(count) >= transitions.states
+        accuracies = np.zeros(count)
+        accuracies[over] = [accuracy for tree in trees for accuracy in tree.accuracies]
         return cls(
             tables=tuple(tree.name for tree in trees),
-            first=np.array(first, dtype=np.int64),
-            table_of=np.repeat(np.arange(len(trees)), sizes),
-            following=following,
-            legal=(following != NO_INDEX).astype(np.int8),
-            rewards=rewards,
-            over=(following == NO_INDEX).all(axis=1),
+            first=transitions.first,
+            table_of=transitions.table_of,
+            next_states=transitions.next_states,
+            legal=transitions.legal.astype(np.int8),
+            rewards=transitions.rewards(returns, reward),
+            over=over,
             accuracies=accuracies,
             by_position={
                 "time_left_share": np.array([[share] for share, _, _ in moments], dtype=np.float32),
@@ -135,19 +124,12 @@ def _ends(tree: DecisionTree) -> list[Architecture]:
 
 
 def _moments(tree: DecisionTree) -> list[tuple[float, float, int]]:
-    """Return share of time left, budget and decisions left, for each state and then for each sequence's end.
-
-    An episode is over when the budget is spent: training goes on after the last decision until then.
-    """
-    moments = []
-    left, level = tree.decisions, 1
-    for state in tree.states:
-        moments.append((state.time_left_s / state.time_budget_s, state.time_budget_s, left))
-        level -= 1
-        if level == 0:
-            left -= 1
-            level = len(tree.actions) ** (tree.decisions - left)
-    return moments + [(0.0, tree.states[0].time_budget_s, 0)] * len(tree.sequences)
+    """Return share of time left, budget and decisions left, for each state."""
+    left = [tree.decisions - depth for depth in range(tree.decisions) for _ in range(len(tree.actions) ** depth)]
+    return [
+        (state.time_left_s / state.time_budget_s, state.time_budget_s, decisions)
+        for state, decisions in zip(tree.states, left, strict=True)
+    ]
 
 
 def _described(architectures: Sequence[Architecture], counts: Mapping[str, int]) -> dict[str, Array]:

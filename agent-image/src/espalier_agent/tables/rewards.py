@@ -32,33 +32,33 @@ class Reward(StrEnum):
     """What the action takes from the best that could still be reached: never above 0, and 0 for a best action."""
 
 
-def step_rewards(following: Indices, returns: Floats, reward: Reward) -> Floats:
+def step_rewards(next_states: Indices, returns: Floats, reward: Reward) -> Floats:
     """Return the reward of each action in each state of a decision tree, (states, actions).
 
-    `following` is a `DecisionTree`'s, (states, actions), and `returns` says what each sequence is worth.
+    `next_states` is a `DecisionTree`'s, (states, actions), and `returns` says what each sequence is worth.
     """
-    before = potentials(following, returns, reward)
-    rewards = np.empty(following.shape)
-    last = _last_level(following, returns)
-    rewards[:last] = before[following[:last]] - before[:last, None]
-    rewards[last:] = returns[following[last:]] - before[last:, None]
+    before = potentials(next_states, returns, reward)
+    rewards = np.empty(next_states.shape)
+    last = _last_level(next_states, returns)
+    rewards[:last] = before[next_states[:last]] - before[:last, None]
+    rewards[last:] = returns[next_states[last:]] - before[last:, None]
     return rewards
 
 
-def potentials(following: Indices, returns: Floats, reward: Reward) -> Floats:
+def potentials(next_states: Indices, returns: Floats, reward: Reward) -> Floats:
     """Return Φ of each state, (states,): what it is worth by a plain guess of what follows; 0 for the paper's."""
-    values = np.zeros(len(following))
+    values = np.zeros(len(next_states))
     if reward is Reward.PAPER:
         return values
-    first, width = _last_level(following, returns), following.shape[1]
-    reached = returns[following[first:]]
+    first, width = _last_level(next_states, returns), next_states.shape[1]
+    reached = returns[next_states[first:]]
     while True:
         values[first : first + len(reached)] = _backed_up(reached, reward)
         if first == 0:
             return values
         # The level before has one state for each `width` states of this one.
         first -= len(reached) // width
-        reached = values[following[first : first + len(reached) // width]]
+        reached = values[next_states[first : first + len(reached) // width]]
 
 
 def to_go(rewards: Floats) -> Floats:
@@ -75,7 +75,7 @@ def _backed_up(reached: Floats, reward: Reward) -> Floats:
     return backed_up
 
 
-def _last_level(following: Indices, returns: Floats) -> int:
+def _last_level(next_states: Indices, returns: Floats) -> int:
     """Return the first state of the last decision: states are ordered by depth, and each sequence follows one."""
-    width: int = following.shape[1]
-    return len(following) - len(returns) // width
+    width: int = next_states.shape[1]
+    return len(next_states) - len(returns) // width

@@ -46,7 +46,7 @@ class DecisionTree:
     decisions: int
     """In an episode."""
     states: tuple[State, ...]
-    following: tuple[tuple[int, ...], ...]
+    next_states: tuple[tuple[int, ...], ...]
     """For each state and action the index of the next state; after the last decision, that of the sequence."""
     sequences: tuple[tuple[int, ...], ...]
     """In lexicographic order."""
@@ -111,7 +111,7 @@ def decision_tree(table: OutcomeTable) -> DecisionTree:
     outcomes = sorted(table.sequences, key=lambda outcome: outcome.actions)
     width = len(actions)
     states: list[State] = []
-    following: list[tuple[int, ...]] = []
+    next_states: list[tuple[int, ...]] = []
     level = [start]
     for depth in range(table.decisions_per_episode):
         # All sequences that begin alike are neighbours, so each prefix owns one stretch of them.
@@ -123,7 +123,7 @@ def decision_tree(table: OutcomeTable) -> DecisionTree:
             left = sum(outcome.time_left_s[depth] for outcome in sharing) / stretch
             states.append(State(architecture, left, table.time_budget_s))
             first = next_level_at + place * width
-            following.append(tuple(range(first, first + width)))
+            next_states.append(tuple(range(first, first + width)))
         if not last:
             grown = ((architecture, action) for architecture, action in itertools.product(level, actions))
             level = [carried_out(table.name, architecture, action) for architecture, action in grown]
@@ -134,7 +134,7 @@ def decision_tree(table: OutcomeTable) -> DecisionTree:
         actions=actions,
         decisions=table.decisions_per_episode,
         states=tuple(states),
-        following=tuple(following),
+        next_states=tuple(next_states),
         sequences=tuple(outcome.actions for outcome in outcomes),
         accuracies=tuple(outcome.accuracy for outcome in outcomes),
     )

@@ -1,4 +1,4 @@
-"""Sampled episodes over all tables at once: what learners that play need in addition to `Games`."""
+"""Sampled episodes over all tables at once, for learners that play."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from espalier_agent.learners.learning import NOT_FINITE, LearningError
 from espalier_agent.tables.game import Games
-from espalier_agent.tables.rewards import Reward, step_rewards
+from espalier_agent.tables.rewards import Reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +26,21 @@ class Episodes:
     """(episodes,): which of all sequences it was."""
 
 
-class Board:
-    """Where each action leads and what it is worth, in all states of `games`, their actions numbered as there."""
+class Rollouts:
+    """Samples episodes from all tables of `games`, their actions numbered as there."""
 
     def __init__(self, games: Games, reward: Reward) -> None:
+        transitions = games.transitions
         self.games = games
         self.legal = games.legal
         """(states, actions)."""
-        self.following = torch.zeros(self.legal.shape, dtype=torch.long)
-        """(states, actions): the next state, or after all states the sequence that has ended; 0 where not legal."""
-        self.rewards = torch.zeros(self.legal.shape)
-        """(states, actions); 0 where not legal."""
+        self.next_states = torch.from_numpy(transitions.next_states)
+        """As `Transitions.next_states`: after all states come the ended sequences."""
+        rewards = transitions.rewards([np.asarray(game.returns) for game in games.games], reward)
+        self.rewards = torch.from_numpy(rewards).float()
+        """(states + sequences, actions)."""
         self.decisions = max(game.tree.decisions for game in games.games)
-        firsts, first, sequences = [], 0, len(self.legal)
-        for game in games.games:
-            own = game.following.clone()
-            count, width = own.shape
-            last = count - len(game.returns) // width
-            own[:last] += first
-            own[last:] += sequences
-            worth = step_rewards(np.asarray(game.following), np.asarray(game.returns), reward)
-            self.following[first : first + count, :width] = own
-            self.rewards[first : first + count, :width] = torch.from_numpy(worth).float()
-            firsts.append(first)
-            first += count
-            sequences += len(game.returns)
-        self.first = torch.tensor(firsts)
+        self.first = torch.from_numpy(transitions.first)
         """The state that each table's episodes begin with."""
 
     def checked(self, answers: Tensor) -> Tensor:
@@ -78,5 +67,5 @@ class Board:
             states.append(state)
             actions.append(action)
             playing.append(on)
-            at = torch.where(on, self.following[state, action], at)
+            at = torch.where(on, self.next_states[state, action], at)
         return Episodes(torch.stack(states, 1), torch.stack(actions, 1), torch.stack(playing, 1), at - count)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.learners.board import Board
 from espalier_agent.learners.learning import LearningError, Start, start_learning
+from espalier_agent.learners.rollouts import Rollouts
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.rewards import Reward
 from espalier_api.outcomes import OutcomeTable
@@ -24,47 +24,49 @@ def start(request: pytest.FixtureRequest, make_table: Callable[..., OutcomeTable
     return start_learning(tables, encoder=request.param, seed=1, parent=None, returns=Returns.PAPER)
 
 
-def on(start: Start) -> Board:
-    return Board(Games(start.games, start.network, start.vocabulary), Reward.PAPER)
+def on(start: Start) -> Rollouts:
+    return Rollouts(Games(start.games, start.network, start.vocabulary), Reward.PAPER)
 
 
 def test_probabilities_are_those_of_each_table_alone(start: Start) -> None:
-    board = on(start)
-    together = board.games.log_probabilities(start.network, shifts=torch.tensor([0.1, 0.0, -0.1], dtype=torch.float64))
+    rollouts = on(start)
+    together = rollouts.games.log_probabilities(
+        start.network, shifts=torch.tensor([0.1, 0.0, -0.1], dtype=torch.float64)
+    )
     for table, (game, shift) in enumerate(zip(start.games, (0.1, 0.0, -0.1), strict=True)):
-        rows = board.games.game_of_state == table
+        rows = rollouts.games.game_of_state == table
         alone = game.log_probabilities(start.network, shift=shift)
-        torch.testing.assert_close(together[rows][board.legal[rows]], alone.flatten())
-    assert torch.isneginf(together[~board.legal]).all()
+        torch.testing.assert_close(together[rows][rollouts.legal[rows]], alone.flatten())
+    assert torch.isneginf(together[~rollouts.legal]).all()
 
 
 def test_episodes_are_sequences_of_their_tables_and_never_illegal(start: Start) -> None:
-    board = on(start)
-    uniform = board.legal / board.legal.sum(dim=1, keepdim=True)
-    played = board.play(uniform, 400, torch.Generator().manual_seed(0))
-    assert board.legal[played.states, played.actions][played.playing].all()
+    rollouts = on(start)
+    uniform = rollouts.legal / rollouts.legal.sum(dim=1, keepdim=True)
+    played = rollouts.play(uniform, 400, torch.Generator().manual_seed(0))
+    assert rollouts.legal[played.states, played.actions][played.playing].all()
     assert played.playing.sum(dim=1).tolist() == [2] * 400 + [1] * 400 + [3] * 400
     # Every sequence of every table is met, those of each table among its own, and its reward is its table's.
     assert set(played.ended[:400].tolist()) == set(range(4))
     assert set(played.ended[400:800].tolist()) == set(range(4, 8))
     assert set(played.ended[800:].tolist()) == set(range(8, 8 + 27))
-    earned = (board.rewards[played.states, played.actions] * played.playing).sum(dim=1)
+    earned = (rollouts.rewards[played.states, played.actions] * played.playing).sum(dim=1)
     returns = torch.cat([game.returns for game in start.games]).float()
     torch.testing.assert_close(earned, returns[played.ended])
 
 
 def test_what_a_table_forbids_is_never_played(start: Start) -> None:
     start.games[2].legal[:, 1] = False
-    board = on(start)
-    probabilities = board.games.log_probabilities(start.network).detach().exp()
-    played = board.play(probabilities, 500, torch.Generator().manual_seed(0))
+    rollouts = on(start)
+    probabilities = rollouts.games.log_probabilities(start.network).detach().exp()
+    played = rollouts.play(probabilities, 500, torch.Generator().manual_seed(0))
     assert set(played.actions[1000:][played.playing[1000:]].tolist()) == {0, 2}
 
 
 def test_answers_that_are_not_finite_are_refused(start: Start) -> None:
-    board = on(start)
-    answers = torch.zeros(board.legal.shape)
-    board.checked(answers.masked_fill(~board.legal, -torch.inf))
+    rollouts = on(start)
+    answers = torch.zeros(rollouts.legal.shape)
+    rollouts.checked(answers.masked_fill(~rollouts.legal, -torch.inf))
     answers[0, 0] = torch.nan
     with pytest.raises(LearningError, match="not finite any more; lower the learning rate"):
-        board.checked(answers)
+        rollouts.checked(answers)

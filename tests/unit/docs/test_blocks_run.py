@@ -128,7 +128,7 @@ def test_the_page_on_your_own_training(laptop: Laptop) -> None:
     assert result["depthBefore"] == 2
     assert result["depthAfter"] > 2
     grown = re.findall(r"outputs differ by (\S+)", said)
-    assert len(grown) == 3
+    assert len(grown) == 2
     assert max(map(float, grown)) <= 1e-6
 
 

@@ -255,6 +255,14 @@ class ApiServer:
             self._served[name] = f"/apis/{group}/{version}/{definition['spec']['names']['plural']}"
             self._wait(f"{name} is served", self._is_ready)
 
+    def wait_published(self, group_version: str) -> None:
+        """Wait until the server's OpenAPI document has the group, which follows its objects by a moment."""
+        self._wait(f"{group_version} is published", lambda: f"apis/{group_version}" in self._openapi_paths())
+
+    def _openapi_paths(self) -> dict[str, object]:
+        paths: dict[str, object] = self.request("GET", "/openapi/v3")["paths"]
+        return paths
+
     def uninstall(self, *names: str) -> None:
         """Delete CRDs and their objects, where they are there."""
         self.kubectl("delete", "crd", *names, "--ignore-not-found", "--timeout=30s")

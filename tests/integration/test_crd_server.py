@@ -260,7 +260,8 @@ def test_kubectl_get_tells_the_story(api_server: ApiServer, namespace: str) -> N
 
 def test_kubectl_explain_says_what_the_models_say(api_server: ApiServer) -> None:
     """Descriptions come from docstrings, those of enum members too."""
+    api_server.wait_published("espalier.dev/v1alpha1")
     said = api_server.kubectl("explain", "atj.spec.adaptation.mode")
-    assert "What is done with the agent's advice." in said
-    assert "`DryRun`: Ask and record, change nothing." in said
-    assert "preemptions do not count" in api_server.kubectl("explain", "atj.spec.backoffLimit")
+    assert "How the agent's advice is used." in said
+    assert "`DryRun`: Ask the agent and record its advice, but do not change the model." in " ".join(said.split())
+    assert "Preemptions do not count" in " ".join(api_server.kubectl("explain", "atj.spec.backoffLimit").split())

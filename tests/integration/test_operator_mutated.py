@@ -19,7 +19,7 @@ ACCEPTED = sweeps.size("mutated jobs that an operator runs", 300)
 """Jobs that are brought to a condition in one go."""
 BY_HAND = ACCEPTED // 3
 """Documents made by hand among those that are sent; the rest are mutated."""
-SENT = 5 * ACCEPTED
+SENT = 20 * ACCEPTED
 """Mutated jobs at most; about a quarter of them is taken."""
 CLASS = "high"
 """What the mutated jobs need of a cluster: a PriorityClass, nodes of a zone, a ServiceAccount."""

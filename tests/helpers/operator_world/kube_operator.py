@@ -144,8 +144,7 @@ class LiveOperator:
         self.client = Client(world)
         self.store = Store(settings, clock.now)
         writer = Writer(self.client, self.store, settings, clock, metrics)
-        self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals)
-        self.backend.wake = self._wake
+        self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals, self._wake)
         self._loop = Loop(self.backend, policy, clock, resync_seconds=1e9, wall=clock.now, observer=self)
         self.view: dict[str, dict[str, Raw]] = {}
         """What is seen of the world, by kind; old until `see`."""
@@ -176,7 +175,8 @@ class LiveOperator:
         self._runner.run(self.backend.close(0.0))
 
     async def _tick(self) -> None:
-        self.woken, self.backend.listed_at = False, self._world.now
+        self.woken = False
+        self.store.all_listed()
         wait = await self._loop.tick()
         while not self.backend.queue.is_idle() and not self.client.killed:  # noqa: ASYNC110 - nothing tells of both
             await asyncio.sleep(0)

@@ -69,13 +69,13 @@ GROWS_SLOWLY = """
 import time
 from pathlib import Path
 from espalier_trainer.network import Network
-at_once = Network.deepened
-def deepened(self, *given):
+at_once = Network.grown
+def grown(self, *given):
     Path({folder!r}, "growing").touch()
     while not Path({folder!r}, "grow").exists():
         time.sleep(0.01)
     return at_once(self, *given)
-Network.deepened = deepened
+Network.grown = grown
 """
 """The leader grows its model no sooner than the test lets it."""
 

@@ -56,7 +56,7 @@ def test_what_is_stale_is_seen_and_made_good(copy: Path) -> None:
     assert found.stderr.splitlines() == [
         "deploy/30-agent.yaml",
         "deploy/50-more.yaml",
-        "hint: hack/deploy writes them anew",
+        "hint: hack/deploy updates them",
     ]
     assert run(copy).returncode == 0
     assert run(copy, "--check").returncode == 0

@@ -31,13 +31,13 @@ from collections.abc import Container, Sequence
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Action, Admit, GrantExtra, Plan, Refusal, ReleaseExtra, Requeue, Stop
+from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
-from espalier_operator.lent import Lent
 from espalier_operator.lifecycle import ending, lendable, turning_points
 from espalier_operator.policies import Policy, Rank
 from espalier_operator.pool import Pool
 from espalier_operator.promises import hold_promised
-from espalier_operator.room import Room, Supply
+from espalier_operator.reclaims import ReclaimQueue
 
 
 def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
@@ -82,18 +82,18 @@ class _Tick:
         self._kept = {job.key: self._settle_extra(job) for job in self._running}
         """By running job: its extra workers less those that it gives back."""
         leaving = self._leaving(snapshot)
-        self._room = Room(snapshot.nodes, snapshot.workers, leaving)
+        self._capacity = Capacity(snapshot.nodes, snapshot.workers, leaving)
         for job in snapshot.jobs:  # also those that end in this tick: their workers may just be binding
             own, kept = self._extras[job.key], self._kept.get(job.key, 0)
-            own += hold_promised(self._room, job, self._promises.get(job.key), own, kept, now)
-        self._lent = Lent(self._running, self._extras, leaving, policy, now)
-        self._pool = Pool(self._room, self._lent)
+            own += hold_promised(self._capacity, job, self._promises.get(job.key), own, kept, now)
+        self._reclaims = ReclaimQueue(self._running, self._extras, leaving, policy, now)
+        self._pool = Pool(self._capacity, self._reclaims)
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
 
     def leave_departing_gpus(self) -> None:
         """Ask lent workers away from nodes that have, or will have, fewer GPUs than they hold."""
-        for node, gpus in self._room.overdrawn():
-            self._lent.leave_node(self._room, node, gpus, by=self._departures.get(node))
+        for node, gpus in self._capacity.overdrawn():
+            self._reclaims.leave_node(self._capacity, node, gpus, by=self._departures.get(node))
 
     def place_claims(self) -> None:
         """Make room for what is due already: base workers of running jobs, pods of others."""
@@ -107,7 +107,7 @@ class _Tick:
         for alien in self._aliens:
             kind = (alien.gpu_type, alien.gpus)
             if kind not in hopeless:
-                types = self._room.gpu_types if alien.gpu_type is None else [alien.gpu_type]
+                types = self._capacity.gpu_types if alien.gpu_type is None else [alien.gpu_type]
                 if not self._pool.obtain(types, alien.gpus):
                     hopeless.add(kind)
 
@@ -116,8 +116,8 @@ class _Tick:
         blocked: set[str] = set()
         for job in self._waiting:
             gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
-            types = self._room.gpu_types if job.terms.gpu_type is None else [job.terms.gpu_type]
-            types = [name for name in types if self._room.could_ever_hold(name, gpus, workers)]
+            types = self._capacity.gpu_types if job.terms.gpu_type is None else [job.terms.gpu_type]
+            types = [name for name in types if self._capacity.could_ever_hold(name, gpus, workers)]
             free = [name for name in types if name not in blocked]
             if job.terms.suspend:
                 self._refuse(job, Reason.SUSPENDED)
@@ -137,7 +137,7 @@ class _Tick:
         for place, job in enumerate(self._running):
             if job.key in self._touched:
                 continue
-            asked = self._lent.is_asked(job.key)
+            asked = self._reclaims.is_asked(job.key)
             most = Reason.RECLAIM_PENDING if asked else lendable(job, self._now, self._rules)
             if isinstance(most, Reason):
                 self._refuse(job, most)
@@ -152,7 +152,7 @@ class _Tick:
         while wishes:
             _, place, most = heapq.heappop(wishes)
             job = self._running[place]
-            if self._lent.is_asked(job.key):
+            if self._reclaims.is_asked(job.key):
                 continue
             extra = hoped.get(job.key, job.extra)
             supply = self._supply_extra(job, extra, granted)
@@ -170,7 +170,7 @@ class _Tick:
 
     def result(self) -> Plan:
         """Return the plan, with a notice for each job that is asked to give something back."""
-        for notice in self._lent.notices():
+        for notice in self._reclaims.notices():
             if notice.job not in self._touched:
                 self._actions.append(notice)
                 self._refusals.pop(notice.job, None)
@@ -244,7 +244,7 @@ class _Tick:
             runtime = holder.terms.min_runtime_seconds
             risen, changed = (holder.granted_at or 0.0) + runtime, (holder.changed_at or 0.0) + runtime
             # Who must give back anyway in this tick is spared no change by being asked for less.
-            quiet_at = risen if self._lent.is_asked(holder.key) else max(risen, changed)
+            quiet_at = risen if self._reclaims.is_asked(holder.key) else max(risen, changed)
             self._wake(quiet_at)
             return self._now < quiet_at or holder.key in granted or holder.key == job.key
 

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.facts import JobFacts
-from espalier_operator.lent import Lent
-from espalier_operator.room import Room, Supply
+from espalier_operator.reclaims import ReclaimQueue
 
 
 class Pool:
     """Hands out, sets aside and asks back; a need of 0 GPUs is always met."""
 
-    def __init__(self, room: Room, lent: Lent) -> None:
+    def __init__(self, capacity: Capacity, reclaims: ReclaimQueue) -> None:
         """Join the two."""
-        self._room, self._lent = room, lent
+        self._capacity, self._reclaims = capacity, reclaims
 
     def take(self, gpu_type: str, gpus: int) -> bool:
         """Hand out `gpus` of one node at once."""
-        return gpus == 0 or self._room.take(gpu_type, gpus) is not None
+        return gpus == 0 or self._capacity.take(gpu_type, gpus) is not None
 
     def take_gang(self, gpu_type: str, gpus: int, workers: int) -> bool:
         """Hand out `gpus` for each of `workers` at once, or nothing."""
-        mark = self._room.mark()
+        mark = self._capacity.mark()
         if all(self.take(gpu_type, gpus) for _ in range(workers)):
             return True
-        self._room.undo(mark)
+        self._capacity.undo(mark)
         return False
 
     def obtain(self, gpu_types: Sequence[str], gpus: int) -> bool:
         """Keep `gpus` of one node of the first possible type; where none are to come, ask for lent ones."""
         return (
             gpus == 0
-            or any(self._room.hold(name, gpus) for name in gpu_types)
-            or any(self._lent.cover(self._room, name, gpus) is not Supply.NEVER for name in gpu_types)
+            or any(self._capacity.hold(name, gpus) for name in gpu_types)
+            or any(self._reclaims.cover(self._capacity, name, gpus) is not Supply.NEVER for name in gpu_types)
         )
 
     def await_gang(self, gpu_type: str, gpus: int, workers: int) -> Supply:
@@ -41,13 +41,13 @@ class Pool:
 
         The answer is that of the worker who is served last.
         """
-        room_mark, lent_mark = self._room.mark(), self._lent.mark()
+        capacity_mark, reclaims_mark = self._capacity.mark(), self._reclaims.mark()
         supply = Supply.NOW
         for _ in range(workers):
             supply = min(supply, self.await_one(gpu_type, gpus))
             if supply is Supply.NEVER:
-                self._room.undo(room_mark)
-                self._lent.undo(lent_mark)
+                self._capacity.undo(capacity_mark)
+                self._reclaims.undo(reclaims_mark)
                 break
         return supply
 
@@ -58,9 +58,9 @@ class Pool:
         may_take: Callable[[JobFacts, int], bool] = lambda holder, keeps: True,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
     ) -> Supply:
-        """Keep `gpus` of one node that are free or given back, or ask for lent ones within `Lent.cover`'s limits."""
+        """Keep `gpus` of one node that are free or given back, or reclaim lent ones as `ReclaimQueue.cover` may."""
         if self.take(gpu_type, gpus):
             return Supply.NOW
-        if self._room.set_aside(gpu_type, gpus) is not None:
+        if self._capacity.set_aside(gpu_type, gpus) is not None:
             return Supply.LATER
-        return self._lent.cover(self._room, gpu_type, gpus, may_take, spared)
+        return self._reclaims.cover(self._capacity, gpu_type, gpus, may_take, spared)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from espalier_operator.capacity import Capacity
 from espalier_operator.facts import JobFacts, Promise, Role, Worker, WorkerState
-from espalier_operator.room import Room
 
 
 def hold_promised(
-    room: Room, job: JobFacts, promise: Promise | None, seen: Sequence[Worker], kept: int, now: float
+    capacity: Capacity, job: JobFacts, promise: Promise | None, seen: Sequence[Worker], kept: int, now: float
 ) -> list[Worker]:
-    """Keep GPUs in `room` for what `job` was granted and is not bound; return that as workers of where it will be.
+    """Keep GPUs in `capacity` for what `job` was granted and is not bound; return that as workers of where it will be.
 
     Those are the unbound ones of `seen` (the job's live extra workers), and while `promise` holds those that are not
     to be seen at all. Workers from index `kept` up are being given back: they are counted until they are gone, and
@@ -22,7 +22,7 @@ def hold_promised(
     unbound = [index for index in range(job.extra) if index not in bound][: max(0, due - len(bound))]
     promised = []
     for index in unbound:
-        keep = room.hold if index < kept else room.occupy
+        keep = capacity.hold if index < kept else capacity.occupy
         node = keep(job.gpu_type or "", job.terms.gpus_per_worker)
         if node is not None and index < kept:
             promised.append(

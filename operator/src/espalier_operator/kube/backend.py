@@ -1,4 +1,12 @@
-"""The loop's backend for Kubernetes: what is known becomes a snapshot, decisions change states, and states are written.
+"""The loop's backend for Kubernetes. One reconcile, in order:
+
+1. `watch.informer` puts what the API server sends into `watch.store`, and wakes the loop.
+2. `loop.Loop.tick` calls `observe`. Each `state.managed_job` looks at its pods and its report (`job.progress`), and
+   `snapshot.assemble` makes one snapshot of all jobs.
+3. `plan.plan` decides, by the scheduling policy.
+4. `apply` changes the state of a job for each action (`job.transitions.after`).
+5. `planned` queues the jobs that have something to write or to do (`apply.workqueue`).
+6. `apply.writer` writes the status of a job first, and then takes the steps that its state calls for (`apply.steps`).
 
 `observe` and `apply` only think; the API server is spoken to by flushes, one task a job at most, started when a plan
 is made. So a job whose namespace answers slowly keeps nobody else waiting.
@@ -87,7 +95,7 @@ class KubeBackend:
             raise BackendError(f"what is known is {age:.0f} s old: the API server gives no lists")
 
     def _meet(self, uid: str, now: float) -> None:
-        """Bring what is job up to what the store says of one job."""
+        """Bring what is known of one job up to date with the store."""
         seen, job = self._store.job(uid), self.jobs.get(uid)
         if seen is None or seen.deleting:
             self._unreadable.pop(uid, None)
@@ -138,7 +146,7 @@ class KubeBackend:
             logger.info("%s", action)
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Take notice why jobs get no more, and let be written and done what is to be."""
+        """Record why jobs get no more, and queue the jobs that have something to write or to do."""
         self.snapshot = snapshot
         now = self._clock.now()
         for uid, job in self.jobs.items():
@@ -158,12 +166,12 @@ class KubeBackend:
         await self._writer.flush(job)
         if job.news & (News.PODS | News.REPORT):
             self._wake()
-        # The other jobs are not asked: a flush would cost more the more of them there are.
+        # Only this job is asked: otherwise each flush would cost more, the more jobs there are.
         if job.due_at is not None and (self._timer is None or job.due_at < self._timer_due):
             self._set_timer(job.due_at, self._clock.now())
 
     def _set_timer(self, due: float | None, now: float) -> None:
-        """Wake the loop at `due`, when something is due of itself; one that is awake too early sees so."""
+        """Wake the loop at `due`. A loop that wakes up too early sees that nothing is due."""
         self._cancel_timer()
         if due is not None:
             seconds = max(0.0, self._clock.wall_seconds(due - now))

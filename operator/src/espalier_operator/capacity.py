@@ -30,7 +30,7 @@ _Buckets = dict[tuple[int, int], dict[str, None]]
 """Nodes by (free GPUs, GPUs free later): of nodes that fit equally well, the one with the poorer future is used."""
 
 
-class Room:
+class Capacity:
     """The free GPUs of one snapshot, with a journal to undo what was only tried.
 
     Nodes that are not ready or not schedulable offer nothing; GPUs announced to depart are not offered either.

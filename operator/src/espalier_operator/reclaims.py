@@ -1,4 +1,4 @@
-"""The extra workers that can be asked back, in the order in which they are."""
+"""The extra workers that can be reclaimed, in the order in which that is done."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
+from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.facts import JobFacts, Worker
 from espalier_operator.policies import Policy, Rank
-from espalier_operator.room import Room, Supply
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Line:
         while self._first < len(self._sorted) and is_out(self._sorted[self._first]):
             self._first += 1
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self._first = 0
 
     def _sort_one(self) -> bool:
@@ -58,8 +58,8 @@ class _Line:
         return loan is not None
 
 
-class Lent:
-    """Whom to ask: who has the last lending rank without it, so the highest index of a job; for nothing not needed.
+class ReclaimQueue:
+    """Reclaims extra workers in reverse order of lending rank, of one job from the highest index, and only as needed.
 
     A job that is already giving back is not given a second notice: what it keeps is counted on, and asked for when
     the standing reclaim is over.
@@ -103,7 +103,7 @@ class Lent:
             else:
                 self._taken[key].extra, self._taken[key].deadline = mark[key]
         for line in self._lines.values():
-            line.begin_anew()
+            line.restart()
 
     def is_asked(self, job: str) -> bool:
         """Return whether `job` is asked to give something back in this tick."""
@@ -111,7 +111,7 @@ class Lent:
 
     def cover(
         self,
-        room: Room,
+        capacity: Capacity,
         gpu_type: str,
         gpus: int,
         may_take: Callable[[JobFacts, int], bool] = lambda holder, keeps: True,
@@ -123,25 +123,25 @@ class Lent:
         `may_take`, given a holder and the extra workers that it would be left with, ends the search where it is False;
         `spared` skips a holder.
         """
-        line, mark = self._lines.get(gpu_type), room.mark()
+        line, mark = self._lines.get(gpu_type), capacity.mark()
         if line is None:
             return Supply.NEVER
         tried: list[_Loan] = []
         for loan in self._in_turn(line, may_take):
             if self._is_out(loan) or spared(loan.job):
                 continue
-            room.expect(loan.worker.node, gpus=loan.worker.gpus)
+            capacity.expect(loan.worker.node, gpus=loan.worker.gpus)
             tried.append(loan)
-            taken = room.take(gpu_type, gpus)
-            node = taken or room.set_aside(gpu_type, gpus)
+            taken = capacity.take(gpu_type, gpus)
+            node = taken or capacity.set_aside(gpu_type, gpus)
             if node is not None:
-                self._keep_only(room, tried, node)
+                self._keep_only(capacity, tried, node)
                 line.pass_over(self._is_out)
                 return Supply.LATER if taken is None else Supply.NOW
-        room.undo(mark)
+        capacity.undo(mark)
         return Supply.NEVER
 
-    def leave_node(self, room: Room, node: str, gpus: int, by: float | None) -> None:
+    def leave_node(self, capacity: Capacity, node: str, gpus: int, by: float | None) -> None:
         """Ask for lent workers on `node` until `gpus` of it are given back: its GPUs go at `by`."""
         for line in self._lines.values():
             for loan in line:
@@ -150,7 +150,7 @@ class Lent:
                 if loan.worker.node == node and not self._is_out(loan):
                     gpus -= sum(other.worker.gpus for other in self._above(loan) if other.worker.node == node)
                     for other in self._above(loan):
-                        room.expect(other.worker.node, other.worker.gpus)
+                        capacity.expect(other.worker.node, other.worker.gpus)
                     self._ask(loan, Reason.GPU_LOST, by)
 
     def notices(self) -> list[NoticeReclaim]:
@@ -195,7 +195,7 @@ class Lent:
             self._by_job[job.key] = [_Loan(job, worker) for worker in lent]
         return self._by_job[job.key]
 
-    def _keep_only(self, room: Room, tried: Sequence[_Loan], node: str) -> None:
+    def _keep_only(self, capacity: Capacity, tried: Sequence[_Loan], node: str) -> None:
         """Of `tried`, ask for those on `node` and what must leave before them; count on the others no more."""
         lowest: dict[str, int] = {}
         for loan in tried:
@@ -205,7 +205,7 @@ class Lent:
             if loan.worker.index >= lowest.get(loan.job.key, loan.job.extra):
                 self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
             else:
-                room.expect(loan.worker.node, gpus=-loan.worker.gpus)
+                capacity.expect(loan.worker.node, gpus=-loan.worker.gpus)
 
     def _ask(self, loan: _Loan, reason: Reason, by: float | None) -> None:
         deadline = self._now + loan.job.terms.notice_seconds

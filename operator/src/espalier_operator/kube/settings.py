@@ -34,15 +34,15 @@ class KubeSettings:
     """Namespaces whose jobs are managed; empty: all."""
     grace_seconds: float = 10.0
     """A job is ended when it exceeds its budget by this time, or by a tenth of the budget if that is longer."""
-    start_up_allowance_seconds: float = 120.0
+    start_up_allowance_seconds: float = Timing().start_up_allowance
     """A leader that sends no report counts as training after this time."""
-    promise_seconds: float = 120.0
+    promise_seconds: float = Timing().promise
     """Time within which granted extra workers must be bound to a node."""
     pre_running_deadline_seconds: float = 900.0
     """Default of a job's preRunningDeadlineSeconds: how long it may hold GPUs without training."""
-    restart_seconds: float = 1.0
+    restart_seconds: float = Timing().restart
     """Delay before the first restart of a failed leader. Doubles with each failure, up to `max_restart_seconds`."""
-    max_restart_seconds: float = 60.0
+    max_restart_seconds: float = Timing().max_restart
     """Maximum delay before the restart of a failed leader."""
     persist_seconds: float = 8.0
     """Interval at which the figures of a running job are written to its status if nothing else changes."""

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
-from espalier_api.growth import NOTHING, described, known_name, operation, operation_names
+from espalier_api.growth import NOTHING, OPERATIONS, described, operation, operation_names
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
 from espalier_api.report import Metric
@@ -23,7 +23,7 @@ DecisionId = Annotated[str, Field(max_length=200)]
 
 
 def _growth_or_nothing(kind: str) -> str:
-    return known_name(kind, NOTHING)
+    return OPERATIONS.check(kind, NOTHING)
 
 
 class Action(Record):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, WithJsonSchema
 
-from espalier_api.registry import Registry, one_of
+from espalier_api.registry import Registry
 
 _BUILT_IN: Final = {
     "digits": "espalier_trainer.data.digits:load",
@@ -25,7 +25,7 @@ DATASETS: Final[Registry[Callable[..., Any]]] = Registry(
 
 DatasetName = Annotated[
     str,
-    AfterValidator(lambda name: one_of(name, DATASETS.names())),
+    AfterValidator(DATASETS.check),
     WithJsonSchema({"type": "string", "enum": list(_BUILT_IN)}),
 ]
 """The name of a data set. Schemas name the built-in ones: they cannot know what is installed."""

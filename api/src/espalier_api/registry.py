@@ -48,14 +48,19 @@ class Registry(Generic[T]):
             source = "" if entry.dist is None else f" of the package {entry.dist.name}"
             raise RegistryError(f"{self.kind} {name!r}{source}: {entry.value} cannot be loaded: {error}") from error
 
+    def check(self, name: str, *others: str) -> str:
+        """Return a name of the registry, or one of `others`; pydantic's error for an enum where it is neither.
+
+        A built-in name, which nearly all are, is found without a look at the installed packages.
+        """
+        if name in self._builtin or name in others:
+            return name
+        names = (*self.names(), *others)
+        if name not in names:
+            *first, last = map(repr, names)
+            expected = f"{', '.join(first)} or {last}" if first else last
+            raise PydanticCustomError("enum", "Input should be {expected}", {"expected": expected})
+        return name
+
     def _installed(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=self.group)}
-
-
-def one_of(value: str, names: tuple[str, ...]) -> str:
-    """Return `value`; pydantic's error for an enum where it is none of `names`."""
-    if value not in names:
-        *first, last = map(repr, names)
-        expected = f"{', '.join(first)} or {last}" if first else last
-        raise PydanticCustomError("enum", "Input should be {expected}", {"expected": expected})
-    return value

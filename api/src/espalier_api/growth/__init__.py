@@ -13,7 +13,7 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from espalier_api.architecture import Architecture
 from espalier_api.growth.operation import GrowthOperation
-from espalier_api.registry import Registry, one_of
+from espalier_api.registry import Registry
 
 _BUILT_IN: Final = {
     "Deepen": "espalier_api.growth.deepen:DEEPEN",
@@ -54,14 +54,9 @@ def target_counts(architecture: Architecture) -> str:
     return " and ".join(f"{count} {name}" for count, name in counts if count or name == counts[0][1])
 
 
-def known_name(name: str, *others: str) -> str:
-    """Return the name of an operation, or one of `others`; pydantic's error for an enum where it is neither."""
-    return one_of(name, (*operation_names(), *others))
-
-
 OperationName = Annotated[
     str,
-    AfterValidator(known_name),
+    AfterValidator(OPERATIONS.check),
     WithJsonSchema(
         {
             "type": "string",

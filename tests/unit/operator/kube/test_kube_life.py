@@ -94,6 +94,11 @@ def note(message: str) -> None:
         note_example(message)
 
 
+LONG = 40
+"""Calls that suffice for a status, five objects and the pods of each of four jobs: who never lives that long, never
+makes the first pod."""
+
+
 @seed(sweeps.SEED)
 class LifeMachine(RuleBasedStateMachine):
     """A cluster, an operator, and all that may happen to them."""
@@ -178,7 +183,7 @@ class LifeMachine(RuleBasedStateMachine):
 
     @initialize(
         nodes=st.lists(st.tuples(st.integers(1, 4), st.sampled_from(TYPES)), min_size=1, max_size=3),
-        lives=st.just([None]) | st.lists(st.integers(0, 8), min_size=1, max_size=3).map(lambda short: [*short, 15]),
+        lives=st.just([None]) | st.lists(st.integers(0, 8), min_size=1, max_size=3).map(lambda short: [*short, LONG]),
         seconds=st.sampled_from((0.0, 4.0, 20.0)),
         data=st.data(),
     )
@@ -399,3 +404,45 @@ def test_a_place_that_comes_free_when_all_are_idle_is_given_and_used() -> None:
     assert status is not None
     assert status.completion_time is not None
     assert life.world.now < EPOCH + 60, "it ends when it is done, not when patience does"
+
+
+ONE_GPU = {
+    "timeBudgetSeconds": 40,
+    "minReplicas": 1,
+    "maxReplicas": 1,
+    "template": template({"resources": {"limits": {GPU: 1}}}),
+}
+
+
+def test_a_job_that_is_gone_and_not_yet_seen_to_be_is_looked_at_again() -> None:
+    """Its status cannot be written, and the operator does not fall silent about it."""
+    life = LifeMachine()
+    life.world.add_node("node", gpus=1)
+    life.world.tempers["ns/job"] = Temper(lasts=1e9)
+    life.world.create_job("job", ONE_GPU)
+    life.see("jobs", "nodes")
+    life.world.delete_job("ns/job")
+
+    assert life.tick(), "the operator admits what it still sees"
+
+    (job,) = life.operator.backend.jobs.values()
+    assert job.state.active
+    assert job.due_at is not None
+    life.settle()
+    assert not life.operator.backend.jobs
+    life.teardown()
+
+
+def test_a_status_that_was_written_without_an_answer_keeps_its_times() -> None:
+    life = LifeMachine()
+    life.world.create_job("job", ONE_GPU | {"suspend": True})
+    life.see(*KINDS)
+    life.operator.client.unanswered = 1
+    life.tick()
+    first = parse_status(life.world.jobs["ns/job"])
+    life.world.pass_time(30.0)
+    life.tick()
+    assert first is not None
+    assert first.conditions
+    assert parse_status(life.world.jobs["ns/job"]) == first
+    life.teardown()

@@ -57,6 +57,10 @@ class Writer:
         if job.must_write(status, due, now):
             try:
                 if not await self._write(job, status, now):
+                    # It is gone. The watch drops it when it hears of that; until then it counts as not written.
+                    job.hear(News.NONE, due)
+                    job.writing.failed(now)
+                    job.plan_ahead(status, now)
                     return
             except BackendError as error:
                 job.hear(News.NONE, max(due, Due.CHANGES))
@@ -84,6 +88,7 @@ class Writer:
         """Write the status; return whether the job is still there."""
         namespace, name, uid = _name(job)
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        job.sent = status
         answer = await self._client.put_status(resources.JOBS, namespace, name, uid, body)
         if answer is None:
             return False

@@ -76,6 +76,8 @@ class ManagedJob:
         self._store, self._settings, self._timing = store, settings, settings.timing
         self.written: JobStatus | None = parse_status({"status": seen.status})
         """The status as it was last written, or found."""
+        self.sent = self.written
+        """The status as it was last sent. It may be written though no answer came, so its times are kept."""
         self.written_at = now
         self.answered = seen.status
         """The same as the API server sent it back."""
@@ -259,7 +261,7 @@ class ManagedJob:
         wall = utc(now)
         if self.job is None:
             problems = () if self.problems is None else self.problems.problems
-            return status_of_invalid(self.object.generation, problems, self.written, wall)
+            return status_of_invalid(self.object.generation, problems, self.sent, wall)
         self._count_up()
         self.observe()
         observed = Observed(
@@ -268,7 +270,7 @@ class ManagedJob:
             refusal=self.refusal,
             selector=names.selector(self.job.name),
         )
-        return status_of(self._facts(), self.state, observed, self.written, wall)
+        return status_of(self._facts(), self.state, observed, self.sent, wall)
 
     def must_write(self, status: JobStatus, due: Due, now: float) -> bool:
         """Return whether `status` is to be written now; figures alone have time."""
@@ -278,7 +280,8 @@ class ManagedJob:
 
     def wrote(self, status: JobStatus, answered: Mapping[str, Any] | None, now: float) -> None:
         """Take note of what was written, and what the API server made of it."""
-        self.written, self.written_at, self.answered = status, now, answered
+        self.written = self.sent = status
+        self.written_at, self.answered = now, answered
 
     def plan_ahead(self, status: JobStatus, now: float) -> None:
         """Set when it is to be looked at or flushed next though nothing happens; `status` is how it stands."""

@@ -16,7 +16,6 @@ class Reason(StrEnum):
     TOO_LARGE = "TooLarge"
     TOO_LITTLE_BUDGET_LEFT = "TooLittleBudgetLeft"
     COOLDOWN = "Cooldown"
-    MIN_RUNTIME = "MinRuntime"
     AT_MAX_REPLICAS = "AtMaxReplicas"
     NO_REPORT = "NoReport"
     ADAPTATION_OFF = "AdaptationOff"
@@ -28,7 +27,6 @@ class Reason(StrEnum):
     RECLAIM_ACKNOWLEDGED = "ReclaimAcknowledged"
     RECLAIM_FORCED = "ReclaimForced"
     AGENT_UNAVAILABLE = "AgentUnavailable"
-    AGENT_DECLINED = "AgentDeclined"
     ILLEGAL_ADVICE = "IllegalAdvice"
     STILL_CARRIED = "StillCarried"
     NOT_CHEAPER = "NotCheaper"
@@ -66,7 +64,6 @@ SENTENCES: dict[Reason, str] = {
     Reason.TOO_LARGE: "it requests more GPUs than there are in total; lower minReplicas or add GPUs",
     Reason.TOO_LITTLE_BUDGET_LEFT: "too little of its time budget is left for extra GPUs to be worthwhile",
     Reason.COOLDOWN: "its allocation has just changed (preemption.cooldownSeconds)",
-    Reason.MIN_RUNTIME: "its extra GPUs are younger than preemption.minRuntimeSeconds",
     Reason.AT_MAX_REPLICAS: "it has all the workers that maxReplicas allows",
     Reason.NO_REPORT: "its workers sent no report: the image does not use the trainer library, or is still starting",
     Reason.ADAPTATION_OFF: "adaptation.mode is Off and training.elasticBatch is absent, so extra GPUs would be idle",
@@ -78,7 +75,6 @@ SENTENCES: dict[Reason, str] = {
     Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",
-    Reason.AGENT_DECLINED: "the agent advised not to change the model",
     Reason.ILLEGAL_ADVICE: "the agent's advice was not legal for the model; adaptation.fallback decided",
     Reason.STILL_CARRIED: "GPUs were taken back, but the grown model is about as fast on the rest; it is kept",
     Reason.NOT_CHEAPER: "GPUs were taken back, but no smaller model has much cheaper steps; the grown one is kept",

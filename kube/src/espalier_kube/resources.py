@@ -22,11 +22,6 @@ class Resource:
     plural: str
     namespaced: bool = True
 
-    @property
-    def api_version(self) -> str:
-        """`group/version`, or the version alone for the core group."""
-        return f"{self.group}/{self.version}" if self.group else self.version
-
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """Return the path of an object, or of all; without `namespace` those of all namespaces."""
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_agent.tables.rewards import Floats, Indices, Reward, potentials, step_rewards, to_go
+from espalier_agent.tables.rewards import Floats, Indices, Reward, potentials, step_rewards
 from espalier_agent.tables.tree import decision_tree
 from espalier_api.outcomes import OutcomeTable, reward
 
@@ -94,7 +94,3 @@ def test_by_hand(make_table: Callable[..., OutcomeTable]) -> None:
     }
     for kind in Reward:
         np.testing.assert_allclose(step_rewards(next_states, returns, kind), expected[kind], atol=1e-9)
-
-
-def test_what_is_left_to_earn() -> None:
-    np.testing.assert_array_equal(to_go(np.array([[1.0, 2.0, 4.0], [0.0, 0.0, -3.0]])), [[7, 6, 4], [-3, -3, -3]])

@@ -61,12 +61,6 @@ def potentials(next_states: Indices, returns: Floats, reward: Reward) -> Floats:
         reached = values[next_states[first : first + len(reached) // width]]
 
 
-def to_go(rewards: Floats) -> Floats:
-    """Return the undiscounted sum of each step's reward and those after it, for rewards (episodes, decisions)."""
-    summed: Floats = np.cumsum(rewards[:, ::-1], axis=1)[:, ::-1]
-    return summed
-
-
 def _backed_up(reached: Floats, reward: Reward) -> Floats:
     if reward is Reward.OVER_NOTHING:
         nothing: Floats = reached[:, -1]

@@ -38,9 +38,6 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "No action is needed: it trains with its base GPUs to the end of its budget."
     ),
     Reason.COOLDOWN: Remedy("Wait; a smaller spec.preemption.cooldownSeconds in the next job makes the time shorter."),
-    Reason.MIN_RUNTIME: Remedy(
-        "Wait; spec.preemption.minRuntimeSeconds of the jobs that hold lent GPUs sets how long."
-    ),
     Reason.AT_MAX_REPLICAS: Remedy("Only a larger spec.maxReplicas."),
     Reason.NO_REPORT: Remedy(
         "An image that uses the trainer library (espalier_trainer), with the job's ServiceAccount, so that it can "
@@ -68,7 +65,6 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "decides, and training continues.",
         (_AGENT,),
     ),
-    Reason.AGENT_DECLINED: Remedy("No action is needed: according to its policy, the model should not change."),
     Reason.ILLEGAL_ADVICE: Remedy(
         "An agent of the same version as this Espalier: it advised a growth point that the model does not have.",
         (_AGENT,),

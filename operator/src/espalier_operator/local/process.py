@@ -51,11 +51,6 @@ class Process:
         """Its process id, also the id of its group."""
         return self._child.pid
 
-    @property
-    def is_ending(self) -> bool:
-        """Whether `terminate` or `kill` was called."""
-        return self._kill_at is not None
-
     def poll(self) -> int | None:
         """Return the exit code once it has ended (negative: by that signal), its whole group then ended too."""
         if self._child.returncode is None:

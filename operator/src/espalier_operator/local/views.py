@@ -44,10 +44,6 @@ class RunView:
 
     timeline_seconds: float
     """Where the run is on the axis of `GpuChange.at_seconds`."""
-    gpus_total: int
-    gpus_base: int
-    gpus_lent: int
-    gpus_free: int
     last_tick_age: float | None
     """Wall seconds since the scheduler last ticked."""
     jobs: tuple[JobView, ...]
@@ -98,10 +94,6 @@ def view_run(
     )
     return RunView(
         timeline_seconds=timeline.seconds,
-        gpus_total=gpus.total,
-        gpus_base=sum(view.base_gpus for view in views),
-        gpus_lent=sum(view.lent_gpus for view in views),
-        gpus_free=len(gpus.free),
         last_tick_age=loop.last_tick_age(),
         jobs=views,
     )

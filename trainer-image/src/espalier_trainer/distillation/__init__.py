@@ -14,7 +14,7 @@ from espalier_trainer.core.hooks import Criterion
 from espalier_trainer.distillation.decision import Facts, Rule, Verdict, decide
 from espalier_trainer.distillation.filling import ShrinkError, fill, readers, shrink_optimizer
 from espalier_trainer.distillation.folding import fold
-from espalier_trainer.distillation.objective import Teaching, distillation_loss, plain
+from espalier_trainer.distillation.objective import Teaching, distillation_loss
 from espalier_trainer.distillation.statistics import recalibrate
 from espalier_trainer.distillation.teacher import Teacher
 
@@ -30,7 +30,6 @@ __all__ = [
     "distillation_loss",
     "fill",
     "fold",
-    "plain",
     "readers",
     "recalibrate",
     "shrink_optimizer",

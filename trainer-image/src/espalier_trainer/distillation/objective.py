@@ -9,11 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def plain(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the summed cross entropy: learning from the labels alone."""
-    return functional.cross_entropy(logits, labels, reduction="sum")
-
-
 @dataclass(frozen=True, slots=True)
 class Teaching:
     """How much is learnt from the teacher, and how soft its answers are made."""

@@ -41,11 +41,6 @@ class Teacher:
         """Examples that the module has answered."""
 
     @property
-    def knows_all(self) -> bool:
-        """Tell whether every example's logits are kept."""
-        return self._known is not None and bool(self._known.all())
-
-    @property
     def keeps(self) -> bool:
         """Tell whether any logits are kept."""
         return self._logits is not None

@@ -141,8 +141,3 @@ def _extra(
             if name not in there:  # what has ended is not made again: the planner takes note of the loss
                 yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, state.gpu_type))
         index += 1
-
-
-def _is_ending(state: JobState) -> bool:
-    """Return whether the job is about to be ended: nobody is started any more."""
-    return state.ended is not None or state.stopping is not None

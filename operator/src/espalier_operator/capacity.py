@@ -16,14 +16,14 @@ from espalier_operator.facts import Node, Worker
 
 
 class Supply(IntEnum):
-    """When what was asked for is there."""
+    """When the requested GPUs are available."""
 
     NEVER = 0
-    """As things stand. Nothing is kept for the asker."""
+    """Never, as things are. Nothing is reserved."""
     LATER = 1
-    """It is set aside and comes with what is being given back."""
+    """After a pending release; the GPUs are reserved."""
     NOW = 2
-    """It is handed out."""
+    """Now; the GPUs are handed out."""
 
 
 _Buckets = dict[tuple[int, int], dict[str, None]]
@@ -66,23 +66,23 @@ class Capacity:
         return sorted(self._slots)
 
     def overdrawn(self) -> list[tuple[str, int]]:
-        """Return (node, GPUs) where more is held for good than the node will have."""
+        """Return (node, GPUs) for each node on which more GPUs are held permanently than the node will have."""
         return sorted((name, -free) for name, free in self._later.items() if free < 0)
 
     def could_ever_hold(self, gpu_type: str, gpus: int, workers: int) -> bool:
-        """Return whether `workers` of `gpus` each would fit if everybody else were gone."""
+        """Return whether `workers` of `gpus` each would fit on empty nodes."""
         return gpus == 0 or sum(count * (size // gpus) for size, count in self._slots[gpu_type].items()) >= workers
 
     def take(self, gpu_type: str, gpus: int) -> str | None:
-        """Hand out `gpus` (> 0) on one node, the fullest that has them, and name it; None where none has."""
+        """Hand out `gpus` (> 0) on the fullest node that has them; return the node, None if there is none."""
         return self._place(self._offers[gpu_type], gpus, now=-gpus, later=-gpus)
 
     def set_aside(self, gpu_type: str, gpus: int) -> str | None:
-        """Keep `gpus` (> 0) of one node for somebody who waits for them; None where none will have them."""
+        """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""
         return self._place(self._hopes[gpu_type], gpus, now=0, later=-gpus)
 
     def hold(self, gpu_type: str, gpus: int) -> str | None:
-        """Keep `gpus` (> 0) of one node for somebody: free ones, else some that are being given back."""
+        """Reserve `gpus` (> 0) of one node: free ones if there are, otherwise some that are being given back."""
         return self.take(gpu_type, gpus) or self.set_aside(gpu_type, gpus)
 
     def occupy(self, gpu_type: str, gpus: int) -> str | None:
@@ -90,7 +90,7 @@ class Capacity:
         return self._place(self._offers[gpu_type], gpus, now=-gpus, later=0)
 
     def expect(self, node: str | None, gpus: int) -> None:
-        """Count on `gpus` that somebody will give back on `node`; negative: count on them no more."""
+        """Expect that `gpus` will be given back on `node`; a negative number withdraws the expectation."""
         if node is not None and node in self._type:
             self._change(node, 0, gpus)
 
@@ -99,7 +99,7 @@ class Capacity:
         return len(self._journal)
 
     def undo(self, mark: int) -> None:
-        """Take back everything since `mark`."""
+        """Undo everything since `mark`."""
         while len(self._journal) > mark:
             node, now, later = self._journal.pop()
             self._leave(node)

@@ -33,11 +33,11 @@ class Role(StrEnum):
     BASE = "base"
     EXTRA = "extra"
     ALIEN = "alien"
-    """A pod with GPUs that belongs to no job of ours."""
+    """A pod with GPUs that belongs to no job of this operator."""
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life. In all three it holds the GPUs of the node it is bound to."""
+    """The stage of a worker. In every stage it holds the GPUs of the node that it is bound to."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -67,12 +67,12 @@ class Worker:
     """Key of its job, None for an alien."""
     role: Role
     index: int = 0
-    """Place among the job's workers of this role; extra workers leave from the highest index down."""
+    """Index among the job's workers of this role; extra workers are removed from the highest index down."""
     node: str | None
     gpus: int
     state: WorkerState
     gpu_type: str | None = None
-    """The type that an unbound alien insists on."""
+    """The type of GPU that an alien without a node requires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Terms:
     """The only type of GPU it runs on; None: any, but all its workers on the same."""
     time_budget_seconds: float
     grace_seconds: float = 10.0
-    """How long past its budget it may go on before it is ended by force."""
+    """Seconds that it may continue past its budget before it is ended by force."""
     gpu_seconds_budget: float | None = None
     notice_seconds: float = 30.0
     cooldown_seconds: float = 60.0
@@ -105,7 +105,7 @@ class Terms:
     adapts: bool = True
     """False for adaptation mode Off."""
     trains_together: bool = False
-    """Whether extra workers train: then they are of use to a job that does not adapt, too."""
+    """Whether extra workers train; if so, a job that does not adapt can use them as well."""
     suspend: bool = False
     backoff_limit: int = 3
     max_preemptions: int | None = None
@@ -120,7 +120,7 @@ class Terms:
         gpu_type: str | None = None,
         resource: str = DEFAULT_GPU_RESOURCE,
     ) -> Self:
-        """Return the terms of `job`; `grace_seconds` and `gpu_type` are the backend's to say."""
+        """Return the terms of `job`; the backend supplies `grace_seconds` and `gpu_type`."""
         spec = job.spec
         return cls(
             min_replicas=spec.min_replicas,
@@ -146,7 +146,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim:
-    """A notice that stands: the job is to be down to `extra` extra workers by `deadline`."""
+    """A pending notice: the job must reduce its extra workers to `extra` by `deadline`."""
 
     extra: int
     deadline: float
@@ -155,7 +155,7 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """A demand that stands: the job is to checkpoint and end by `deadline`."""
+    """A pending demand: the job must write a checkpoint and end by `deadline`."""
 
     reason: Reason
     deadline: float
@@ -172,7 +172,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """One job: what it asks for and where it stands."""
+    """One job: its terms and its current state."""
 
     key: str
     terms: Terms
@@ -194,22 +194,22 @@ class JobFacts:
     training: bool = False
     """Its leader is past its start-up."""
     evaluating: bool = False
-    """Its leader has announced an evaluation."""
+    """Its leader has announced its last evaluation."""
     trained: bool = False
-    """It was, at some time since it was admitted."""
+    """Its leader has been past its start-up at some time since the job was admitted."""
     used_seconds: float = 0.0
     gpu_seconds_used: float = 0.0
     failures: int = 0
     last_failure: str = ""
-    """What the last failure looked like, for a person."""
+    """Description of the last failure, for people."""
     trouble: Reason | None = None
-    """What keeps its workers from starting, where that is known: the image, the nodes, the API server."""
+    """What prevents its workers from starting, if known: the image, the nodes, the API server."""
     preemptions: int = 0
     """How often GPUs were taken from it by force, or its leader was ended from outside."""
     stopping: Stopping | None = None
     ended: Ended | None = None
     finished: bool = False
-    """Its outcome is recorded: only its remaining workers matter still."""
+    """Its outcome is recorded; only its remaining workers still matter."""
 
     @property
     def remaining_seconds(self) -> float:
@@ -231,11 +231,11 @@ class Rules:
     policy: str = DEFAULT_POLICY
     """Name of the scheduling policy (`espalier_operator.policies.POLICIES`)."""
     lend_min_fraction: float = 0.05
-    """Nothing is lent to a job with less than this part of its time budget left. Growth was measured to pay still
-    at 95 % of the budget (digits, rate restarted and linear to the deadline, +.05 accuracy in 5 of 5 seeds) and
-    there is no measurement beyond it; what is lent later is warm-up that the job never uses."""
+    """Nothing is lent to a job with less than this share of its time budget left. Growth at 95 % of the budget still
+    improved accuracy (digits, rate restarted and linear to the deadline, +.05 in 5 of 5 seeds). Later growth was not
+    measured: the job would end before the workers have warmed up."""
     stop_grace_seconds: float = 30.0
-    """From the demand to checkpoint and end (suspension, end of the GPU budget) to force."""
+    """Seconds between the demand to write a checkpoint and end (suspension, end of the GPU budget) and a forced end."""
     evaluation_grace: float = 10.0
     """A leader that has announced its last evaluation may exceed its budget by this many times the grace period."""
 

@@ -1,7 +1,7 @@
 """The scheduler's loop: snapshot → plan → apply, whatever the backend.
 
-One task. It is woken by `wake()` (facts have changed; a burst of changes is one tick), by the time at which the last
-plan said that time alone changes something, and by a slow resync in case a wake-up was lost.
+One task. Three things wake it: `wake()` (facts have changed; a burst of changes is one tick), the time at which the
+last plan becomes outdated without any new fact, and a slow resync in case a wake-up was lost.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from espalier_operator.policies import Policy
 logger = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS: Final = 0.05
-"""Wall time between a wake-up and the tick: a burst of facts is planned once."""
+"""Wall time between a wake-up and the tick, so that a burst of facts is planned once."""
 REST: Final = 1.0
-"""Pause after a tick, in units of its duration. In a long burst of facts, a large cluster is planned less often, and at
-least half of the time is left for carrying plans out."""
+"""Pause after a tick, in units of its duration. During a long burst of facts a large cluster is planned less often, and
+at least half of the time is left to carry out plans."""
 RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
-"""Wall time after which a tick that could not be carried out is tried again."""
+"""Wall time after which a failed tick is retried."""
 
 
 class BackendError(Exception):
-    """The world could not be seen or changed just now. The loop tries again; nothing is assumed meanwhile."""
+    """The backend could not read or change the cluster now. The loop retries, and assumes nothing meanwhile."""
 
 
 class Backend(Protocol):
     """A world of nodes, workers and jobs."""
 
     async def observe(self) -> Snapshot:
-        """Return what is; `BackendError` where it is unknown (never an empty snapshot instead)."""
+        """Return the current snapshot; raises `BackendError` where it is unknown (never an empty one)."""
 
     async def apply(self, action: Action) -> None:
-        """Carry out `action`, idempotently; `BackendError` where that failed."""
+        """Carry out `action`, idempotently; raises `BackendError` if that fails."""
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
         """Take notice of a plan whose actions were all tried: for conditions, metrics and displays."""
@@ -50,10 +50,10 @@ class Observer(Protocol):
     """Receives the durations of ticks, for metrics."""
 
     def ticked(self, plan: Plan, thought: float, took: float) -> None:
-        """Take note of a tick that was carried out; wall seconds to see and plan, and in all."""
+        """Record a completed tick: the wall seconds of observing and planning, and of the whole tick."""
 
     def failed(self, what: str) -> None:
-        """Take note of what failed and is tried again: `observe` or `apply`."""
+        """Record a failure that is retried: `observe` or `apply`."""
 
 
 class Loop:
@@ -80,11 +80,11 @@ class Loop:
         self._rests_until = 0.0
 
     def wake(self) -> None:
-        """Say that facts have changed."""
+        """Report that facts have changed."""
         self._event.set()
 
     def last_tick_age(self) -> float | None:
-        """Return the wall seconds since a tick was last completed, None before the first: the measure of liveness."""
+        """Return the wall seconds since the last completed tick, None before the first; the liveness probe uses it."""
         return None if self._last_tick is None else self._monotonic() - self._last_tick
 
     async def run(self) -> None:
@@ -100,7 +100,7 @@ class Loop:
             await asyncio.sleep(max(self._debounce, self._rests_until - self._monotonic()))
 
     async def tick(self) -> float:
-        """Plan and apply once; return the wall seconds after which the next tick is due without a wake-up."""
+        """Plan and apply once; return the wall seconds until the next tick that is due without a wake-up."""
         self._event.clear()
         began = self._monotonic()
         try:

@@ -4,23 +4,24 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
 
 1.  Never more GPUs than exist: what is granted fits into what ready, schedulable nodes have free, node by node.
 2.  A GPU is held while its worker is pending, running or terminating; only a worker's absence frees it.
-3.  A promise (extra workers granted, not yet seen) is counted until they are seen or it expires; the base workers
-    of an admitted job are counted always.
+3.  A promise (extra workers granted, not yet seen) is counted until they are seen or it expires. The base workers
+    of an admitted job are always counted.
 4.  Base GPUs are granted all at once or not at all, on one type of GPU, and are never taken from a running job.
     Where they are physically gone and no lent GPU can replace them, the whole job waits again with its budget kept.
-5.  Every lent GPU has a holder that reported, trains and may grow; it goes back by notice, then acknowledgement or
-    deadline. Without notice go only GPUs that are gone already.
+5.  Every lent GPU has a holder that has reported, trains and may grow. A GPU is reclaimed by a notice, followed by
+    the holder's acknowledgement or the deadline. Only GPUs that no longer exist are released without a notice.
 6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice.
-7.  An allocation's extra part rises at most once in `cooldownSeconds` after it last changed. For another job's
-    extra GPUs it falls no earlier than `minRuntimeSeconds` after it last changed; where it must fall anyway, no
-    earlier than that after it last rose.
+7.  The extra workers of an allocation do not increase within `cooldownSeconds` of their last change. To give extra
+    GPUs to another job they are not reduced within `minRuntimeSeconds` of their last change; where they must be
+    reduced anyway, not within `minRuntimeSeconds` of their last increase.
 8.  Every unfinished job is named by an action or a refusal with its reason.
-9.  Planning again after grants and notices are applied plans nothing; after ends and releases, which free GPUs, at
-    most what these allow. Workers of several GPUs may need one reclaim more where they are bound to other nodes.
+9.  Planning is idempotent: once grants and notices are applied, the next plan is empty. Ends and releases free GPUs,
+    so the next plan may use these GPUs, and nothing else. Workers of several GPUs may need one more reclaim if they
+    are bound to other nodes.
 
-Queue: strictly in the policy's order on each type of GPU. A job that could run there and must wait holds back those
-after it (no backfill): start times of running jobs' successors cannot be known, and what stands idle meanwhile is
-lent as extra GPUs, which come back within one notice. A job larger than all GPUs together holds nobody back.
+Queue: strictly in the policy's order on each type of GPU. A job that could run on a type and must wait holds back the
+jobs after it (no backfill), because the start times of later jobs cannot be known. GPUs that are idle meanwhile are
+lent as extra GPUs, which can be reclaimed within one notice. A job larger than all GPUs together holds back no job.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
 
 
 class _Tick:
-    """One call of `plan`, step by step; each step leaves less room to the next."""
+    """One call of `plan`, in steps; each step works with the GPUs that the earlier ones left."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, now: float) -> None:
         self._policy, self._now, self._rules = policy, now, snapshot.rules
@@ -59,7 +60,7 @@ class _Tick:
         self._refusals: dict[str, Refusal] = {}
         self._wake_at: float | None = None
         self._touched: set[str] = set()
-        """Jobs that are lent nothing and asked for nothing in this tick: they have an action already."""
+        """Jobs that already have an action in this tick: nothing is lent to them or reclaimed from them."""
         self._base: Counter[str | None] = Counter()
         """By job: its live base workers that are bound to a node."""
         self._extras: dict[str | None, list[Worker]] = defaultdict(list)
@@ -83,7 +84,7 @@ class _Tick:
         """By running job: its extra workers less those that it gives back."""
         leaving = self._leaving(snapshot)
         self._capacity = Capacity(snapshot.nodes, snapshot.workers, leaving)
-        for job in snapshot.jobs:  # also those that end in this tick: their workers may just be binding
+        for job in snapshot.jobs:  # includes jobs that end in this tick: their workers may be binding at this moment
             own, kept = self._extras[job.key], self._kept.get(job.key, 0)
             own += hold_promised(self._capacity, job, self._promises.get(job.key), own, kept, now)
         self._reclaims = ReclaimQueue(self._running, self._extras, leaving, policy, now)
@@ -91,12 +92,12 @@ class _Tick:
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
 
     def leave_departing_gpus(self) -> None:
-        """Ask lent workers away from nodes that have, or will have, fewer GPUs than they hold."""
+        """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there."""
         for node, gpus in self._capacity.overdrawn():
             self._reclaims.leave_node(self._capacity, node, gpus, by=self._departures.get(node))
 
     def place_claims(self) -> None:
-        """Make room for what is due already: base workers of running jobs, pods of others."""
+        """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others."""
         for job in self._running:
             if job.stopping is not None:
                 continue
@@ -112,7 +113,7 @@ class _Tick:
                     hopeless.add(kind)
 
     def admit(self) -> None:
-        """Start waiting jobs, in order; one that must wait holds back those after it on its types of GPU."""
+        """Start waiting jobs in order; a job that must wait holds back the later ones on its types of GPU."""
         blocked: set[str] = set()
         for job in self._waiting:
             gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
@@ -132,7 +133,7 @@ class _Tick:
                 blocked.update(types)
 
     def lend(self) -> None:
-        """Lend what is left, one worker at a time to the first in the policy's order."""
+        """Lend the GPUs that are left, one worker at a time, to the first job in the policy's order."""
         wishes: list[tuple[Rank, int, int]] = []
         for place, job in enumerate(self._running):
             if job.key in self._touched:
@@ -148,7 +149,7 @@ class _Tick:
         heapq.heapify(wishes)
         granted: dict[str, int] = {}
         hoped: dict[str, int] = {}
-        """By job: the extra workers that it has, is granted, or comes to have once others have given back."""
+        """By job: its extra workers, including those granted now and those it gets after a reclaim from others."""
         while wishes:
             _, place, most = heapq.heappop(wishes)
             job = self._running[place]
@@ -208,7 +209,7 @@ class _Tick:
         return min(seen, job.extra)
 
     def _leaving(self, snapshot: Snapshot) -> set[str]:
-        """Return the workers whose GPUs come free without further doing."""
+        """Return the workers whose GPUs become free without another action."""
         leaving = {worker.name for worker in snapshot.workers if worker.state is WorkerState.TERMINATING}
         over = {job.key for job in snapshot.jobs} - self._kept.keys()
         if over:
@@ -218,7 +219,7 @@ class _Tick:
         return leaving
 
     def _choose_type(self, gpu_types: Sequence[str], gpus: int, workers: int) -> str | None:
-        """Return the type on which all `workers` start at once; otherwise let them wait for one, and return None."""
+        """Return the type on which all `workers` can start now. If there is none, reserve for them and return None."""
         for name in gpu_types:
             if self._pool.take_gang(name, gpus, workers):
                 return name
@@ -231,7 +232,7 @@ class _Tick:
     def _supply_extra(self, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
         """Get GPUs for one more than `extra` workers: free ones, or reclaimed ones where the policy allows it.
 
-        Who was granted some just now asks for no others, which would come in its cooldown.
+        For a job that was granted some in this tick nothing is reclaimed: it would arrive during the job's cooldown.
         """
         gpu_type, gpus = _type_of(job), job.terms.gpus_per_worker
         if job.key in granted and job.terms.cooldown_seconds > 0:
@@ -243,7 +244,7 @@ class _Tick:
         def spared(holder: JobFacts) -> bool:
             runtime = holder.terms.min_runtime_seconds
             risen, changed = (holder.granted_at or 0.0) + runtime, (holder.changed_at or 0.0) + runtime
-            # Who must give back anyway in this tick is spared no change by being asked for less.
+            # A job that must give back in this tick is interrupted anyway: asking it for less would save nothing.
             quiet_at = risen if self._reclaims.is_asked(holder.key) else max(risen, changed)
             self._wake(quiet_at)
             return self._now < quiet_at or holder.key in granted or holder.key == job.key

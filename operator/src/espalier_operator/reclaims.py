@@ -29,7 +29,7 @@ class _Taken:
 
 
 class _Line:
-    """The loans on one type of GPU, the first to be asked first; sorted only as far as somebody looks."""
+    """The loans on one type of GPU in the order of reclaim; sorted only as far as they are read."""
 
     def __init__(self, loans: Iterator[_Loan]) -> None:
         self._rest = loans
@@ -59,10 +59,9 @@ class _Line:
 
 
 class ReclaimQueue:
-    """Reclaims extra workers in reverse order of lending rank, of one job from the highest index, and only as needed.
+    """Reclaims as few extra workers as needed, in reverse order of lending rank, within a job from the highest index.
 
-    A job that is already giving back is not given a second notice: what it keeps is counted on, and asked for when
-    the standing reclaim is over.
+    A job with a pending reclaim gets no second notice: its remaining workers can be reclaimed once that has ended.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class ReclaimQueue:
         policy: Policy,
         now: float,
     ) -> None:
-        """Take the running jobs and their live or promised extra workers; those named in `leaving` go already."""
+        """Take the running jobs and their live or promised extra workers; those named in `leaving` are excluded."""
         self._now = now
         self._taken: dict[str, _Taken] = {}
         self._extras, self._leaving = extras, leaving
@@ -92,11 +91,11 @@ class ReclaimQueue:
         }
 
     def mark(self) -> dict[str, tuple[int, float]]:
-        """Return what is asked so far, for `undo`."""
+        """Return the reclaims chosen so far, for `undo`."""
         return {key: (taken.extra, taken.deadline) for key, taken in self._taken.items()}
 
     def undo(self, mark: dict[str, tuple[int, float]]) -> None:
-        """Ask again for no more than was asked at `mark`."""
+        """Drop the reclaims chosen since `mark`."""
         for key in list(self._taken):
             if key not in mark:
                 del self._taken[key]
@@ -106,7 +105,7 @@ class ReclaimQueue:
             line.restart()
 
     def is_asked(self, job: str) -> bool:
-        """Return whether `job` is asked to give something back in this tick."""
+        """Return whether `job` must give back workers in this tick."""
         return job in self._taken
 
     def cover(
@@ -117,10 +116,10 @@ class ReclaimQueue:
         may_take: Callable[[JobFacts, int], bool] = lambda holder, keeps: True,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
     ) -> Supply:
-        """Ask for as little as makes `gpus` on one node free, and keep them there; nothing where that is too few.
+        """Reclaim as little as frees `gpus` on one node, and reserve them; reclaim nothing if that many cannot be had.
 
-        What is asked for may serve somebody who was promised what is free now: then `gpus` are handed out at once.
-        `may_take`, given a holder and the extra workers that it would be left with, ends the search where it is False;
+        The reclaimed GPUs may instead go to a worker for which GPUs that are free now were reserved; then `gpus` are
+        handed out at once. `may_take(holder, extra workers left to it)` ends the search when it returns False;
         `spared` skips a holder.
         """
         line, mark = self._lines.get(gpu_type), capacity.mark()
@@ -142,7 +141,7 @@ class ReclaimQueue:
         return Supply.NEVER
 
     def leave_node(self, capacity: Capacity, node: str, gpus: int, by: float | None) -> None:
-        """Ask for lent workers on `node` until `gpus` of it are given back: its GPUs go at `by`."""
+        """Reclaim lent workers on `node` until `gpus` of it are given back: these GPUs depart at `by`."""
         for line in self._lines.values():
             for loan in line:
                 if gpus <= 0:
@@ -154,7 +153,7 @@ class ReclaimQueue:
                     self._ask(loan, Reason.GPU_LOST, by)
 
     def notices(self) -> list[NoticeReclaim]:
-        """Return the notice for each job that is asked."""
+        """Return the notice for each job that must give back workers."""
         return [
             NoticeReclaim(job=taken.job.key, extra=taken.extra, deadline=taken.deadline, reason=taken.reason)
             for taken in self._taken.values()
@@ -162,9 +161,9 @@ class ReclaimQueue:
         ]
 
     def _in_turn(self, line: _Line, may_take: Callable[[JobFacts, int], bool]) -> Iterator[_Loan]:
-        """Yield what may be taken: where one loan is not enough, the others of its holder before those of the next.
+        """Yield candidates for reclaim. Where one loan is not enough, its holder's other loans follow directly.
 
-        So a worker of many GPUs makes as few jobs as can be give back.
+        A worker of many GPUs thus takes from as few jobs as possible.
         """
         seen: set[str] = set()
         for loan in line:
@@ -196,7 +195,7 @@ class ReclaimQueue:
         return self._by_job[job.key]
 
     def _keep_only(self, capacity: Capacity, tried: Sequence[_Loan], node: str) -> None:
-        """Of `tried`, ask for those on `node` and what must leave before them; count on the others no more."""
+        """Of `tried`, reclaim those on `node` and those that must leave before them; release the others."""
         lowest: dict[str, int] = {}
         for loan in tried:
             if loan.worker.node == node:

@@ -1,13 +1,13 @@
 """How much of its budgets a job has used: pure accounting, the same for every backend.
 
-The time budget runs while the job's leader is past its start-up: from the first report of an incarnation that says
-anything other than `Starting`, until the leader ends. Queueing, starting, importing, back-off between restarts and
+The time budget runs while the job's leader is past its start-up: from the first report of an incarnation with a state
+other than `Starting`, until the leader ends. Queueing, starting, importing, back-off between restarts and
 suspension are not counted. A leader that does not get past its start-up, or never reports (its image does not use
-the trainer library), is counted from its start once `Timing.start_up_allowance` is over: nobody holds GPUs for
-free by keeping silent. GPU-seconds are the GPUs held, lent ones included, over the same time.
+the trainer library), is counted from its start once `Timing.start_up_allowance` is over, so a leader that sends no
+reports does not hold GPUs for free. GPU-seconds are the GPUs held, lent ones included, over the same time.
 
-Figures never fall. They survive the scheduler by being stored, and where the leader counted further than what was
-stored (the scheduler was killed in between) its own figure is taken over.
+Figures never decrease. They are stored, so they survive a restart of the scheduler. Where the leader has counted more
+than was stored (the scheduler was killed in between), the leader's figure is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import Enum, auto
 
 
 class Leader(Enum):
-    """What a job's leader is doing, as far as budgets go."""
+    """The activity of a job's leader, as the budgets distinguish it."""
 
     ABSENT = auto()
     STARTING = auto()

@@ -1,4 +1,4 @@
-"""The status of a job as the world sees it: conditions, reasons, phase. Pure; the same for every backend."""
+"""The public status of a job: conditions, reasons, phase. Pure; the same for every backend."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from espalier_operator.job.status import Wall, memory_of, utc
 from espalier_operator.job.transitions import MAX_MESSAGE
 
 MAX_TEXT: Final = 1024
-"""Characters of a text that a leader reports."""
+"""Maximum length of a text that a leader reports, in characters."""
 MAX_NAME: Final = 128
-"""Characters of the name of a metric or an action; what has a longer one is left out."""
+"""Maximum length of the name of a metric or an action, in characters; longer ones are left out."""
 MAX_METRICS: Final = 64
-"""More of them are left out."""
+"""Maximum number of these; the rest are left out."""
 MAX_PROBABILITIES: Final = 64
 MAX_NUMBER: Final = 2**53
 """The largest whole number that every reader of JSON understands."""
@@ -36,7 +36,7 @@ MAX_NUMBER: Final = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a status is made of besides the planner's facts."""
+    """The inputs of a status in addition to the planner's facts."""
 
     generation: int = 0
     """`metadata.generation` of the job that was looked at."""
@@ -74,7 +74,7 @@ def status_of(
 def status_of_invalid(
     generation: int, problems: tuple[str, ...], previous: JobStatus | None, wall: datetime
 ) -> JobStatus:
-    """Return the status of a job whose specification cannot be run; what is known of an earlier one stays."""
+    """Return the status of a job whose specification is invalid; figures of an earlier specification are kept."""
     before = previous or JobStatus()
     was = next((entry for entry in before.conditions if entry.type is ConditionType.ADMITTED), None)
     refused = Condition(
@@ -90,7 +90,7 @@ def status_of_invalid(
 
 
 def phase_of(job: JobFacts, outcome: Outcome | None) -> JobPhase:
-    """Return the one word for printing."""
+    """Return the phase: one word for printing."""
     if outcome is not None:
         return JobPhase.FAILED if outcome.failed else JobPhase.COMPLETE
     if job.admitted_at is None:
@@ -161,7 +161,7 @@ def _always_listed(job: JobFacts) -> tuple[ConditionType, ...]:
 
 
 def _use_of_extra(lent: str, observed: Observed) -> tuple[Reason, str]:
-    """Return reason and message of lent GPUs: that they are, or what kept the agent from deciding on their use."""
+    """Return reason and message for lent GPUs: that they are lent, or why the agent could not decide on their use."""
     last = observed.report.adaptations[-1] if observed.report and observed.report.adaptations else None
     if last is None or last.reason is None or last.source is AdaptationSource.RECLAIM:
         return Reason.EXTRA_GPUS_GRANTED, lent
@@ -177,7 +177,7 @@ def _stands(job: JobFacts, waiting: Reason) -> Reason:
 
 
 def _adaptations(before: JobStatus, report: Report) -> tuple[Adaptation, ...]:
-    """Return the last of all that are known: a leader that starts has not read its checkpoint yet, or found none."""
+    """Return the last known one: a leader that starts has not read its checkpoint yet, or has none."""
     reported = {entry.decision_id: _bounded(entry) for entry in report.adaptations}
     earlier = [entry for entry in before.adaptations if entry.decision_id not in reported]
     return (*earlier, *reported.values())[-MAX_ADAPTATIONS_KEPT:]
@@ -203,7 +203,7 @@ def _training(report: Report) -> TrainingStatus:
 
 
 def _bounded(entry: Adaptation) -> Adaptation:
-    """Return an adaptation with no more in it than an API server takes, whatever image reported it."""
+    """Return an adaptation cut to what an API server accepts, whichever image reported it."""
     numbers = ("generation", "depth_before", "depth_after", "parameters_before", "parameters_after")
     texts = ("decision_id", "trigger", "action", "policy", "message")
     bounds: dict[str, object] = {

@@ -1,8 +1,8 @@
-"""The end of a base worker: whether it is the job's, a failure, or somebody else's doing.
+"""The end of a base worker: the end of the job, a failure, or a preemption from outside.
 
-An end is judged once: the same change of the state that counts it raises the worker's attempt, so that another look,
-by this scheduler or the next, sees a worker that has not been started yet. An attempt whose incarnation was seen and is
-gone without a trace was ended by somebody else.
+An end is judged once: the change of state that counts it also raises the worker's attempt, so the next observation, by
+this scheduler or its successor, finds a worker that has not been started yet. An attempt whose incarnation was seen and
+has vanished was ended from outside.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Preemption:
 def judge_exit(code: int, report: Report | None) -> Ended | Failure | Preemption:
     """Return what exit `code` means (negative: the signal), given the last report of that process, if any.
 
-    0 is an end; 2 (`InvalidSpec`) and 3 (`LossNotFinite`) would only happen again; the rest is worth another try. A
-    leader stopped by a signal that the scheduler did not send was preempted, provided it had got to training: one
-    that always ends itself by SIGTERM before that counts as failing.
+    0 ends the job. 2 (`InvalidSpec`) and 3 (`LossNotFinite`) would recur, so they fail it; any other code is retried.
+    A leader stopped by a signal that the scheduler did not send was preempted, provided that it had started to train:
+    a leader that always ends by SIGTERM before that counts as failed.
     """
     phase = report.phase if report is not None else TrainerPhase.STARTING
     reason = report.reason if report is not None else None
@@ -87,7 +87,7 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
 
 
 def failed(state: JobState, index: int, message: str, terms: Terms, now: float, timing: Timing) -> JobState:
-    """Count a failure and put the next start off, twice as long each time; past `backoffLimit` there is none."""
+    """Count a failure and delay the next start, twice as long each time; after `backoffLimit` there is none."""
     failures = state.failures + 1
     wait = min(timing.restart * 2.0 ** min(failures - 1, 30), timing.max_restart)
     again = state.with_worker(index, attempt=state.attempts[index] + 1, incarnation="")
@@ -101,7 +101,7 @@ def failed(state: JobState, index: int, message: str, terms: Terms, now: float, 
 
 
 def turning_points(seen: Observation, timing: Timing) -> Iterator[float]:
-    """Yield the times at which `judge` may change its answer by the passing of time alone."""
+    """Yield the times at which the result of `judge` may change without a new observation."""
     leader = seen.leader
     if leader is None:
         return
@@ -112,7 +112,7 @@ def turning_points(seen: Observation, timing: Timing) -> Iterator[float]:
 
 
 def _completed(seen: Observation, known: str, worker: Incarnation | None, now: float, timing: Timing) -> Ended | None:
-    """Return the end of a leader that reported that it completed, whatever became of it after that."""
+    """Return the end of a leader that reported completion, however its process ended after that."""
     report = seen.report_of(known)
     if report is None or report.phase is not TrainerPhase.COMPLETED:
         return None
@@ -144,7 +144,7 @@ def _judge_leader(
 
 
 def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
-    """Judge a leader that sent its last report, and does not end, by that report; `_completed` does where it did."""
+    """Judge a leader that sent its last report but does not end by that report; `_completed` judges a completed one."""
     report = seen.report
     if report is None or state.stopping is not None:
         return state  # the demand to stop has its own deadline
@@ -156,7 +156,7 @@ def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timin
 
 
 def _may_report_still(end: End, report: Report | None, now: float, timing: Timing) -> bool:
-    """Return whether the last report of a leader that has ended may be on its way."""
+    """Return whether the last report of a leader that has ended may still arrive."""
     if end.code not in _NEEDS_REPORT or end.at is None or (report is not None and report.phase in LAST_PHASES):
         return False
     return abs(now - end.at) < timing.report  # a node whose clock is far ahead is not waited for
@@ -167,12 +167,12 @@ def _lingers(seen: Observation, now: float, timing: Timing) -> bool:
 
 
 def _again_at(worker: Incarnation, now: float, timing: Timing) -> float | None:
-    """Return when a worker that somebody else ended may start again: at once, unless its node refused it."""
+    """Return when a worker that was ended from outside may start again: at once, unless its node refused it."""
     return now + timing.rejected_restart if worker.started_at is None and not worker.removed else None
 
 
 def _ended_by_others(state: JobState, index: int, reason: Reason, not_before: float | None = None) -> JobState:
-    """Count a worker that somebody else ended."""
+    """Count a worker that was ended from outside."""
     if state.stopping is not None:
         return state  # the job is about to be ended: no worker is started again
     again = state.with_worker(index, attempt=state.attempts[index] + 1, incarnation="")

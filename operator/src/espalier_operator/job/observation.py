@@ -17,10 +17,10 @@ class End:
     """How a worker ended."""
 
     code: int | None
-    """Exit code (negative: the signal); None where nobody knows."""
+    """Exit code (negative: the signal); None if unknown."""
     at: float | None
     external: bool
-    """Somebody else ended it: its pod was deleted or evicted, its process asked to end by the scheduler."""
+    """It was ended from outside: its pod was deleted or evicted, or the scheduler asked its process to end."""
     message: str = ""
 
 
@@ -33,7 +33,7 @@ class Incarnation:
     """Its process runs, as far as is known."""
     started_at: float | None = None
     lost: Reason | None = None
-    """Set where it is given up, whether or not it still runs: its node is gone, or its GPUs are."""
+    """Set when it counts as lost, whether or not it still runs: its node or its GPUs are gone."""
     removed: bool = False
     """It is being deleted."""
     end: End | None = None
@@ -48,7 +48,7 @@ class Observation:
     extra_bound: int = 0
     """Extra workers that have their GPUs."""
     report: Report | None = None
-    """The last, whichever leader it is of."""
+    """The last report, of the current or an earlier leader."""
     reporter: str = ""
     """The incarnation that wrote it."""
     reported_at: float = 0.0
@@ -71,12 +71,12 @@ class Observation:
 
     @property
     def fresh(self) -> bool:
-        """Whether the report is of the leader that is there now."""
+        """Whether the report is of the current leader."""
         return self.leader is not None and self.report_of(self.leader.id) is not None
 
     @property
     def phase(self) -> TrainerPhase:
-        """What the leader that is there now reported last."""
+        """The last report of the current leader."""
         return self.report.phase if self.fresh and self.report is not None else TrainerPhase.STARTING
 
     def report_of(self, incarnation: str) -> Report | None:

@@ -1,7 +1,7 @@
-"""What an observation means: how much of the budgets is used, what has ended, which promise was kept.
+"""What an observation means: how much of the budgets is used, which workers ended, which promises were kept.
 
-Budgets are counted while the leader trains, by the backend's clock. What the scheduler did not see, because it was
-away or the leader vanished, is taken from the leader's own count, and from the time for which its process ran.
+Budgets are counted while the leader trains, by the backend's clock. Time that the scheduler did not observe, because it
+was down or the leader vanished, is taken from the leader's own count and from how long its process ran.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from espalier_operator.job.state import JobState, Timing
 
 
 def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
-    """Return the state after a look at the job's workers and report at `now`."""
+    """Return the state after an observation of the job's workers and report at `now`."""
     if state.outcome is not None:
         return state
     if state.admitted_at is None:
@@ -35,7 +35,7 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
 
 
 def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterator[float]:
-    """Yield the times, some of them past, at which `look` may change its answer by the passing of time alone."""
+    """Yield the times, some of them past, at which the result of `look` may change without a new observation."""
     if not state.active or state.ended is not None:
         return
     if state.not_before is not None:
@@ -49,7 +49,7 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
 
 
 def leader_of(seen: Observation, now: float, timing: Timing) -> Leader:
-    """Return what the leader does, as far as budgets go; one that keeps silent for long counts as training."""
+    """Return the activity of the leader for the budgets; a leader without reports for long counts as training."""
     if not seen.leader_runs or seen.phase in LAST_PHASES:
         return Leader.ABSENT
     return Leader.STARTING if _is_starting(seen) and not _is_silent(seen, now, timing) else Leader.TRAINING
@@ -108,7 +108,7 @@ def _count_reported(state: JobState, seen: Observation, terms: Terms, now: float
 
 
 def _reported(state: JobState, seen: Observation, now: float) -> float:
-    """Return leaders' own count, also that of one that is gone; none can have trained for longer than its job is."""
+    """Return the count of the leaders, including former ones, limited to the age of the job."""
     most = now if state.submitted_at is None else now - state.submitted_at
     return 0.0 if seen.report is None else min(seen.report.used_seconds, max(0.0, most))
 

@@ -1,4 +1,4 @@
-"""What is remembered of a job between two looks, and between two incarnations of the scheduler."""
+"""The state of a job that is kept between two observations, and between two incarnations of the scheduler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """One job's memory. All but `ended` survives the scheduler."""
+    """The state of one job. All but `ended` survives a restart of the scheduler."""
 
     submitted_at: float | None = None
     grant: Grant = field(default_factory=Grant)
@@ -69,16 +69,16 @@ class JobState:
     """A worker that failed is not started again earlier."""
     outcome: Outcome | None = None
     ended: Ended | None = None
-    """What the end of the leader means, until the planner has drawn the conclusion."""
+    """How the leader ended, until the planner has acted on it."""
 
     @property
     def active(self) -> bool:
-        """Whether it holds GPUs: its budgets run."""
+        """Whether it holds GPUs, so that its budgets run."""
         return self.admitted_at is not None and self.outcome is None
 
     @property
     def ending(self) -> bool:
-        """Whether it is about to be ended: no worker is started any more."""
+        """Whether it is about to end: no more workers are started."""
         return self.ended is not None or self.stopping is not None
 
     def may_start(self, terms: Terms, now: float) -> bool:
@@ -107,23 +107,23 @@ class Timing:
     """How long a backend waits, and for what. Seconds of its clock."""
 
     start_up_allowance: float = 120.0
-    """A leader that sends no report is counted as training when it has run for this long."""
+    """A leader without reports counts as training once it has run for this long."""
     promise: float = 120.0
-    """Extra workers that were granted may take this long to be bound to a node."""
+    """Maximum time from the grant of extra workers until they are bound to a node."""
     restart: float = 1.0
     """Before the first restart of a worker that failed; doubles with each failure, up to `max_restart`."""
     max_restart: float = 60.0
     rejected_restart: float = 10.0
     """Before a worker that ended before it began (its node refused it) is started again."""
     report: float = 3.0
-    """The last report of a leader may come this much later than its end."""
+    """Maximum delay of a leader's last report after its end."""
     linger: float = 60.0
-    """A leader that has sent its last report may take this long to end."""
+    """Maximum time from a leader's last report until it ends."""
     gap: float = 30.0
-    """The longest time between two looks of a scheduler that runs."""
+    """Maximum time between two observations by a running scheduler."""
     quiet: float = 25.0
-    """A leader that trains reports every ten seconds at least, unless one step takes it longer."""
+    """A leader that trains reports at least every ten seconds, unless one step takes longer."""
 
     def scaled(self, scale: float) -> Timing:
-        """Return these times on a clock of `scale` seconds in a second of this one."""
+        """Return these times for a clock that advances `scale` seconds in one second of this one."""
         return Timing(**{name: scale * getattr(self, name) for name in self.__dataclass_fields__})

@@ -1,4 +1,4 @@
-"""A job's state as its status keeps it, and back. Times are RFC 3339 there, exact to the microsecond."""
+"""Converts a job's state to the fields of its status, and back. Times there are RFC 3339 with microseconds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def utc(seconds: float) -> datetime:
 
 
 def memory_of(state: JobState, terms: Terms, wall: Wall = utc) -> JobStatus:
-    """Return a status that says what is remembered of a job; the outcome is for the conditions to say."""
+    """Return a status with the state of a job; the conditions state its outcome."""
     reclaim, stopping, times = state.reclaim, state.stopping, {name: getattr(state, name) for name in _TIMES}
     return JobStatus(
         allocation=allocation_of(state.grant, wall),
@@ -58,7 +58,7 @@ def memory_of(state: JobState, terms: Terms, wall: Wall = utc) -> JobStatus:
 
 
 def state_of(status: JobStatus | None, submitted_at: float | None = None) -> JobState:
-    """Return the state that `status` keeps, in epoch seconds; a new one where there is no status yet."""
+    """Return the state stored in `status`, in epoch seconds; a new state where there is no status yet."""
     if status is None:
         return JobState(submitted_at=submitted_at)
     kept, allocation = status.scheduling, status.allocation
@@ -91,7 +91,7 @@ def state_of(status: JobStatus | None, submitted_at: float | None = None) -> Job
 
 
 def allocation_of(grant: Grant, wall: Wall = utc) -> Allocation:
-    """Return `grant` as trainers and people read it."""
+    """Return `grant` in the form that trainers and people read."""
     return Allocation(
         generation=grant.generation,
         replicas=grant.replicas,

@@ -1,7 +1,6 @@
-"""How a decision changes what is remembered of a job. Applying a decision twice is applying it once.
+"""How a decision changes the state of a job. Idempotent: a decision applied twice has the effect of one.
 
-What follows from it (workers started and ended, the allocation written) is not done here: a backend derives it from
-the state.
+The consequences (workers started and ended, the allocation written) are the backend's: it derives them from the state.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from espalier_operator.job.state import Grant, JobState, Outcome, Timing
 MAX_MESSAGE = 4096
 """Characters of a message that is kept."""
 _TAKEN = (Reason.RECLAIM_FORCED, Reason.GPU_LOST)
-"""Reasons for which lent GPUs went without having been given back."""
+"""Reasons for which lent GPUs were lost without having been given back."""
 
 
 def after(state: JobState, action: Action, terms: Terms, now: float, timing: Timing) -> JobState:
-    """Return what is remembered once `action` is decided; what has been done already changes nothing."""
+    """Return the state after `action`; an action that has been applied already changes nothing."""
     if _is_done(state, action):
         return state
     match action:
@@ -69,7 +68,7 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
         case Stop():
             return replace(state, stopping=Stopping(reason=action.reason, deadline=action.deadline))
         case Requeue():
-            # Whose leader is lost has had that counted; one that was not there yet lost nothing.
+            # The loss of a leader has been counted already; a job without a leader yet has lost nothing.
             lost = action.reason is Reason.GPU_LOST and any(state.incarnations[:1])
             waiting = replace(
                 _without_workers(state),
@@ -93,7 +92,7 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
 
 
 def _is_done(state: JobState, action: Action) -> bool:
-    """Return whether `action` says nothing new, or nothing that still applies."""
+    """Return whether `action` has been applied already, or no longer applies."""
     if state.outcome is not None:
         return True
     match action:

@@ -15,7 +15,7 @@ from espalier_operator.job.state import JobState, Timing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What keeps a job's workers from starting."""
+    """What prevents a job's workers from starting."""
 
     reason: Reason
     message: str
@@ -30,7 +30,7 @@ def facts_of(
     timing: Timing,
     trouble: Trouble | None = None,
 ) -> JobFacts:
-    """Return what the planner reads of the job `key`; `trouble` is what keeps its workers from starting."""
+    """Return the planner's facts of the job `key`; `trouble` is what prevents its workers from starting."""
     generation, report = state.grant.generation, seen.report
     return JobFacts(
         key=key,
@@ -62,7 +62,7 @@ def facts_of(
 
 
 def promise_of(key: str, state: JobState) -> Promise | None:
-    """Return the promise that stands for the job's extra workers."""
+    """Return the pending promise of extra workers for the job."""
     if state.promised_until is None or not state.extra:
         return None
     return Promise(job=key, extra=state.extra, expires_at=state.promised_until)

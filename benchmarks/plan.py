@@ -82,11 +82,11 @@ def full_cluster(jobs: int, nodes: int, free_part: float, priorities: int) -> Sn
                     )
                     for index in range(min(count, len(slots[gpu_type])))
                 ]
-    aliens = tuple(
-        Worker(name=f"alien-{n}", job=None, role=Role.ALIEN, node=None, gpus=4, state=WorkerState.PENDING)
+    foreign = tuple(
+        Worker(name=f"foreign-{n}", job=None, role=Role.FOREIGN, node=None, gpus=4, state=WorkerState.PENDING)
         for n in range(jobs // 20)
     )
-    return Snapshot(taken_at=100.0, nodes=machines, workers=(*workers, *aliens), jobs=tuple(facts))
+    return Snapshot(taken_at=100.0, nodes=machines, workers=(*workers, *foreign), jobs=tuple(facts))
 
 
 def main() -> None:

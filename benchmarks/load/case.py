@@ -35,15 +35,15 @@ class Layout:
     """What is put into the cluster."""
 
     jobs: list[Raw]
-    aliens: list[Raw]
+    foreign: list[Raw]
     """Other people's pods: they hold all GPUs that the jobs' base workers do not need."""
     single: list[str]
     """Names of those that hold one GPU: some are deleted to free it."""
 
     @property
-    def alien_gpus(self) -> int:
+    def foreign_gpus(self) -> int:
         """GPUs that other people's pods hold."""
-        return sum(objects.gpus_of(pod) for pod in self.aliens)
+        return sum(objects.gpus_of(pod) for pod in self.foreign)
 
 
 def layout_of(case: Case) -> Layout:
@@ -58,8 +58,8 @@ def layout_of(case: Case) -> Layout:
         singles += size
     if singles < case.events or (case.jobs - case.events) * objects.MOST_EXTRA < case.events:
         raise ValueError(f"{case.events} events are too many for {case.nodes} nodes and {case.jobs} jobs; give fewer")
-    aliens, place = [], base  # GPUs are numbered through all nodes; the first ones are left to the jobs
+    foreign, place = [], base  # GPUs are numbered through all nodes; the first ones are left to the jobs
     for number, gpus in enumerate([1] * singles + [size] * ((held - singles) // size)):
-        aliens.append(objects.alien(f"alien-{number:06}", objects.node_name(place // size), gpus))
+        foreign.append(objects.foreign(f"foreign-{number:06}", objects.node_name(place // size), gpus))
         place += gpus
-    return Layout(jobs, aliens, [alien["metadata"]["name"] for alien in aliens[:singles]])
+    return Layout(jobs, foreign, [pod["metadata"]["name"] for pod in foreign[:singles]])

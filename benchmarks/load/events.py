@@ -30,7 +30,7 @@ class Freed:
 
 
 async def free_gpus(
-    api: Api, world: World, leaders: Leaders, aliens: list[str], raises: list[float], case: Case
+    api: Api, world: World, leaders: Leaders, foreign: list[str], raises: list[float], case: Case
 ) -> dict[str, float | None]:
     """Free GPUs at their times, whether the one before was seen or not, and return how long each took to be seen.
 
@@ -39,7 +39,7 @@ async def free_gpus(
     less than its most; so the n-th worker that is lent is the answer to the n-th GPU that came free.
     """
     chance = random.Random(case.seed + 1)
-    chance.shuffle(aliens)
+    chance.shuffle(foreign)
     raises.clear()
     ending = [leader for leader in reversed(leaders.all) if leader.replicas == 1][: case.events // 2]
     freed: list[Freed] = []
@@ -50,7 +50,7 @@ async def free_gpus(
         if number % 2 and ending:
             freed.append(Freed(await _end(api, world, leaders, ending.pop(0)), True))
         else:
-            path = objects.path_of("pods", objects.NAMESPACES[0], aliens.pop())
+            path = objects.path_of("pods", objects.NAMESPACES[0], foreign.pop())
             await api.request("DELETE", path, {"gracePeriodSeconds": 0})
             freed.append(Freed(time.monotonic(), False))
     await world.wait_for("each freed GPU is lent", lambda: len(raises) >= len(freed), _LOST_SECONDS)

@@ -74,14 +74,14 @@ def node(number: int) -> Raw:
     }
 
 
-def alien(name: str, node_name: str, gpus: int) -> Raw:
+def foreign(name: str, node_name: str, gpus: int) -> Raw:
     """Return somebody else's pod that is bound already; deleted it is gone at once."""
     return {
-        "metadata": {"name": name, "namespace": NAMESPACES[0], "labels": {"app": "alien"}},
+        "metadata": {"name": name, "namespace": NAMESPACES[0], "labels": {"app": "foreign"}},
         "spec": {
             "nodeName": node_name,
             "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "main", "image": "alien", "resources": {"limits": {GPU: str(gpus)}}}],
+            "containers": [{"name": "main", "image": "foreign", "resources": {"limits": {GPU: str(gpus)}}}],
         },
     }
 

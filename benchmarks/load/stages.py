@@ -32,7 +32,7 @@ async def measure(case: Case, tools: Tools, directory: Path, say: Say) -> tuple[
     layout = layout_of(case)
     async with cluster_of(case, layout, tools, directory, say) as cluster:
         figures = {**cluster.start, **await converge(case, layout, cluster, say)}
-        if case.events and layout.aliens:
+        if case.events and layout.foreign:
             await cluster.probe.rest(REST_SECONDS)
             figures |= await lend(case, layout, cluster, say)
         figures |= await plan_alone(cluster)
@@ -61,7 +61,7 @@ async def converge(case: Case, layout: Layout, cluster: Cluster, say: Say) -> Fi
     await for_all(layout.jobs, submit)
     submitted = time.monotonic() - begun
     say(f"{count} jobs submitted in {submitted:.1f} s")
-    gpus = case.gpus - layout.alien_gpus
+    gpus = case.gpus - layout.foreign_gpus
     done = await world.wait_for(
         "jobs that fit are admitted and bound", lambda: _converged(world, count, gpus), PATIENCE
     )

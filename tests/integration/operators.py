@@ -282,7 +282,7 @@ class World:
             if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
         ]
 
-    def make_alien(self, name: str, gpus: int = 1, **spec: Any) -> None:
+    def make_foreign(self, name: str, gpus: int = 1, **spec: Any) -> None:
         """Make a pod of somebody else's."""
         container = {"name": "other", "image": "other:1", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
         body = {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}

@@ -88,12 +88,12 @@ def test_what_a_job_owns_goes_with_it(cluster: ApiServer, kubelet: FakeKubelet) 
     owner = {"apiVersion": "espalier.dev/v1alpha1", "kind": "AdaptiveTrainingJob", "name": "short", "uid": made["uid"]}
     pods = f"/api/v1/namespaces/{namespace}/pods"
     cluster.request("POST", pods, pod("own", owner=owner))
-    cluster.request("POST", pods, pod("alien"))
+    cluster.request("POST", pods, pod("foreign"))
     kubelet.wait_running(namespace, "own")
     cluster.request("DELETE", f"{path}/short")
     config_map = {"metadata": {"name": "late", "ownerReferences": [owner]}}
     cluster.request("POST", f"/api/v1/namespaces/{namespace}/configmaps", config_map)
-    kubelet.wait_for("its pod is gone", lambda: [p["metadata"]["name"] for p in kubelet.pods(namespace)] == ["alien"])
+    kubelet.wait_for("its pod is gone", lambda: [p["metadata"]["name"] for p in kubelet.pods(namespace)] == ["foreign"])
     config_maps = f"/api/v1/namespaces/{namespace}/configmaps"
     kubelet.wait_for("its late ConfigMap is gone", lambda: not cluster.request("GET", config_maps)["items"])
 

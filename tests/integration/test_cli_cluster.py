@@ -115,8 +115,8 @@ def test_list_says_where_each_job_stands_and_why(world: World) -> None:
 
 
 def test_top_adds_up_what_pods_hold(world: World) -> None:
-    alien = {"metadata": {"name": "alien"}, "spec": _pod_spec("closed", 1)}
-    world.cluster.request("POST", f"/api/v1/namespaces/{world.namespace}/pods", alien)
+    foreign = {"metadata": {"name": "foreign"}, "spec": _pod_spec("closed", 1)}
+    world.cluster.request("POST", f"/api/v1/namespaces/{world.namespace}/pods", foreign)
     whole = json.loads(world.run("top", "-o", "json").stdout)
     assert whole["types"] == [
         {

@@ -57,7 +57,7 @@ def test_every_gpu_that_comes_free_is_lent_and_seen(kubernetes_binaries: Path, k
 
 def test_jobs_that_do_not_fit_wait_and_nothing_is_freed(kubernetes_binaries: Path, kwok: Path, tmp_path: Path) -> None:
     case = Case(nodes=1, jobs=10, events=6)
-    assert layout_of(case).aliens == []
+    assert layout_of(case).foreign == []
     figures, _ = asyncio.run(measure(case, Tools(binaries=kubernetes_binaries, kwok=kwok), tmp_path, lambda _: None))
     assert 0 < (figures["admitted"] or 0) < 10
     assert "events" not in figures
@@ -68,10 +68,10 @@ def test_all_gpus_are_held_but_those_that_the_jobs_need(seed: int) -> None:
     case = Case(nodes=100, jobs=50, events=20, seed=seed)
     layout = layout_of(case)
     need = sum(job["spec"]["minReplicas"] for job in layout.jobs)
-    assert layout.alien_gpus == case.gpus - need
+    assert layout.foreign_gpus == case.gpus - need
     assert len(layout.single) >= 20
     held: dict[str, int] = {}
-    for pod in layout.aliens:
+    for pod in layout.foreign:
         node = pod["spec"]["nodeName"]
         held[node] = held.get(node, 0) + gpus_of(pod)
     assert max(held.values()) == 8

@@ -106,11 +106,11 @@ def test_suspended_it_gives_all_back_and_resumed_it_goes_on_with_its_budget(worl
     assert (status["phase"], status["allocation"]["replicas"], status["replicas"]) == ("Suspended", 0, 0)
     assert (status["restarts"], status["preemptions"], status["scheduling"]["failures"]) == (0, 0, 0)
     used = status["timeBudget"]["usedSeconds"]
-    world.make_alien("alien", 2)
-    world.kubelet.wait_running(world.namespace, "alien")
+    world.make_foreign("foreign", 2)
+    world.kubelet.wait_running(world.namespace, "foreign")
     world.jobs.change("job", suspend=False)
     world.until_condition("job", "Admitted", "False", "NoFreeGPU")
-    world.delete_pod("alien")
+    world.delete_pod("foreign")
     world.until_condition("job", "Running", "True", "Running")
     assert used <= world.jobs.status("job")["timeBudget"]["usedSeconds"] < used + 5
     assert world.running("job")[0] == "job-base-0-1", "another attempt, another pod"

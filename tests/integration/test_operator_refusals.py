@@ -116,7 +116,7 @@ def test_labels_make_nobody_a_worker_and_reports_of_strangers_are_not_read(world
     world.jobs.make("job")
     world.until("its leader runs", lambda: "job-base-0-0" in world.running("job"))
     roles = {worker.name.rpartition("/")[2]: str(worker.role) for worker in operator.snapshot.workers}
-    assert roles["stranger"] == "alien"
+    assert roles["stranger"] == "foreign"
     world.server.request(
         "POST",
         f"/api/v1/namespaces/{world.namespace}/configmaps",

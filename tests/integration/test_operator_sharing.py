@@ -34,16 +34,16 @@ def test_other_people_s_pods_hold_gpus(world: World) -> None:
     """Bound or on their way out, they are counted; gone, they are not."""
     world.kubelet.add_node("node", 2)
     world.kubelet.stop_seconds = 1.0
-    world.make_alien("alien")
-    world.kubelet.wait_running(world.namespace, "alien")
+    world.make_foreign("foreign")
+    world.kubelet.wait_running(world.namespace, "foreign")
     operator = world.operate()
     world.jobs.make("job", gpus=2)
     world.until_condition("job", "Admitted", "False", "NoFreeGPU")
-    world.delete_pod("alien")
+    world.delete_pod("foreign")
     world.until("it terminates", lambda: any(w.state == "terminating" for w in operator.snapshot.workers))
     assert world.jobs.condition("job", "Admitted") == ("False", "NoFreeGPU"), "a terminating pod still holds its GPU"
     world.until_condition("job", "Admitted", "True", "GPUsGranted")
-    assert "alien" not in {pod["metadata"]["name"] for pod in world.kubelet.pods(world.namespace)}
+    assert "foreign" not in {pod["metadata"]["name"] for pod in world.kubelet.pods(world.namespace)}
 
 
 def test_other_people_s_pods_get_gpus_from_extra_workers_without_an_eviction(world: World) -> None:
@@ -53,8 +53,8 @@ def test_other_people_s_pods_get_gpus_from_extra_workers_without_an_eviction(wor
     world.jobs.make("job", maxReplicas=2, **QUICK)
     world.until_condition("job", "ExtraGPUsGranted", "True", "ExtraGPUsGranted")
     world.until("both workers run", lambda: len(world.running("job")) == 2)
-    world.make_alien("alien")
-    world.kubelet.wait_running(world.namespace, "alien")
+    world.make_foreign("foreign")
+    world.kubelet.wait_running(world.namespace, "foreign")
     assert world.running("job") == ["job-base-0-0"]
     status = world.jobs.status("job")
     assert (status["preemptions"], status["restarts"]) == (0, 0), "it was asked, not robbed"
@@ -164,8 +164,8 @@ def test_priority_classes_say_who_goes_first(world: World) -> None:
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     name = f"urgent-{world.namespace}"
     world.kubelet.add_node("node", 1)
-    world.make_alien("alien")
-    world.kubelet.wait_running(world.namespace, "alien")
+    world.make_foreign("foreign")
+    world.kubelet.wait_running(world.namespace, "foreign")
     world.operate()
     world.jobs.make("patient")
     world.jobs.make("urgent", priorityClassName=name)
@@ -176,7 +176,7 @@ def test_priority_classes_say_who_goes_first(world: World) -> None:
     world.server.request("POST", classes, {"metadata": {"name": name}, "value": 1000})
     try:
         world.until_condition("urgent", "Admitted", "False", "NoFreeGPU")
-        world.delete_pod("alien")
+        world.delete_pod("foreign")
         world.until_condition("urgent", "Running", "True", "Running")
         assert world.pods("urgent")["urgent-base-0-0"]["spec"]["priority"] == 1000
         assert world.jobs.condition("patient", "Admitted") == ("False", "NoFreeGPU")

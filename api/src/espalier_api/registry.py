@@ -38,15 +38,21 @@ class Registry(Generic[T]):
         """
         entry = self._builtin.get(name) or self._installed().get(name)
         if entry is None:
-            raise RegistryError(
-                f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}. "
-                f"A package adds its own as an entry point of the group {self.group!r}"
-            )
+            raise RegistryError(self.problem(name))
         try:
             return cast(T, entry.load())
         except (ImportError, AttributeError) as error:
             source = "" if entry.dist is None else f" of the package {entry.dist.name}"
             raise RegistryError(f"{self.kind} {name!r}{source}: {entry.value} cannot be loaded: {error}") from error
+
+    def problem(self, name: str) -> str:
+        """Return what is wrong with `name`, empty where it is known."""
+        if name in self._builtin or name in (names := self.names()):
+            return ""
+        return (
+            f"unknown {self.kind} {name!r}; known: {', '.join(names)}. "
+            f"A package adds its own as an entry point of the group {self.group!r}"
+        )
 
     def check(self, name: str, *others: str) -> str:
         """Return a name of the registry, or one of `others`; pydantic's error for an enum where it is neither.

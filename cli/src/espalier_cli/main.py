@@ -11,7 +11,7 @@ from rich.console import Console
 
 from espalier_api.documents import DocumentError
 from espalier_api.validation import JobFileError, load_jobs
-from espalier_cli.errors import BadInput
+from espalier_cli.errors import InputError
 
 EXIT_CODES = """\
 Exit codes: 0 it worked, 1 a job failed or something broke, 2 what was given cannot be used,
@@ -87,7 +87,7 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
     try:
         curves = [read_run(folder) for folder in folders]
     except DocumentError as error:
-        raise BadInput(str(error)) from error
+        raise InputError(str(error)) from error
     console = Console(highlight=False)
     console.print(table_of(curves))
     if len(curves) > 1:
@@ -98,7 +98,7 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
         try:
             draw_comparison(curves, picture)
         except OSError as error:
-            raise BadInput(f"{picture}: cannot be written: {error.strerror or error}") from error
+            raise InputError(f"{picture}: cannot be written: {error.strerror or error}") from error
         click.echo(f"picture: {picture}", err=True)
 
 

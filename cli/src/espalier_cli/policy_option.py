@@ -19,6 +19,6 @@ def policy_option(help_text: str, default: str | None) -> Callable[[Callable[...
 
 def _known(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     # Not a `click.Choice`: it would look through all installed packages at every start of the command.
-    if value is not None and value not in (names := POLICIES.names()):
-        raise click.BadParameter(f"{value!r} is unknown; known: {', '.join(names)}", context, parameter)
+    if value is not None and (problem := POLICIES.problem(value)):
+        raise click.BadParameter(problem, context, parameter)
     return value

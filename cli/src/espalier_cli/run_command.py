@@ -16,7 +16,7 @@ from rich.table import Table
 from espalier_api.documents import DocumentError
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.validation import JobFileError, load_jobs
-from espalier_cli.errors import BadInput
+from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_cli.run import (
     PICTURE_FILE,
@@ -116,7 +116,7 @@ def run(
             settings = replace(settings, agent_command=None, agent_url=None)
     except (TimelineError, LocalRunError) as error:
         hint = "--simulate counts GPUs without using them" if devices else None
-        raise BadInput(str(error), hint) from error
+        raise InputError(str(error), hint) from error
     console = Console(stderr=True)
     try:
         if restart:
@@ -125,7 +125,7 @@ def run(
     except (LocalRunError, DocumentError) as error:
         used = (directory / "state.json").exists()
         hint = "--restart forgets what the folder holds; another --output keeps it" if used else None
-        raise BadInput(str(error), hint) from error
+        raise InputError(str(error), hint) from error
     _print(finished, directory, jobs, as_json=as_json)
     if finished.interrupted:
         click.echo(f"interrupted; to go on: {resume_command(directory)}", err=True)
@@ -142,17 +142,17 @@ def _load(
         try:
             jobs.extend(load_jobs(path))
         except JobFileError as error:
-            raise BadInput(str(error)) from error
+            raise InputError(str(error)) from error
     names = [job.metadata.name for job in jobs]
     for name in names:
         if names.count(name) > 1:
-            raise BadInput(f"job name {name!r} is used {names.count(name)} times; names must differ in one run")
+            raise InputError(f"job name {name!r} is used {names.count(name)} times; names must differ in one run")
     try:
         return tuple(with_changes(job, time_budget=time_budget, adaptation=adaptation, seed=seed) for job in jobs)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"{place}: is {first['input']}; {first['msg'].lower()}") from error
+        raise InputError(f"{place}: is {first['input']}; {first['msg'].lower()}") from error
 
 
 def _submission(text: str, jobs: tuple[AdaptiveTrainingJob, ...]) -> tuple[str, float]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
+from espalier_api import environment
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
@@ -21,6 +22,7 @@ from espalier_api.reasons import Reason
 SNAPSHOT_VERSION: Final = 1
 DEFAULT_POLICY: Final = "fair"
 """The scheduling policy where none is named."""
+_EARLIER_NAMES: Final = AliasChoices("evaluation_grace_factor", "evaluation_grace")
 
 
 class SnapshotError(ValueError):
@@ -30,10 +32,14 @@ class SnapshotError(ValueError):
 class Role(StrEnum):
     """What a worker is to the scheduler."""
 
-    BASE = "base"
-    EXTRA = "extra"
-    ALIEN = "alien"
+    BASE = environment.Role.BASE.value
+    EXTRA = environment.Role.EXTRA.value
+    FOREIGN = "foreign"
     """A pod with GPUs that belongs to no job of this operator."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Role | None:
+        return cls.FOREIGN if value == "alien" else None  # as earlier snapshots call it
 
 
 class WorkerState(StrEnum):
@@ -64,7 +70,7 @@ class Worker:
 
     name: str
     job: str | None
-    """Key of its job, None for an alien."""
+    """Key of its job, None for a foreign worker."""
     role: Role
     index: int = 0
     """Index among the job's workers of this role; extra workers are removed from the highest index down."""
@@ -72,7 +78,7 @@ class Worker:
     gpus: int
     state: WorkerState
     gpu_type: str | None = None
-    """The type of GPU that an alien without a node requires."""
+    """The type of GPU that a foreign worker without a node requires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +242,7 @@ class Rules:
     measured: the job would end before the workers have warmed up."""
     stop_grace_seconds: float = 30.0
     """Seconds between the demand to write a checkpoint and end (suspension, end of the GPU budget) and a forced end."""
-    evaluation_grace: float = 10.0
+    evaluation_grace_factor: Annotated[float, Field(validation_alias=_EARLIER_NAMES)] = 10.0
     """A leader that has announced its last evaluation may exceed its budget by this many times the grace period."""
 
 

@@ -93,7 +93,7 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
 
 def _enforced_at(job: JobFacts, rules: Rules) -> float:
     """Return the used seconds at which the job is ended by force: its budget and a grace, a longer one to evaluate."""
-    grace = job.terms.grace_seconds * (rules.evaluation_grace if job.evaluating else 1.0)
+    grace = job.terms.grace_seconds * (rules.evaluation_grace_factor if job.evaluating else 1.0)
     return job.terms.time_budget_seconds + grace
 
 

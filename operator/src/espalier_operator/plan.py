@@ -65,7 +65,7 @@ class _Tick:
         """By job: its live base workers that are bound to a node."""
         self._extras: dict[str | None, list[Worker]] = defaultdict(list)
         """By job: its live extra workers."""
-        self._aliens: list[Worker] = []
+        self._foreign: list[Worker] = []
         """Pods of others that wait for GPUs."""
         for worker in snapshot.workers:
             if worker.state is not WorkerState.TERMINATING:
@@ -74,7 +74,7 @@ class _Tick:
                 elif worker.role is Role.BASE:
                     self._base[worker.job] += worker.node is not None
                 elif worker.node is None:
-                    self._aliens.append(worker)
+                    self._foreign.append(worker)
         self._promises = {promise.job: promise for promise in snapshot.promises}
         open_jobs = [job for job in snapshot.jobs if not job.finished and not self._ends(job)]
         open_jobs.sort(key=lambda job: policy.admission_rank(job, now))
@@ -105,11 +105,11 @@ class _Tick:
             if not all(self._pool.obtain([_type_of(job)], job.terms.gpus_per_worker) for _ in range(missing)):
                 self._act(Requeue(job=job.key, reason=Reason.GPU_LOST))
         hopeless: set[tuple[str | None, int]] = set()
-        for alien in self._aliens:
-            kind = (alien.gpu_type, alien.gpus)
+        for foreign in self._foreign:
+            kind = (foreign.gpu_type, foreign.gpus)
             if kind not in hopeless:
-                types = self._capacity.gpu_types if alien.gpu_type is None else [alien.gpu_type]
-                if not self._pool.obtain(types, alien.gpus):
+                types = self._capacity.gpu_types if foreign.gpu_type is None else [foreign.gpu_type]
+                if not self._pool.obtain(types, foreign.gpus):
                     hopeless.add(kind)
 
     def admit(self) -> None:

@@ -66,11 +66,11 @@ class Cluster:
         """Add a waiting job."""
         self.jobs[key] = JobFacts(key=key, terms=terms, submitted_at=self.now)
 
-    def alien(self, gpus: int, gpu_type: str | None) -> None:
+    def foreign(self, gpus: int, gpu_type: str | None) -> None:
         """Add a pending pod of somebody else."""
-        name = self._name("alien")
+        name = self._name("foreign")
         self.workers[name] = Worker(
-            name=name, job=None, role=Role.ALIEN, node=None, gpus=gpus, state=WorkerState.PENDING, gpu_type=gpu_type
+            name=name, job=None, role=Role.FOREIGN, node=None, gpus=gpus, state=WorkerState.PENDING, gpu_type=gpu_type
         )
 
     def pass_time(self, seconds: float) -> None:

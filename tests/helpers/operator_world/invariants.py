@@ -43,7 +43,7 @@ def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
                 if action.reason is Reason.NEEDED_BY_OTHER_JOB and job.granted_at is not None:
                     changed_at = max(job.granted_at, job.changed_at or 0.0)
                     young = now < changed_at + job.terms.min_runtime_seconds
-                    _demand(not young or _base_or_alien_waits(snapshot), 7, f"{job.key} is asked too soon")
+                    _demand(not young or _base_or_foreign_waits(snapshot), 7, f"{job.key} is asked too soon")
             case ReleaseExtra() if job.reclaim is not None:
                 done = job.acknowledged_generation >= job.generation
                 _demand(done or now >= job.reclaim.deadline, 5, f"{job.key} had time left")
@@ -114,14 +114,14 @@ def _is_bound(worker: Worker, key: str, role: Role) -> bool:
     return mine and worker.state is not WorkerState.TERMINATING
 
 
-def _base_or_alien_waits(snapshot: Snapshot) -> bool:
-    aliens = any(w.role is Role.ALIEN and w.node is None for w in snapshot.workers)
+def _base_or_foreign_waits(snapshot: Snapshot) -> bool:
+    foreign = any(w.role is Role.FOREIGN and w.node is None for w in snapshot.workers)
     waiting = any(job.admitted_at is None and not job.finished and not job.terms.suspend for job in snapshot.jobs)
     missing = any(
         job.admitted_at is not None and not job.finished and _missing(snapshot, job, Role.BASE, job.terms.min_replicas)
         for job in snapshot.jobs
     )
-    return aliens or waiting or missing
+    return foreign or waiting or missing
 
 
 def _demand(holds: bool, number: int, message: str) -> None:

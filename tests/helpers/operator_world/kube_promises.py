@@ -203,13 +203,13 @@ class Promises:
             )
             return
         _demand(reason is Reason.NO_FREE_GPU, 9, f"{key} waits and says {reason}")
-        aliens = any(not (owner_of(pod) or node_of(pod) or is_over(pod)) for pod in self._world.pods.values())
+        foreign = any(not (owner_of(pod) or node_of(pod) or is_over(pod)) for pod in self._world.pods.values())
         others = any(
             other is not job and not other["spec"].get("suspend") and "completionTime" not in other.get("status", {})
             for other in self._world.jobs.values()
         )
         room = max(free.values(), default=0) >= spec["minReplicas"]
-        _demand(not room or aliens or others, 9, f"{key} waits though there is room: {dict(free)}")
+        _demand(not room or foreign or others, 9, f"{key} waits though there is room: {dict(free)}")
 
 
 def _allocatable(node: Raw) -> int:

@@ -75,7 +75,7 @@ class Kubernetes(ApiObjects):
                 self.once_lost.add(pod["metadata"]["uid"])
                 self.processes.pop(pod["metadata"]["uid"], None)
 
-    def add_alien(self, name: str, gpus: int, gpu_type: str | None = None) -> None:
+    def add_foreign(self, name: str, gpus: int, gpu_type: str | None = None) -> None:
         """Add somebody else's pod, which waits for its GPUs and then holds them."""
         selector = {"nodeSelector": {TYPE_LABEL: gpu_type}} if gpu_type else {}
         containers = [{"name": "main", "resources": {"limits": {GPU: gpus}}}]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from espalier_cli.cluster.client import connect
 from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError, cluster_error
-from espalier_cli.errors import BadInput
+from espalier_cli.errors import InputError
 from espalier_cli.main import cli
 from espalier_kube.errors import Call, InsecureError, Status, UnreachableError, error_of
 from espalier_kube.resources import JOBS, NODES, PODS, Resource
@@ -88,7 +88,7 @@ def test_an_unknown_context_and_those_that_are_known(tmp_path: Path) -> None:
 def test_a_file_that_is_no_kubeconfig(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config"
     path.write_text(text)
-    with pytest.raises(BadInput, match="no usable kubeconfig") as caught:
+    with pytest.raises(InputError, match="no usable kubeconfig") as caught:
         connect(path, None)
     assert "\n" not in caught.value.message
     assert caught.value.exit_code == 2

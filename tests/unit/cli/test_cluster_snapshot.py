@@ -80,7 +80,7 @@ def test_workers_of_a_job_that_is_gone_hold_their_gpus_and_want_none() -> None:
     snapshot = seen(
         pods=[worker(gone, "n"), worker(gone, None, role=Role.EXTRA, phase="Pending")], nodes=[node("n", 4)]
     )
-    assert [(entry.role, entry.node) for entry in snapshot.workers] == [(Role.ALIEN, "n")]
+    assert [(entry.role, entry.node) for entry in snapshot.workers] == [(Role.FOREIGN, "n")]
 
 
 def test_workers_on_a_node_that_is_not_heard_of_are_on_their_way_out() -> None:

@@ -127,7 +127,7 @@ def test_whoever_holds_gpus_they_add_up(data: st.DataObject) -> None:
     workers = tuple(
         Worker(
             name=f"w{index}",
-            job="default/a" if role is not Role.ALIEN else None,
+            job="default/a" if role is not Role.FOREIGN else None,
             role=role,
             index=index,
             node=data.draw(st.sampled_from(places)),

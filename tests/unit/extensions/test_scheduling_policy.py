@@ -77,11 +77,11 @@ def test_the_operator_takes_it_and_refuses_an_unknown_one() -> None:
     assert CliRunner().invoke(command, ["--policy", OWN]).output == f"{OWN}\n"
     refused = CliRunner().invoke(command, ["--policy", "theirs"])
     assert refused.exit_code == 2
-    assert f"'theirs' is unknown; known: fair, {OWN}" in refused.output
+    assert f"unknown scheduling policy 'theirs'; known: fair, {OWN}" in refused.output
 
 
 def test_a_local_run_asks_for_a_known_policy() -> None:
     command = [Path(sys.executable).with_name("espalier"), "run", "examples/digits.yaml", "--policy", "theirs"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert f"'theirs' is unknown; known: fair, {OWN}" in done.stderr
+    assert f"unknown scheduling policy 'theirs'; known: fair, {OWN}" in done.stderr

@@ -11,6 +11,7 @@ from espalier_operator.facts import (
     JobFacts,
     Node,
     Promise,
+    Role,
     Snapshot,
     SnapshotError,
     Terms,
@@ -58,6 +59,13 @@ def test_a_replayed_snapshot_gives_the_same_plan(job_of):
 def test_a_damaged_snapshot_says_where(text, message):
     with pytest.raises(SnapshotError, match=message):
         Snapshot.from_json(text)
+
+
+def test_the_words_of_an_earlier_snapshot_are_read():
+    text = """{"kind": "Snapshot", "version": 1, "taken_at": 1, "rules": {"evaluation_grace": 4}, "workers": [
+        {"name": "w", "job": null, "role": "alien", "node": "n", "gpus": 1, "state": "running"}]}"""
+    snapshot = Snapshot.from_json(text)
+    assert (snapshot.rules.evaluation_grace_factor, snapshot.workers[0].role) == (4, Role.FOREIGN)
 
 
 def test_terms_are_the_part_of_the_spec_that_is_scheduled_by(job_of):

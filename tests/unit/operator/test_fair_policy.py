@@ -109,8 +109,8 @@ class Hours:
             job.terms.min_replicas * job.terms.gpus_per_worker for job in self.running if job.admitted_at is not None
         )
         waiting = sum(job.terms.min_replicas * job.terms.gpus_per_worker for job in self.running) - base
-        aliens = sum(worker.gpus for worker in self.cluster.workers.values() if worker.role is Role.ALIEN)
-        return self.cluster.nodes["node"].allocatable - base - waiting - aliens
+        foreign = sum(worker.gpus for worker in self.cluster.workers.values() if worker.role is Role.FOREIGN)
+        return self.cluster.nodes["node"].allocatable - base - waiting - foreign
 
     @property
     def running(self) -> list[JobFacts]:
@@ -200,7 +200,7 @@ def test_workers_of_different_sizes_come_to_rest_and_nobody_could_have_more_by_r
 
 EVENTS = st.tuples(
     st.sampled_from((5.0, 15.0, 45.0, 70.0, 200.0)),
-    st.sampled_from(("comes", "comes", "goes", "alien comes", "alien goes", "GPU goes", "GPU comes")),
+    st.sampled_from(("comes", "comes", "goes", "foreign comes", "foreign goes", "GPU goes", "GPU comes")),
     st.integers(0, 9),
     st.integers(-1, 3),
     st.booleans(),
@@ -219,9 +219,9 @@ def test_changes_an_hour_are_bounded_and_nobody_starves(
     forced = 0
     for number, (seconds, event, which, priority, stubborn) in enumerate(history):
         others = [job for job in hours.running if job.key != "ns/there"]
-        aliens = [name for name, worker in cluster.workers.items() if worker.role is Role.ALIEN]
+        foreign = [name for name, worker in cluster.workers.items() if worker.role is Role.FOREIGN]
         node = cluster.nodes["node"]
-        forced += event in ("comes", "alien comes", "GPU goes")
+        forced += event in ("comes", "foreign comes", "GPU goes")
         if event == "comes" and len(others) < 3:
             key = f"ns/job{number}"
             cluster.submit(key, asking(priority, most=1 + which))
@@ -230,10 +230,10 @@ def test_changes_an_hour_are_bounded_and_nobody_starves(
             terms = others[which % len(others)].terms
             used = terms.time_budget_seconds + 200_000.0
             cluster.change(others[which % len(others)].key, used_seconds=used)
-        elif event == "alien comes" and len(aliens) < 2:
-            cluster.alien(1, None)
-        elif event == "alien goes" and aliens:
-            cluster.lose_worker(aliens[which % len(aliens)])
+        elif event == "foreign comes" and len(foreign) < 2:
+            cluster.foreign(1, None)
+        elif event == "foreign goes" and foreign:
+            cluster.lose_worker(foreign[which % len(foreign)])
         elif event in ("GPU goes", "GPU comes"):
             change = 1 if event == "GPU comes" else -1
             cluster.nodes["node"] = replace(node, allocatable=max(6, min(gpus, node.allocatable + change)))

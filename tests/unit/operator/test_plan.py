@@ -85,9 +85,9 @@ def workers_of(facts: JobFacts, on: str, state: WorkerState = RUNNING) -> list[W
     ]
 
 
-def alien(gpus: int, on: str | None = None) -> Worker:
+def foreign(gpus: int, on: str | None = None) -> Worker:
     state = PENDING if on is None else RUNNING
-    return Worker(name=f"alien-{gpus}", job=None, role=Role.ALIEN, node=on, gpus=gpus, state=state)
+    return Worker(name=f"foreign-{gpus}", job=None, role=Role.FOREIGN, node=on, gpus=gpus, state=state)
 
 
 def decide(nodes, jobs, workers=(), promises=(), now=NOW):
@@ -285,17 +285,17 @@ def test_only_what_is_on_the_right_node_is_reclaimed():
 
 def test_a_pod_of_others_gets_lent_gpus_before_anyone_is_evicted():
     lent = trains("lent", extra=2)
-    planned = decide([node("n", 3)], [lent], [*workers_of(lent, "n"), alien(2)])
+    planned = decide([node("n", 3)], [lent], [*workers_of(lent, "n"), foreign(2)])
     assert planned.actions == (
         NoticeReclaim(job="lent", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
     )
-    too_large = decide([node("n", 3)], [lent], [*workers_of(lent, "n"), alien(4)])
+    too_large = decide([node("n", 3)], [lent], [*workers_of(lent, "n"), foreign(4)])
     assert too_large.actions == (), "no reclaim makes room for it"
 
 
 def test_a_free_gpu_that_a_pod_of_others_waits_for_is_not_lent():
     one = trains("one")
-    assert decide([node("n", 2)], [one], [*workers_of(one, "n"), alien(1)]).actions == ()
+    assert decide([node("n", 2)], [one], [*workers_of(one, "n"), foreign(1)]).actions == ()
 
 
 def test_a_job_that_has_less_is_given_all_that_is_due_to_it_by_one_notice():
@@ -324,12 +324,12 @@ def test_who_has_just_changed_is_spared_unless_it_must_change_anyway():
     workers = [*workers_of(rich, "n"), *workers_of(poor, "n")]
     planned = decide([node("n", 6)], [rich, poor], workers)
     assert (planned.actions, planned.wake_at) == ((), NOW + 50)
-    planned = decide([node("n", 6)], [rich, poor], [*workers, alien(1)])
+    planned = decide([node("n", 6)], [rich, poor], [*workers, foreign(1)])
     assert planned.actions == (
         NoticeReclaim(job="rich", extra=2, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
     )
     young = replace(rich, granted_at=NOW - 10)
-    planned = decide([node("n", 6)], [young, poor], [*workers, alien(1)])
+    planned = decide([node("n", 6)], [young, poor], [*workers, foreign(1)])
     assert planned.actions == (
         NoticeReclaim(job="rich", extra=3, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
     )

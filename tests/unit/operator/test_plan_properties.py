@@ -133,8 +133,8 @@ class PlannerMachine(RuleBasedStateMachine):
         self.cluster.nodes[node.name] = node
 
     @rule(gpus=st.integers(1, 3), gpu_type=st.sampled_from((None, *GPU_TYPES)))
-    def alien_comes(self, gpus: int, gpu_type: str | None) -> None:
-        self.cluster.alien(gpus, gpu_type)
+    def foreign_comes(self, gpus: int, gpu_type: str | None) -> None:
+        self.cluster.foreign(gpus, gpu_type)
 
     @precondition(lambda self: self.cluster.workers)
     @rule(data=st.data())
@@ -195,8 +195,8 @@ class PlannerMachine(RuleBasedStateMachine):
             for name in usable
         }
         total = sum(max(0, node.allocatable - node.departing - base[name]) for name, node in usable.items())
-        aliens = sum(w.gpus for w in snapshot.workers if w.role is Role.ALIEN and w.node is None)
-        return total - aliens
+        foreign = sum(w.gpus for w in snapshot.workers if w.role is Role.FOREIGN and w.node is None)
+        return total - foreign
 
 
 PlannerMachine.TestCase.settings = settings(

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from espalier_cli.cluster.errors import for_a_person
-from espalier_cli.errors import BadInput
+from espalier_cli.errors import InputError
 from espalier_kube.errors import Retries
 from espalier_kube.lists import Listing
 from espalier_kube.resources import Raw, Resource
@@ -66,7 +66,7 @@ class Cluster:
 def connect(kubeconfig: Path | None, context: str | None) -> Cluster:
     """Return the cluster of `context` (default: the current one); nothing is asked of it yet.
 
-    `BadInput` where the kubeconfig (default: as kubectl finds it) is missing or cannot be used.
+    `InputError` where the kubeconfig (default: as kubectl finds it) is missing or cannot be used.
     """
     from espalier_kube.client import Client
     from espalier_kube.connection import NoAccessError, api_of_context
@@ -75,5 +75,5 @@ def connect(kubeconfig: Path | None, context: str | None) -> Cluster:
     try:
         api, namespace = api_of_context(kubeconfig, context)
     except NoAccessError as error:
-        raise BadInput(str(error), error.hint) from error
+        raise InputError(str(error), error.hint) from error
     return Cluster(Client(api, RETRIES, CONNECT_SECONDS), namespace)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from espalier_cli.errors import BadInput
+from espalier_cli.errors import InputError
 from espalier_kube.errors import ApiError, Call, InsecureError, RefusedError
 from espalier_kube.resources import JOBS, Resource
 
 
-class ClusterError(BadInput):
+class ClusterError(InputError):
     """The cluster does not do what the person wants."""
 
     exit_code = 1

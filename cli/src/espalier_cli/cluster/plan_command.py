@@ -14,7 +14,7 @@ from espalier_cli.cluster.fetch import fetch
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, counting_options, output_option, settings_of
 from espalier_cli.cluster.output import print_data, print_table
 from espalier_cli.cluster.wording import count
-from espalier_cli.errors import BadInput
+from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_operator.kube.inspection import seen_by_operator
 from espalier_operator.planning import DEFAULT_POLICY, Snapshot, SnapshotError, policy_named
@@ -68,7 +68,7 @@ def snapshot(
         try:
             write_text_atomically(output, made.to_json())
         except OSError as error:
-            raise BadInput(f"{output}: cannot be written: {error.strerror or error}") from error
+            raise InputError(f"{output}: cannot be written: {error.strerror or error}") from error
     jobs, nodes = count(len(made.jobs), "job"), count(len(made.nodes), "node")
     where = "" if str(output) == "-" else f"{output}: "
     click.echo(f"{where}{jobs}, {nodes}, {count(len(made.workers), 'worker')}", err=True)
@@ -117,16 +117,16 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
             seen = Snapshot.from_json(file.read())
         _check(seen)
     except OSError as error:
-        raise BadInput(f"{name}: cannot be read: {error.strerror or error}", _HINT) from error
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}", _HINT) from error
     except UnicodeDecodeError as error:
-        raise BadInput(f"{name}: is not UTF-8 text", _HINT) from error
+        raise InputError(f"{name}: is not UTF-8 text", _HINT) from error
     except SnapshotError as error:
-        raise BadInput(f"{name}: {error}", _HINT) from error
+        raise InputError(f"{name}: {error}", _HINT) from error
     now = seen.taken_at + seconds
     try:
         chosen = policy_named(policy or seen.rules.policy)
     except RegistryError as error:
-        raise BadInput(f"{name}: rules.policy: {error}", "--policy decides by another one") from error
+        raise InputError(f"{name}: rules.policy: {error}", "--policy decides by another one") from error
     made = planned(seen, chosen, now)
     if form != "table":
         print_data(document_of(made, now), form)

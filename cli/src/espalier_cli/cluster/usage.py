@@ -122,7 +122,7 @@ def others(snapshot: Snapshot) -> list[tuple[str, int, int]]:
     held: Counter[str] = Counter()
     wanted: Counter[str] = Counter()
     for worker in snapshot.workers:
-        if worker.role is Role.ALIEN:
+        if worker.role is Role.FOREIGN:
             amount = wanted if worker.node is None else held
             amount[worker.name.partition("/")[0]] += worker.gpus
     names = sorted({*held, *wanted}, key=lambda name: (-held[name] - wanted[name], name))
@@ -158,7 +158,7 @@ def why_not(raw: Mapping[str, Any], settings: KubeSettings) -> list[str]:
 def _use_of(worker: Worker) -> str:
     if worker.state is WorkerState.TERMINATING:
         return "terminating"
-    return {Role.BASE: "base", Role.EXTRA: "lent", Role.ALIEN: "others"}[worker.role]
+    return {Role.BASE: "base", Role.EXTRA: "lent", Role.FOREIGN: "others"}[worker.role]
 
 
 def _promised(job: JobFacts, workers: Iterable[Worker], due: bool) -> int:

@@ -12,21 +12,15 @@ from typing import TYPE_CHECKING
 import click
 from pydantic import ValidationError
 
+from espalier_agent.commands.errors import CommandError
 from espalier_api.documents import write_text_atomically
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.outcomes import OutcomeTable
 from espalier_api.validation import JobFileError, load_job
-from espalier_cli.errors import BadInput
 from espalier_cli.timeline import TimelineError, parse_moment
 
 if TYPE_CHECKING:
     from espalier_cli.collect.state import WorkFolder
-
-
-class CannotCollect(BadInput):
-    """An input cannot be used; the exit code is that of all commands of `espalier agent`."""
-
-    exit_code = 1
 
 
 @click.command()
@@ -114,7 +108,7 @@ def collect(
     if step_cost is not None and time_kind == "wall":
         raise click.UsageError("--step-cost is for virtual time; omit it, or omit --time wall")
     if not output.absolute().parent.is_dir():
-        raise CannotCollect(f"{output}: there is no folder {output.absolute().parent}")
+        raise CommandError(f"{output}: there is no folder {output.absolute().parent}")
     job = _job(job_file, time_budget)
     folder = WorkFolder(work_dir or output.with_name(f"{output.name}.work"))
     which = range(first_seed, first_seed + seeds)
@@ -147,9 +141,9 @@ def collect(
             if work_dir is None:
                 folder.remove()
     except StateError as error:
-        raise CannotCollect(str(error), "--restart forgets what it holds; --work-dir names another") from error
+        raise CommandError(str(error), "--restart forgets what it holds; --work-dir names another") from error
     except (TimelineError, StepCostError, CollectError, TrainerError, GrowthError, OSError) as error:
-        raise CannotCollect(str(error), _left_behind(folder)) from error
+        raise CommandError(str(error), _left_behind(folder)) from error
     except KeyboardInterrupt:
         click.echo("interrupted; the same command goes on from what is done", err=True)
         sys.exit(130)
@@ -160,7 +154,7 @@ def _job(path: Path, time_budget: float | None) -> AdaptiveTrainingJob:
     try:
         job = load_job(path)
     except JobFileError as error:
-        raise CannotCollect(str(error)) from error
+        raise CommandError(str(error)) from error
     if time_budget is None:
         return job
     whole = job.to_json()
@@ -172,7 +166,7 @@ def _job(path: Path, time_budget: float | None) -> AdaptiveTrainingJob:
         return AdaptiveTrainingJob.model_validate(whole)
     except ValidationError as error:
         first = error.errors()[0]
-        raise CannotCollect(f"--time-budget: is {first['input']}; {first['msg'].lower()}") from error
+        raise CommandError(f"--time-budget: is {first['input']}; {first['msg'].lower()}") from error
 
 
 def _left_behind(folder: WorkFolder) -> str | None:

@@ -281,9 +281,9 @@ class LifeMachine(RuleBasedStateMachine):
                 self.world.set_gpus(name, max(0, gpus - 1))
 
     @rule(gpus=st.integers(1, 3), gpu_type=st.sampled_from((None, None, "a100")))
-    def an_alien_comes(self, gpus: int, gpu_type: str | None) -> None:
+    def a_foreign_pod_comes(self, gpus: int, gpu_type: str | None) -> None:
         self.promises.calm = False
-        self.world.add_alien(f"alien{next(self.serial)}", gpus, gpu_type)
+        self.world.add_foreign(f"foreign{next(self.serial)}", gpus, gpu_type)
 
     @precondition(lambda self: self.world.pods)
     @rule(data=st.data(), how=st.sampled_from(("delete", "delete", "force", "evict")), leader=st.booleans())
@@ -380,7 +380,7 @@ def test_a_place_that_comes_free_when_all_are_idle_is_given_and_used() -> None:
     """Somebody else's pod is on its way out at the end: nothing of ours runs, and yet a life is still to come."""
     life = LifeMachine()
     life.world.add_node("node", gpus=2)
-    life.world.add_alien("alien", gpus=2)
+    life.world.add_foreign("foreign", gpus=2)
     life.cluster_moves()
     life.world.tempers["ns/job"] = Temper(silent=True, lasts=12.0)
     life.world.create_job(
@@ -393,9 +393,9 @@ def test_a_place_that_comes_free_when_all_are_idle_is_given_and_used() -> None:
         },
     )
     life.a_while_passes(4.0)
-    life.world.delete_pod("others/alien")
+    life.world.delete_pod("others/foreign")
     life.cluster_moves()
-    assert "others/alien" in life.world.pods, "it takes its time"
+    assert "others/foreign" in life.world.pods, "it takes its time"
     assert life.is_settled(), "the job waits, and nobody runs"
 
     life.teardown()

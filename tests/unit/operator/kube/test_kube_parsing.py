@@ -185,12 +185,12 @@ def test_a_worker_of_ours():
         {"name": "one-base-99999999999-0"},
     ],
 )
-def test_pods_that_only_look_like_ours_are_aliens(change):
+def test_pods_that_only_look_like_ours_are_foreign(change):
     raw = raw_worker(JOB)
     raw["metadata"]["labels"] = names.worker_labels("one", Role.BASE, 0, 0)
     raw["metadata"] |= change
     pod = pod_of(raw)
-    assert (pod.job, pod.job_uid, pod.role, pod.index, pod.attempt) == (None, None, Role.ALIEN, 0, 0)
+    assert (pod.job, pod.job_uid, pod.role, pod.index, pod.attempt) == (None, None, Role.FOREIGN, 0, 0)
     assert pod.gpus == 1
 
 
@@ -200,7 +200,7 @@ def test_a_reference_that_does_not_control_is_no_owner():
     assert pod_of(raw).job is None
 
 
-def test_labels_that_somebody_took_off_make_no_alien():
+def test_labels_that_somebody_took_off_are_not_foreign():
     raw = raw_worker(JOB, 1, 2)
     raw["metadata"]["labels"] = {"espalier.dev/role": "extra", "espalier.dev/index": "7"}
     pod = pod_of(raw)
@@ -519,7 +519,7 @@ def mutated(draw: st.DrawFn, whole: dict[str, Any]) -> dict[str, Any]:
 def test_no_pod_is_too_strange(raw):
     pod = parse_pod(raw, SETTINGS)
     assert pod.gpus >= 0
-    assert (pod.job is None) == (pod.role is Role.ALIEN) == (pod.job_uid is None)
+    assert (pod.job is None) == (pod.role is Role.FOREIGN) == (pod.job_uid is None)
     json.dumps([pod.message, pod.name])
 
 

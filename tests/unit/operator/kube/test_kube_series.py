@@ -143,7 +143,7 @@ def test_all_labels_fit_and_nothing_else_is_scraped() -> None:
         training=TrainingStatus(depth=1, metrics=(Metric(name="loss", value=0.5),)),
         adaptations=(decision(1, "Nothing", {"Nothing": 1.0}),),
     )
-    worker = Worker(name="w", job=None, role=Role.ALIEN, node="n", gpus=1, state=WorkerState.RUNNING)
+    worker = Worker(name="w", job=None, role=Role.FOREIGN, node="n", gpus=1, state=WorkerState.RUNNING)
     snapshot = Snapshot(taken_at=NOW, nodes=(Node(name="n", gpu_type="a", allocatable=2),), workers=(worker,))
     for metric, values in series_of([live("one", status, facts("one"))], snapshot, NOW).items():
         assert metric in SCRAPED

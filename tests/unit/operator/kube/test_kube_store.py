@@ -196,7 +196,7 @@ def test_a_priority_class_that_comes_or_goes_makes_its_jobs_be_read_again(world:
     assert isinstance(parsed(), InvalidJob)
 
 
-def test_our_pods_are_filed_by_job_and_others_as_aliens(world: World) -> None:
+def test_our_pods_are_filed_by_job_and_others_as_foreign(world: World) -> None:
     job = kube_job()
     world.take(resources.PODS, raw_worker(job))
     stranger = raw_worker(job, uid="x")

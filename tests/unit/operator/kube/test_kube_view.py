@@ -129,7 +129,7 @@ def test_pods_of_others_hold_gpus_or_want_them(changes, expected):
     """And so do workers whose job is gone, but that those want nothing any more."""
     found = other(**changes)
     assert (None if found is None else (found.node, found.state, found.gpu_type)) == expected
-    assert found is None or (found.role, found.job, found.gpus) == (Role.ALIEN, None, 1)
+    assert found is None or (found.role, found.job, found.gpus) == (Role.FOREIGN, None, 1)
 
 
 # ---- facts of a job

@@ -90,7 +90,7 @@ def gpus_of(snapshot: Snapshot) -> dict[tuple[str, ...], float]:
     unavailable.
     """
     held: dict[str, Counter[str]] = defaultdict(Counter)
-    states = {Role.BASE: "base", Role.EXTRA: "extra", Role.ALIEN: "others"}
+    states = {Role.BASE: "base", Role.EXTRA: "extra", Role.FOREIGN: "others"}
     for worker in snapshot.workers:
         if worker.node is not None:
             held[worker.node][states[worker.role]] += worker.gpus

@@ -52,7 +52,7 @@ class Pod:
     uid: str
     resource_version: str
     job: str | None
-    """Key of the job that owns it; None for an alien."""
+    """Key of the job that owns it; None for a foreign worker."""
     job_uid: str | None
     role: Role
     index: int
@@ -101,7 +101,7 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
     owner = _owner(metadata)
     worker = None if owner is None else names.worker_of(owner[0], name)
     if owner is None or worker is None:
-        owner, worker = None, (Role.ALIEN, 0, 0)
+        owner, worker = None, (Role.FOREIGN, 0, 0)
     phase = text(status, "phase") or "Pending"
     trainer, others = _containers(spec, status)
     waits = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "waiting"))]

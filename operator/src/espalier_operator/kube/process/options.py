@@ -64,8 +64,8 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         raise click.BadParameter(
             f"{value!r} has no domain; write DOMAIN/NAME, as in nvidia.com/gpu", context, parameter
         )
-    elif name == "policy" and value not in POLICIES.names():
-        raise click.BadParameter(f"{value!r} is unknown; known: {', '.join(POLICIES.names())}", context, parameter)
+    elif name == "policy" and (problem := POLICIES.problem(value)):
+        raise click.BadParameter(problem, context, parameter)
     elif name == "image_pull_policy" and value not in (None, "Always", "IfNotPresent", "Never"):
         raise click.BadParameter(f"{value!r} is none; give Always, IfNotPresent or Never", context, parameter)
     return value

@@ -117,7 +117,7 @@ def foreign_worker(pod: Pod) -> Worker | None:
     return Worker(
         name=pod.key,
         job=None,
-        role=Role.ALIEN,
+        role=Role.FOREIGN,
         node=pod.node,
         gpus=pod.gpus,
         state=_state(pod),

@@ -7,7 +7,7 @@ from typing import Final
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from espalier_monitoring.boards import Board, Panel, Row, build
-from espalier_monitoring.promql import quantiles, rises
+from espalier_monitoring.promql import apart, quantiles, rate, rises
 
 _CHANGE: Final = "espalier_adaptation_accuracy_change_ratio"
 
@@ -17,8 +17,7 @@ _SERVICE: Final = Row(
         Panel(
             title="Policy in service",
             about="Name and version. If there is more than one, replicas are being replaced, or differ.",
-            unit="short",
-            queries=(("count by (policy, version) (espalier_agent_policy_info)", "{{policy}} {{version}}"),),
+            queries=(apart("count", "policy, version", "espalier_agent_policy_info"),),
             single=True,
             names=True,
         ),
@@ -27,12 +26,7 @@ _SERVICE: Final = Row(
             about="HTTP requests per second. Codes from 500 are errors of the agent; 422 is a request that it cannot "
             "read.",
             unit="reqps",
-            queries=(
-                (
-                    "sum by (route, code) (rate(espalier_agent_requests_total[$__rate_interval]))",
-                    "{{route}} {{code}}",
-                ),
-            ),
+            queries=(rate("espalier_agent_requests_total", "route, code"),),
         ),
         Panel(
             title="Advice latency",
@@ -44,7 +38,7 @@ _SERVICE: Final = Row(
             title="Unknown layers",
             about="Layers per second that the policy has never learned from. It embeds them by their attributes.",
             unit="ops",
-            queries=(("sum (rate(espalier_agent_unknown_layers_total[$__rate_interval]))", "layers"),),
+            queries=(rate("espalier_agent_unknown_layers_total", legend="layers"),),
         ),
     ),
 )
@@ -56,26 +50,19 @@ _ADVICE: Final = Row(
             title="Advice by action",
             about="Consultations answered per second.",
             unit="ops",
-            queries=(("sum by (action) (rate(espalier_agent_advice_total[$__rate_interval]))", "{{action}}"),),
+            queries=(rate("espalier_agent_advice_total", "action"),),
             stacked=True,
         ),
         Panel(
             title="Decisions as jobs report them",
             about="In each interval: by source of the decision, action and result.",
-            unit="short",
-            queries=(
-                (
-                    rises("espalier_adaptations_total", "source, action, result"),
-                    "{{source}} {{action}} {{result}}",
-                ),
-            ),
+            queries=(rises("espalier_adaptations_total", "source, action, result"),),
         ),
         Panel(
             title="Fallbacks by reason",
             about="Consultations that a fallback decided: the agent did not answer in time, or its advice was not "
             "legal.",
-            unit="short",
-            queries=((rises("espalier_advice_problems_total", "reason"), "{{reason}}"),),
+            queries=(rises("espalier_advice_problems_total", "reason"),),
         ),
         Panel(
             title="Consultation and growth together",
@@ -92,8 +79,7 @@ _OUTCOMES: Final = Row(
         Panel(
             title="Accuracy change of growths",
             about="Validation accuracy after the epoch that followed a growth, minus the accuracy before the growth: "
-            "the "
-            "median, and the 10th and 90th percentile. An epoch is short; the value of a growth shows later.",
+            "the median, and the 10th and 90th percentile. An epoch is short; the value of a growth shows later.",
             unit="percentunit",
             queries=tuple(
                 (f"histogram_quantile({share}, sum by (le) (rate({_CHANGE}_bucket[$__range])))", legend)
@@ -118,7 +104,7 @@ _OUTCOMES: Final = Row(
             title="Outcomes reported to the agent",
             about="Decisions per second whose final accuracy was reported. Later policies learn from them.",
             unit="ops",
-            queries=(("sum (rate(espalier_agent_outcomes_total[$__rate_interval]))", "outcomes"),),
+            queries=(rate("espalier_agent_outcomes_total", legend="outcomes"),),
         ),
     ),
 )
@@ -129,28 +115,24 @@ _LEARNING: Final = Row(
         Panel(
             title="Kept for learning",
             about="In each interval: decisions, outcomes and answers of a shadow policy that were stored.",
-            unit="short",
-            queries=((rises("espalier_agent_records_total", "record"), "{{record}}"),),
+            queries=(rises("espalier_agent_records_total", "record"),),
         ),
         Panel(
             title="Not kept",
             about="Records that could not be stored, by error; advice continues. Empty: no record was lost.",
-            unit="short",
-            queries=((rises("espalier_agent_records_lost_total", "error"), "{{error}}"),),
+            queries=(rises("espalier_agent_records_lost_total", "error"),),
         ),
         Panel(
             title="Does the shadow agree?",
             about="Consultations by whether the shadow policy gives the same answer. Empty: there is no shadow policy.",
-            unit="short",
-            queries=((rises("espalier_agent_shadow_total", "agreed"), "{{agreed}}"),),
+            queries=(rises("espalier_agent_shadow_total", "agreed"),),
         ),
         Panel(
             title="New policies",
             about="In each interval: policies that replaced another, and policies that could not be used.",
-            unit="short",
             queries=(
-                (rises("espalier_agent_policy_switches_total"), "switched"),
-                (rises("espalier_agent_policy_refusals_total"), "refused"),
+                rises("espalier_agent_policy_switches_total", legend="switched"),
+                rises("espalier_agent_policy_refusals_total", legend="refused"),
             ),
         ),
     ),

@@ -1,10 +1,11 @@
-"""The alerts: the condition of each, how long it must hold, and its texts.
+"""The alerts: the condition of each, how long it must hold, and its texts; and the file that Prometheus reads.
 
 docs/alerts.md explains what to do about each alert, and why the numbers are what they are.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -144,3 +145,37 @@ ALERTS: Final = (
     ),
 )
 """All alerts."""
+
+RUNBOOKS: Final = "docs/alerts.md"
+"""Where it says what to do; a heading for each alert, under the alert's name."""
+
+_HEAD: Final = "# Written by `make dashboards` from monitoring/espalier_monitoring/alerts.py; change them there.\n"
+
+
+def rules_text() -> str:
+    """Return the rule file, in YAML whose texts are written as JSON: nothing in them is taken for YAML."""
+    lines = [_HEAD + "groups:", "  - name: espalier", "    rules:"]
+    for alert in ALERTS:
+        lines += [
+            f"      - alert: {alert.name}",
+            f"        expr: {_text(alert.expression)}",
+            f"        for: {alert.lasts}",
+            "        labels:",
+            f"          severity: {alert.severity.value}",
+            "        annotations:",
+            *(f"          {name}: {_text(value)}" for name, value in says(alert).items()),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def says(alert: Alert) -> dict[str, str]:
+    """Return what an alert says."""
+    return {
+        "summary": alert.summary,
+        "description": alert.description,
+        "runbook_url": f"{RUNBOOKS}#{alert.name.lower()}",
+    }
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)

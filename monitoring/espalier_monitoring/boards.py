@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,8 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
     VariableSort,
 )
+
+from espalier_monitoring.promql import Query
 
 SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """The data source that the user selects at the top."""
@@ -53,10 +55,9 @@ class Panel:
     title: str
     about: str
     """What it shows and how to read it."""
-    unit: str
+    unit: str = "short"
     """Grafana's name of the unit: `s`, `short`, `percentunit`, `ops`, `reqps`."""
-    queries: tuple[tuple[str, str], ...]
-    """PromQL and legend; the legend names labels as `{{label}}`."""
+    queries: tuple[Query, ...]
     stacked: bool = False
     single: bool = False
     """Show the latest value as a number instead of a line."""
@@ -136,16 +137,6 @@ def build(board: Board) -> Dashboard:
 def board_text(board: Dashboard) -> str:
     """Return a dashboard as the JSON that Grafana reads."""
     return json.dumps(board, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def expressions(board: Dashboard) -> Iterable[tuple[str, str]]:
-    """Yield (where, PromQL) of all panels and annotations of a dashboard."""
-    whole = json.loads(board_text(board))
-    for panel in whole["panels"]:
-        for target in panel.get("targets", ()):
-            yield f"{whole['title']}: {panel['title']}", target["expr"]
-    for annotation in whole["annotations"].get("list", ()):
-        yield f"{whole['title']}: {annotation['name']}", annotation["expr"]
 
 
 def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:

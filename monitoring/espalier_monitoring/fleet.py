@@ -7,42 +7,36 @@ from typing import Final
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from espalier_monitoring.boards import Board, Panel, Row, build
-from espalier_monitoring.promql import quantiles, rises
+from espalier_monitoring.promql import apart, quantiles, rate, rises
 
 _GPUS: Final = Row(
     title="GPUs",
     panels=(
         Panel(
             title="GPUs by state",
-            about="Counts each GPU of the cluster once: held by base workers of jobs (base), lent to jobs (extra), "
-            "held by "
-            "other pods, free, or on a node that accepts no pods.",
-            unit="short",
-            queries=(("sum by (state) (espalier_gpus)", "{{state}}"),),
+            about="Counts each GPU of the cluster once: held by base workers of jobs (base), lent to jobs (extra), held"
+            " by other pods, free, or on a node that accepts no pods.",
+            queries=(apart("sum", "state", "espalier_gpus"),),
             decimals=0,
             stacked=True,
         ),
         Panel(
             title="GPUs requested by jobs in the queue",
             about="By queue, base workers only: the GPUs that must become free until no job waits.",
-            unit="short",
-            queries=(("sum by (queue) (espalier_gpus_waited_for)", "{{queue}}"),),
+            queries=(apart("sum", "queue", "espalier_gpus_waited_for"),),
             decimals=0,
         ),
         Panel(
             title="GPUs in training",
-            about="GPU-seconds per second of jobs in training, base and extra: how many of the GPUs above are really "
-            "in "
-            "use. Workers that start, wait or pause hold GPUs that are not counted here.",
-            unit="short",
-            queries=(("sum by (role) (rate(espalier_gpu_seconds_total[$__rate_interval]))", "{{role}}"),),
+            about="GPU-seconds per second of jobs in training, base and extra: how many of the GPUs above are really in"
+            " use. Workers that start, wait or pause hold GPUs that are not counted here.",
+            queries=(rate("espalier_gpu_seconds_total", "role"),),
             stacked=True,
         ),
         Panel(
             title="GPUs by type",
             about="All GPUs by the node label that distinguishes types. A step down is a node that has left.",
-            unit="short",
-            queries=(("sum by (gpu_type) (espalier_gpus)", "{{gpu_type}}"),),
+            queries=(apart("sum", "gpu_type", "espalier_gpus"),),
             decimals=0,
             stacked=True,
         ),
@@ -55,29 +49,23 @@ _QUEUE: Final = Row(
         Panel(
             title="Jobs by phase",
             about="All existing jobs. Finished jobs count until they are deleted.",
-            unit="short",
-            queries=(("sum by (phase) (espalier_jobs)", "{{phase}}"),),
+            queries=(apart("sum", "phase", "espalier_jobs"),),
             decimals=0,
             stacked=True,
         ),
         Panel(
             title="Why jobs wait",
             about="Jobs without GPUs, by the reason of their condition Admitted. For details: `espalier explain JOB`.",
-            unit="short",
-            queries=(("sum by (reason) (espalier_jobs_waiting)", "{{reason}}"),),
+            queries=(apart("sum", "reason", "espalier_jobs_waiting"),),
             decimals=0,
             stacked=True,
         ),
         Panel(
             title="Jobs created and ended",
             about="In each interval; ended jobs by result and reason.",
-            unit="short",
             queries=(
-                (rises("espalier_jobs_created_total"), "created"),
-                (
-                    rises("espalier_jobs_finished_total", "result, reason"),
-                    "{{result}} {{reason}}",
-                ),
+                rises("espalier_jobs_created_total", legend="created"),
+                rises("espalier_jobs_finished_total", "result, reason"),
             ),
         ),
         Panel(
@@ -95,10 +83,9 @@ _QUEUE: Final = Row(
         Panel(
             title="Restarts and preemptions",
             about="In each interval: leaders that were restarted, and workers that were ended from outside.",
-            unit="short",
             queries=(
-                (rises("espalier_restarts_total"), "restarts"),
-                (rises("espalier_preemptions_total"), "preemptions"),
+                rises("espalier_restarts_total", legend="restarts"),
+                rises("espalier_preemptions_total", legend="preemptions"),
             ),
         ),
     ),
@@ -110,26 +97,18 @@ _LENDING: Final = Row(
         Panel(
             title="GPUs lent",
             about="In each interval, by queue.",
-            unit="short",
-            queries=((rises("espalier_gpus_lent_total", "queue"), "{{queue}}"),),
+            queries=(rises("espalier_gpus_lent_total", "queue"),),
         ),
         Panel(
             title="Reclaims by outcome",
             about="Acknowledged: the job gave the GPUs back in time. Forced: it did not, and its workers were ended. "
             "Lost: the GPUs disappeared first.",
-            unit="short",
-            queries=(
-                (
-                    rises("espalier_reclaims_total", "outcome, reason"),
-                    "{{outcome}} {{reason}}",
-                ),
-            ),
+            queries=(rises("espalier_reclaims_total", "outcome, reason"),),
         ),
         Panel(
             title="Signal latency",
             about="Written: from the moment a GPU is seen free to the write of the job's status. Acknowledged: from "
-            "there "
-            "to the acknowledgement by the job's leader, which it sends at its next step.",
+            "there to the acknowledgement by the job's leader, which it sends at its next step.",
             unit="s",
             queries=quantiles("espalier_signal_seconds", "stage", rare=True),
         ),
@@ -148,7 +127,6 @@ _OPERATOR: Final = Row(
         Panel(
             title="Active operators",
             about="Operators that hold the Lease. One is normal. Zero means that nothing is scheduled.",
-            unit="short",
             queries=(("sum (espalier_operator_leader)", "leading"),),
             single=True,
             width=4,
@@ -170,8 +148,7 @@ _OPERATOR: Final = Row(
         Panel(
             title="Version",
             about="Version of each operator that is scraped.",
-            unit="short",
-            queries=(("count by (version) (espalier_build_info)", "{{version}}"),),
+            queries=(apart("count", "version", "espalier_build_info"),),
             single=True,
             names=True,
             width=4,
@@ -186,31 +163,21 @@ _OPERATOR: Final = Row(
             title="Decisions",
             about="Actions of the planner per second, by kind and reason.",
             unit="ops",
-            queries=(
-                (
-                    "sum by (action, reason) (rate(espalier_scheduler_actions_total[$__rate_interval]))",
-                    "{{action}} {{reason}}",
-                ),
-            ),
+            queries=(rate("espalier_scheduler_actions_total", "action, reason"),),
         ),
         Panel(
             title="API requests by code",
             about="Requests to the API server per second. Code 0 means no answer; 409 and 404 are part of normal "
             "operation.",
             unit="reqps",
-            queries=(("sum by (code) (rate(espalier_api_requests_total[$__rate_interval]))", "{{code}}"),),
+            queries=(rate("espalier_api_requests_total", "code"),),
             stacked=True,
         ),
         Panel(
             title="API requests by verb and resource",
             about="Requests to the API server per second, by verb and resource.",
             unit="reqps",
-            queries=(
-                (
-                    "sum by (verb, resource) (rate(espalier_api_requests_total[$__rate_interval]))",
-                    "{{verb}} {{resource}}",
-                ),
-            ),
+            queries=(rate("espalier_api_requests_total", "verb, resource"),),
         ),
         Panel(
             title="Duration of API requests",
@@ -222,15 +189,14 @@ _OPERATOR: Final = Row(
             title="Errors",
             about="Operations that failed and are retried: writing a job's status, its objects, or an Event.",
             unit="ops",
-            queries=(("sum by (error) (rate(espalier_operator_errors_total[$__rate_interval]))", "{{error}}"),),
+            queries=(rate("espalier_operator_errors_total", "error"),),
         ),
         Panel(
             title="Age of the operator's data",
             about="Time since a list or watch last returned something. Everything is listed every five minutes, so an "
-            "age of "
-            "several times that means that a watch no longer receives events.",
+            "age of several times that means that a watch no longer receives events.",
             unit="s",
-            queries=(("max by (resource) (espalier_watch_age_seconds)", "{{resource}}"),),
+            queries=(apart("max", "resource", "espalier_watch_age_seconds"),),
         ),
     ),
 )

@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models.dashboard import AnnotationQuery, Dashboard
 
 from espalier_api.report import WORKERS_METRIC
 from espalier_monitoring.boards import SOURCE, Board, Panel, Row, build
-from espalier_monitoring.promql import quantiles
+from espalier_monitoring.promql import apart, quantiles
 
 _THIS: Final = '{namespace="$namespace", job_name="$job_name"}'
 
@@ -57,8 +57,7 @@ _BUDGET: Final = Row(
         Panel(
             title="Phase",
             about="`status.phase` of the job. If the panel is empty, the job is deleted or has no status yet.",
-            unit="short",
-            queries=((f"max by (phase) (espalier_job_info{_THIS})", "{{phase}}"),),
+            queries=(apart("max", "phase", f"espalier_job_info{_THIS}"),),
             single=True,
             names=True,
             width=4,
@@ -75,7 +74,7 @@ _BUDGET: Final = Row(
             title="Waiting",
             about="How long the job has waited for its first GPUs, and why. Empty once it has them.",
             unit="s",
-            queries=((f"max by (reason) (espalier_job_waiting_seconds{_THIS})", "{{reason}}"),),
+            queries=(apart("max", "reason", f"espalier_job_waiting_seconds{_THIS}"),),
             single=True,
             width=4,
         ),
@@ -100,14 +99,12 @@ _LEARNING: Final = Row(
         Panel(
             title="Loss",
             about="Reported figures whose names contain `loss`. A short rise after a mark comes from the new layer.",
-            unit="short",
             queries=((_metric(".*loss.*"), "{{metric}}"),),
             least=None,
         ),
         Panel(
             title="Other figures",
             about="All other figures that the trainer reports.",
-            unit="short",
             queries=((f"max by (metric) (espalier_job_metric{{{_THIS.strip('{}')}, {_OTHERS}}})", "{{metric}}"),),
             least=None,
         ),
@@ -129,39 +126,33 @@ _MODEL: Final = Row(
         Panel(
             title="Depth",
             about="Number of layers of the model that have parameters.",
-            unit="short",
             queries=((_of("depth"), "depth"), (_of("adaptations_total"), "times grown")),
             decimals=0,
         ),
         Panel(
             title="Parameters",
             about="Number of trainable parameters of the model.",
-            unit="short",
             queries=((_of("parameters"), "parameters"),),
         ),
         Panel(
             title="Decisions with probabilities",
             about="Probability that the policy gave to each choice in the last consultation, and the choice that was "
-            "made. "
-            "A policy that explores may make a choice that is not the most probable. Empty before the first "
-            "consultation, and after a consultation that a fallback decided.",
+            "made. A policy that explores may make a choice that is not the most probable. Empty before the first"
+            " consultation, and after a consultation that a fallback decided.",
             unit="percentunit",
             queries=((_chances("yes"), "chosen: {{choice}}"), (_chances("no"), "{{choice}}")),
         ),
         Panel(
             title="GPUs",
             about="Base: GPUs that the job requested. Extra: GPUs that it was lent.",
-            unit="short",
-            queries=((f"max by (role) (espalier_job_gpus{_THIS})", "{{role}}"),),
+            queries=(apart("max", "role", f"espalier_job_gpus{_THIS}"),),
             stacked=True,
             decimals=0,
         ),
         Panel(
             title="Workers that train together",
             about="As the leader reports them. An extra GPU trains from the moment its worker joins until it leaves. "
-            "Empty "
-            "for a job without elasticBatch, whose leader trains alone.",
-            unit="short",
+            "Empty for a job without elasticBatch, whose leader trains alone.",
             queries=((_of("workers"), "workers"),),
             decimals=0,
         ),
@@ -169,13 +160,12 @@ _MODEL: Final = Row(
             title="GPU-seconds",
             about="GPU-seconds that the job held while it trained, base and extra.",
             unit="s",
-            queries=((f"max by (role) (espalier_job_gpu_seconds_total{_THIS})", "{{role}}"),),
+            queries=(apart("max", "role", f"espalier_job_gpu_seconds_total{_THIS}"),),
             stacked=True,
         ),
         Panel(
             title="Restarts and preemptions",
             about="Starts of the leader after the first, and workers that were ended from outside.",
-            unit="short",
             queries=((_of("restarts_total"), "restarts"), (_of("preemptions_total"), "preemptions")),
             decimals=0,
         ),
@@ -187,9 +177,9 @@ _TRAINER: Final = Row(
     panels=(
         Panel(
             title="Step time",
-            about="Time between the ends of two optimizer steps, as the trainer measures it. The panels of this row "
-            "are "
-            "scraped from the job's leader: they are empty if Prometheus does not scrape it, and end when it ends.",
+            about="Time between the ends of two optimizer steps, as the trainer measures it. The panels of this row are"
+            " scraped from the job's leader: they are empty if Prometheus does not scrape it, and end when it "
+            "ends.",
             unit="s",
             queries=quantiles("espalier_trainer_step_seconds", selector=_THIS),
         ),
@@ -202,15 +192,14 @@ _TRAINER: Final = Row(
         Panel(
             title="Loss by split",
             about="After each epoch. If the train loss falls while the validation loss rises, the model overfits.",
-            unit="short",
-            queries=((f"max by (split) (espalier_trainer_loss{_THIS})", "{{split}}"),),
+            queries=(apart("max", "split", f"espalier_trainer_loss{_THIS}"),),
             least=None,
         ),
         Panel(
             title="Accuracy by split",
             about="After each epoch.",
             unit="percentunit",
-            queries=((f"max by (split) (espalier_trainer_accuracy_ratio{_THIS})", "{{split}}"),),
+            queries=(apart("max", "split", f"espalier_trainer_accuracy_ratio{_THIS}"),),
         ),
     ),
 )

@@ -7,9 +7,9 @@ from typing import Final
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from espalier_monitoring import agent, fleet, job
+from espalier_monitoring.alerts import rules_text
 from espalier_monitoring.boards import board_text
 from espalier_monitoring.page import metrics_page
-from espalier_monitoring.rules import rules_text
 
 DASHBOARDS: Final = "charts/espalier/dashboards"
 RULES: Final = "charts/espalier/rules/espalier.yaml"

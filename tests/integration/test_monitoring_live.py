@@ -48,14 +48,14 @@ from espalier_kube import resources
 from espalier_kube.resources import Resource
 from espalier_monitoring.__main__ import main
 from espalier_monitoring.alerts import ALERTS, Alert
-from espalier_monitoring.boards import board_text, expressions
+from espalier_monitoring.boards import board_text
 from espalier_monitoring.drawing.prometheus import Prometheus, Window
 from espalier_monitoring.drawing.reading import Place, Reader, ReadingError
 from espalier_monitoring.drawing.sheet import WIDTH, box
 from espalier_monitoring.outputs import RULES, dashboards
-from espalier_monitoring.promql import names
-from espalier_monitoring.scraping import RELABELLING
+from espalier_monitoring.page import RELABELLING
 from espalier_operator.actions import Action
+from promql_names import expressions, names
 
 PROJECT = Path(__file__).parents[2]
 SERIES = {series: family for family in FAMILIES for series in family.series}

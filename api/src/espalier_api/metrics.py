@@ -97,9 +97,6 @@ _CHANGES: Final = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 
 
 JOB: Final = ("namespace", "job_name")
 
-GIVEN_BY_SCRAPE: Final = {Exporter.OPERATOR: (), Exporter.TRAINER: JOB, Exporter.AGENT: ()}
-"""Labels that an exporter does not know and the scrape configuration adds: a trainer's job, from its pod."""
-
 
 def _group(
     exporter: Exporter, group: str, *rows: tuple[MetricType, str, str, tuple[str, ...], tuple[float, ...]]

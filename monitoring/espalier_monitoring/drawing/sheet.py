@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from espalier_monitoring.drawing.canvas import INK, MUTED, Box, Canvas
-from espalier_monitoring.drawing.figures import draw_figures
-from espalier_monitoring.drawing.lines import draw_lines
+from espalier_monitoring.drawing.panels import draw_figures, draw_lines
 from espalier_monitoring.drawing.prometheus import Window
 from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Place
 from espalier_monitoring.drawing.substitution import length_of

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from espalier_monitoring.drawing.legends import Entry, arranged
-from espalier_monitoring.drawing.lines import span, time_ticks
+from espalier_monitoring.drawing.panels import span, time_ticks
 from espalier_monitoring.drawing.prometheus import Window
 from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Line, Mark, Place
 from espalier_monitoring.drawing.sheet import WIDTH, box, drawn, said

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier_monitoring.alerts import ALERTS
-from espalier_monitoring.rules import rules_text, says
+from espalier_monitoring.alerts import ALERTS, rules_text, says
 
 BY_NAME = {alert.name: alert for alert in ALERTS}
 OPERATOR = 'instance="op:8080", pod="op"'

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from espalier_api.metrics import FAMILIES, GIVEN_BY_SCRAPE, LABELS, Exporter
+from espalier_api.metrics import FAMILIES, JOB, LABELS, Exporter
 from espalier_api.report import WORKERS_METRIC
 from espalier_monitoring.alerts import ALERTS
-from espalier_monitoring.boards import expressions
 from espalier_monitoring.outputs import DASHBOARDS, RULES, dashboards, outputs
-from espalier_monitoring.promql import names
-from espalier_monitoring.scraping import RELABELLING, scrape_config_text
+from espalier_monitoring.page import RELABELLING, scrape_config_text
 from espalier_operator.kube.objects.manifests import METRICS, METRICS_PORT
+from promql_names import expressions, names
 
 ROOT = Path(__file__).parents[3]
 SERIES = {series: family for family in FAMILIES for series in family.series}
+GIVEN_BY_SCRAPE = {Exporter.OPERATOR: (), Exporter.TRAINER: JOB, Exporter.AGENT: ()}
+"""Labels that an exporter does not know and the scrape configuration adds: a trainer's job, from its pod."""
 OF_THE_SCRAPE = {"instance"}
 """Labels that Prometheus gives every series."""
 BOARDS = sorted(dashboards())

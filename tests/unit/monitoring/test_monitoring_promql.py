@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from espalier_monitoring.promql import names
+from promql_names import names
 
 CASES = {
     "up": ({"up": set()}, set()),

@@ -1,4 +1,4 @@
-"""Panels with lines over time, and those with areas that lie on one another."""
+"""Panels with lines over time or stacked areas, and those with the latest values in figures."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ _TICK_PIXELS: Final = (110.0, 34.0)
 """From one mark of an axis to the next at least, level and upright."""
 _STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 7 * 86400)
 _DAY: Final = 86400
+_LARGEST, _SMALLEST, _NAME = 30.0, 11.0, 9.0
+_FIGURE: Final = "#3c6e8f"
+_MARGIN: Final = 14.0
 
 
 def draw_lines(canvas: Canvas, at: Box, panel: DrawnPanel, window: Window, marks: tuple[Mark, ...]) -> None:
@@ -115,3 +118,31 @@ def _quiet(axes: Axes) -> None:
     axes.tick_params(labelsize=_TICK_SIZE, labelcolor=MUTED, length=0, pad=5)
     for side in axes.spines.values():
         side.set_visible(False)
+
+
+def draw_figures(canvas: Canvas, at: Box, panel: DrawnPanel) -> None:
+    """Draw the values below one another, as large as they fit; with their names where there are several."""
+    height = at.height / len(panel.lines)
+    room = at.width - 2 * _MARGIN
+    texts = [
+        line.name if panel.names else text_of(float(line.values[-1]), panel.unit, panel.decimals)
+        for line in panel.lines
+    ]
+    with_names = len(panel.lines) > 1 and not panel.names
+    size = _size(canvas, texts, room, height - (24 if with_names else 0))
+    middle = at.left + at.width / 2
+    for number, (line, text) in enumerate(zip(panel.lines, texts, strict=True)):
+        center = at.top + (number + 0.5) * height
+        shown = canvas.shortened(text, size, room, bold=True)
+        canvas.text(middle, center - (9 if with_names else 0), shown, size, color=_FIGURE, bold=True, aside="center")
+        if with_names:
+            below = center + 0.75 * size + 4
+            canvas.text(middle, below, canvas.shortened(line.name, _NAME, room), _NAME, color=MUTED, aside="center")
+
+
+def _size(canvas: Canvas, texts: list[str], width: float, height: float) -> float:
+    """Return the size, in points, at which all fit."""
+    size = min(_LARGEST, max(_SMALLEST, 0.45 * height))
+    while size > _SMALLEST and any(canvas.width_of(text, size, bold=True) > width for text in texts):
+        size -= 1
+    return size

@@ -79,7 +79,7 @@ class Action(Record):
         return operation(self.kind).grown(architecture, self.target, self.width)
 
     def is_possible(self, architecture: Architecture) -> bool:
-        """Tell whether the width that the action names is one that its target can have."""
+        """Return whether the width that the action names is one that its target can have."""
         return self.width is None or operation(self.kind).takes(architecture, str(self.target), self.width)
 
 

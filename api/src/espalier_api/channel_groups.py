@@ -60,7 +60,7 @@ class ChannelGroup(Record):
         return self.width if any(ask.even for ask in self.asks) else lcm(*(ask.parts for ask in self.asks))
 
     def accepts(self, width: int) -> bool:
-        """Tell whether the group can be widened to `width`."""
+        """Return whether the group can be widened to `width`."""
         return width > self.width and width % self.multiple_of == 0
 
 

@@ -1,4 +1,4 @@
-"""One consultation: steps 3 to 5 of the paper's Algorithm 1, and the record of what came of it."""
+"""One consultation: steps 3 to 5 of the paper's Algorithm 1, and the record of its result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIN_CONSULTATION_WALL_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Consultation:
-    """What a consultation came to."""
+    """The result of a consultation."""
 
     network: Network
     """The grown network, or the one that was given."""
@@ -46,13 +46,13 @@ class Adapter:
     scheduler: Scheduler
     example_input: Tensor
     restart_only: bool = False
-    """A control for studies: where the advice is to grow, only the learning-rate schedule begins again."""
+    """A control for studies: if the advice is to grow, only the learning-rate schedule restarts."""
     clock: Callable[[], float] = time.monotonic
     seed: int = 0
-    """Of whatever growths draw."""
+    """The seed of random choices in growth."""
 
     def consult(self, network: Network, progress: Progress, allocation: Allocation) -> Consultation:
-        """Ask and, in mode Auto, grow. Training is never stopped by what goes wrong here."""
+        """Ask and, in mode Auto, grow. Errors here never stop training."""
         if network.architecture is None:
             raise ValueError("a network without a description cannot be asked about")
         spec = self.job.spec.adaptation
@@ -133,7 +133,7 @@ def _width(network: Network, action: Action, result: AdaptationResult) -> int | 
 
 
 def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation:
-    """Return the record of an adaptation that had to be taken back."""
+    """Return the record of an adaptation that had to be reverted."""
     return adaptation.model_copy(
         update={
             "result": AdaptationResult.FAILED,
@@ -148,7 +148,7 @@ def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation
 def report_outcome(
     job: AdaptiveTrainingJob, advisor: Advisor | None, progress: Progress, final_accuracy: float
 ) -> None:
-    """Tell the advisor how the job ended whose decisions it made and that were carried out; best effort."""
+    """Report to the advisor how the job ended, if decisions of the advisor were carried out; best effort."""
     decisions = tuple(
         adaptation.decision_id
         for adaptation in progress.adaptations

@@ -1,10 +1,10 @@
-"""The errors of a trainer process that a person can mend."""
+"""The errors of a trainer process that the author of the job can fix."""
 
 from __future__ import annotations
 
 
 class TrainerError(Exception):
-    """Something that the person who wrote the job can mend. The message names the field, the value, the remedy."""
+    """An error that the author of the job can fix. The message names the field, the value and the remedy."""
 
 
 class ModelError(TrainerError):
@@ -12,7 +12,7 @@ class ModelError(TrainerError):
 
 
 class DatasetError(TrainerError):
-    """The data are missing or cannot be used. The message says where was looked and how to get them."""
+    """The data are missing or cannot be used. The message names the places that were searched and the remedy."""
 
 
 class ScheduleError(TrainerError):

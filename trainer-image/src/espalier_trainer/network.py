@@ -58,7 +58,7 @@ class Network:
         return Network(module, optimizer, description, (*self.history, step))
 
     def is_finite(self) -> bool:
-        """Tell whether no parameter or buffer holds NaN or infinity."""
+        """Return whether no parameter or buffer holds NaN or infinity."""
         tensors = [t for t in self.module.state_dict().values() if t.is_floating_point()]
         return not tensors or bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())
 

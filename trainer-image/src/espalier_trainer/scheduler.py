@@ -1,7 +1,7 @@
 """The scheduler as a trainer sees it: the paper's three questions (Lamelas 4.1, figure 2), and a clock to start.
 
-Times are budget seconds unless a name says `wall`. A budget second is a second of the trainer's own monotonic
-clock times the time scale; it begins to count when training starts, not when the process does.
+Times are budget seconds unless the name contains `wall`. Budget time is the trainer's own monotonic clock times the
+time scale; it starts with training, not with the process.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class Scheduler(Protocol):
         """Return the guaranteed workers: replicas above these are extra."""
 
     def stop_reason(self) -> Reason | None:
-        """Return why the job is to end before its budget is used up; None while it is not."""
+        """Return why the job must end before its budget is used up; None while it may continue."""
 
     def start(self, used_seconds: float) -> None:
-        """Begin to count. `used_seconds` is what the trainer knows to be used already (its checkpoint's)."""
+        """Start the clock. `used_seconds` is the part of the budget already used, from the trainer's checkpoint."""
 
     def used_seconds(self) -> float:
         """Return the budget seconds used, earlier incarnations included; not capped by the budget."""
 
     def wall_time_left(self) -> float:
-        """Return `time_left` in wall seconds: the longest that anything may be waited for."""
+        """Return `time_left` in wall seconds: the maximum for any wait."""
 
     def step_finished(self, architecture: Architecture | None) -> None:
-        """Take notice of one training step. Real clocks need it not; virtual time moves by it."""
+        """Called after each training step. Virtual time advances by it; real clocks ignore it."""
 
     def take_warnings(self) -> tuple[str, ...]:
-        """Return what went wrong with the scheduler since this was last asked."""
+        """Return the problems with the scheduler since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Arrival:
 
 @dataclass
 class _Asked:
-    """Turns allocations into the paper's up, down, none since last asked."""
+    """Converts allocations into the paper's up, down or none since the last call."""
 
     replicas: int
 
@@ -78,11 +78,11 @@ class _Asked:
 
 @dataclass
 class DocumentScheduler:
-    """The adapter to a scheduler that says what it grants in `AllocationDocument`s.
+    """The adapter to a scheduler that publishes its grants as `AllocationDocument`s.
 
-    Several sources may carry the word of one scheduler (its API server, a file): the document of the newest generation
-    holds, of equal ones the first source's, and a demand to stop is heard from any. While there is no document, the
-    job's own budget and base replicas hold.
+    Several sources may carry the documents of one scheduler (its API server, a file). The document of the newest
+    generation applies, among equal ones that of the first source. A demand to stop applies from any source. While there
+    is no document, the job's own budget and base replicas apply.
     """
 
     sources: Sequence[AllocationSource]
@@ -118,7 +118,7 @@ class DocumentScheduler:
         return self._document.time_budget.budget_seconds
 
     def allocation(self) -> Allocation:
-        """Return the allocation of the newest document, directed against the one last returned."""
+        """Return the allocation of the newest document, with the direction of change since the last call."""
         self._listen()
         return self._asked.direct(self._document.allocation)
 
@@ -132,9 +132,9 @@ class DocumentScheduler:
         return self._stop
 
     def start(self, used_seconds: float) -> None:
-        """Begin to count from the largest of `used_seconds` and the documents'; waits for sources that still connect.
+        """Start the clock at the larger of `used_seconds` and the documents' figure; waits for sources that connect.
 
-        The wait is before the budget's time runs, and bounded by the sources.
+        The wait does not count against the budget, and the sources limit it.
         """
         for source in self.sources:
             source.settle()
@@ -153,14 +153,14 @@ class DocumentScheduler:
         return self.time_left() / self.time_scale
 
     def step_finished(self, architecture: Architecture | None) -> None:
-        """Nothing: the clock moves by itself."""
+        """Does nothing: the clock advances by itself."""
 
     def take_warnings(self) -> tuple[str, ...]:
-        """Return the sources' complaints since this was last asked."""
+        """Return the problems of the sources since the last call."""
         return tuple(warning for source in self.sources for warning in source.take_warnings())
 
     def _listen(self) -> list[AllocationDocument]:
-        """Take in what the sources say now, and return it. Some µs: it is done at every step boundary."""
+        """Read the newest documents of the sources and return them. Takes a few µs, at every step boundary."""
         heard = [document for source in self.sources if (document := source.latest()) is not None]
         if heard:
             self._document = max(heard, key=lambda document: document.allocation.generation)
@@ -170,10 +170,10 @@ class DocumentScheduler:
 
 @dataclass
 class VirtualScheduler:
-    """Virtual time: it moves by `step_seconds(architecture)` a step and by nothing else.
+    """Virtual time: it advances only by `step_seconds(architecture)` at each step.
 
-    For tests and for measured studies whose results must not depend on the machine's load: evaluation, advice and
-    growth are free, a step costs what it was measured to cost.
+    For tests, and for studies whose results must not depend on the load of the machine: a step costs its measured time;
+    evaluation, advice and growth cost nothing.
     """
 
     budget_seconds: float
@@ -181,7 +181,7 @@ class VirtualScheduler:
     arrivals: Sequence[Arrival] = ()
     base: int = 1
     speedup: Callable[[int], float] = lambda replicas: 1.0
-    """Returns how many times faster this number of replicas steps than one; 1 where others take no part in steps."""
+    """Returns the speed of a step with this number of replicas relative to one; 1 if the others take no part."""
     _used: float = field(init=False, default=0.0)
     _asked: _Asked = field(init=False)
     _cost: tuple[Architecture | None, float] | None = field(init=False, default=None)
@@ -200,7 +200,7 @@ class VirtualScheduler:
         return self.budget_seconds
 
     def allocation(self) -> Allocation:
-        """Return what the last arrival that has come left the job with; its generation counts the arrivals."""
+        """Return the allocation after the last arrival so far; its generation is the number of arrivals."""
         come = [arrival for arrival in self.arrivals if arrival.at_seconds <= self._used]
         replicas = come[-1].replicas if come else self.base
         allocation = Allocation(generation=len(come), replicas=replicas, gpus=replicas)
@@ -233,5 +233,5 @@ class VirtualScheduler:
         self._used += self._cost[1] / self.speedup(self._asked.replicas)
 
     def take_warnings(self) -> tuple[str, ...]:
-        """Nothing goes wrong with virtual time."""
+        """Return nothing: virtual time has no problems."""
         return ()

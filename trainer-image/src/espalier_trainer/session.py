@@ -28,7 +28,7 @@ from espalier_trainer.settings import Settings, StopSignal
 
 
 def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> ExitCode:
-    """Build what the job names and train it; raises `TrainerError` for what the person can mend."""
+    """Build what the job names and train it; raises `TrainerError` for errors that the job's author can fix."""
     seed, device = seed_of(settings, job), usable_device()
     seed_everything(seed)
     with connect(settings, job, stop, device, seed) as services:
@@ -39,9 +39,9 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
 
 
 def follower(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], bool]) -> Follower:
-    """Load what it takes to train as one of the workers that another leads, until `stop` says to go.
+    """Load data and model, and train as a worker of a leader until `stop` returns True.
 
-    Raises `TrainerError` for what the person can mend.
+    Raises `TrainerError` for errors that the job's author can fix.
     """
     training, seed, device = job.spec.training, seed_of(settings, job), usable_device()
     seed_everything(seed)  # the starting weights are the leader's
@@ -58,7 +58,7 @@ def usable_device() -> torch.device:
 
 
 def load(training: TrainingSpec, device: torch.device) -> tuple[Data, nn.Module]:
-    """Return the job's data, and its starting model; on the CPU with as many threads as it is worth."""
+    """Return the job's data and its starting model; on the CPU, limit the threads of a small model."""
     data = load_data(training.dataset)
     model = build_model(training.model, data.classes, data.example_input())
     set_threads(model, device)
@@ -66,7 +66,7 @@ def load(training: TrainingSpec, device: torch.device) -> tuple[Data, nn.Module]
 
 
 def warm_up(training: TrainingSpec) -> None:
-    """Import what training would import, the job's own code too; `TrainerError` where that is not possible."""
+    """Import what training imports, including the job's own code; raises `TrainerError` if that fails."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports another second's worth of torch
     model, dataset = training.model, training.dataset
     if model.entrypoint is not None:
@@ -78,7 +78,7 @@ def warm_up(training: TrainingSpec) -> None:
 
 
 def exit_code(result: TrainingResult, stop: StopSignal) -> ExitCode:
-    """Return what the process ends with."""
+    """Return the result of the process."""
     if result.phase is TrainerPhase.COMPLETED:
         return ExitCode.COMPLETE
     if result.phase is TrainerPhase.STOPPED:

@@ -32,7 +32,7 @@ class StopSignal:
             signal.signal(number, self._handle)
 
     def __call__(self) -> bool:
-        """Tell whether one has come."""
+        """Return whether one has come."""
         return self.number != 0
 
     def exit_code(self) -> ExitCode:

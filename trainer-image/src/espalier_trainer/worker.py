@@ -29,7 +29,7 @@ class Leave:
         signal.signal(signal.SIGTERM, self._handle)
 
     def __call__(self) -> bool:
-        """Tell whether it has come."""
+        """Return whether it has come."""
         return self.asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

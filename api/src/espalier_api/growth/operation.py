@@ -59,7 +59,7 @@ class GrowthOperation(ABC):
         """Return the targets as the agent sees them, in the order of `targets`."""
 
     def is_described(self, architecture: Architecture) -> bool:
-        """Tell whether the description tells of the operation's targets, were it that there are none."""
+        """Return whether the description tells of the operation's targets, were it that there are none."""
         return self.name in (architecture.targets or {})
 
     def width(self, architecture: Architecture, target: str) -> int | None:
@@ -67,5 +67,5 @@ class GrowthOperation(ABC):
         return None
 
     def takes(self, architecture: Architecture, target: str, width: int) -> bool:
-        """Tell whether an action may name this width."""
+        """Return whether an action may name this width."""
         return False

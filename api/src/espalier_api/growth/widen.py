@@ -42,7 +42,7 @@ class Widen(GrowthOperation):
         return tuple(found)
 
     def is_described(self, architecture: Architecture) -> bool:
-        """Tell whether groups of channels were looked for."""
+        """Return whether groups of channels were looked for."""
         return architecture.channels is not None
 
     def width(self, architecture: Architecture, target: str) -> int | None:
@@ -50,7 +50,7 @@ class Widen(GrowthOperation):
         return architecture.channel_group(target).width
 
     def takes(self, architecture: Architecture, target: str, width: int) -> bool:
-        """Tell whether the group can be widened to `width`."""
+        """Return whether the group can be widened to `width`."""
         return architecture.channel_group(target).accepts(width)
 
     def new_width(self, architecture: Architecture, target: str, width: int | None) -> int:

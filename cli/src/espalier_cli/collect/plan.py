@@ -51,7 +51,7 @@ class Run:
         return Run(Kind.TRUNK, self.seed)
 
     def ends(self, decisions: int) -> bool:
-        """Tell whether it trains to the end of the budget, in a table with `decisions` decisions."""
+        """Return whether it trains to the end of the budget, in a table with `decisions` decisions."""
         return self.kind is not Kind.TRUNK and not (self.kind is Kind.EDGE and len(self.actions) < decisions)
 
 

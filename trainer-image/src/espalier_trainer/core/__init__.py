@@ -1,8 +1,8 @@
-"""What every training loop of a job does alike, whoever wrote it.
+"""What every training loop of a job has in common, the ready one and a user's.
 
-`run.Run` is one run in the worker that leads: resume, step boundaries, the workers that come and go, consultations and
-growth, the ends of epochs and of the run. `ready.trainer.Trainer` (the ready trainer) and `own.leading.Leading` (a
+`run.Run` is one run in the leader: resume, step boundaries, workers that join and leave, consultations and growth, the
+ends of epochs and of the run. `ready.trainer.Trainer` (the ready trainer) and `own.leading.Leading` (a
 user's script) are loops on it. They differ in their `state.TrainingState` and in how they compute a step.
-`state.StateCopy` is what a worker that does not lead holds. `hooks.Hooks` is the seam for what takes part in a run
-without being its loop.
+`state.StateCopy` is the copy that a worker other than the leader holds. `hooks.Hooks` is the extension point for
+features that take part in a run, such as distillation.
 """

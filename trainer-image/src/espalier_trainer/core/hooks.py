@@ -1,4 +1,4 @@
-"""The seam of a run: the points at which something that is not its loop takes part in it."""
+"""The hooks of a run: the points at which a feature outside of its loop takes part in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A step boundary: where training stands."""
+    """The state of training at a step boundary."""
 
     network: Network
     state: Callable[[], CheckpointState]
@@ -30,7 +30,7 @@ class Boundary:
     evaluation_seconds: float
     """Budget seconds that an evaluation on the validation split takes."""
     until: Callable[[], bool]
-    """Tells when an evaluation has to be broken off."""
+    """Returns whether an evaluation must be interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Change:
     """What a hook changes."""
 
     network: Network
-    """To go on with."""
+    """The network to continue with."""
     adaptation: Adaptation | None
     """The record of a decision; None while a trial just begins."""
     trial_seconds: float = 0.0
     """Budget seconds of a trial that begins."""
     share: bool = False
-    """Save the state, and give it to all workers, though the network is the same."""
+    """Save the state and send it to all workers, although the network is the same."""
 
 
 class Hooks:
@@ -56,24 +56,24 @@ class Hooks:
         return True
 
     def at_boundary(self, boundary: Boundary) -> Change | None:
-        """Do what is due at a step boundary; returns None where nothing changes."""
+        """Act at a step boundary; returns None if nothing changes."""
         return None
 
     def criterion(self, indices: Tensor, inputs: Tensor) -> Criterion | None:
-        """Return what the logits of this batch are judged by; None: by cross entropy with the labels."""
+        """Return the loss function for this batch; None: cross entropy with the labels."""
         return None
 
     def stepped(self, network: Network, seconds: float) -> None:
-        """Take notice of a step that took `seconds` of the budget."""
+        """Called after a step that took `seconds` of the budget."""
 
     def grew(self, before: Network, state: Callable[[], CheckpointState]) -> None:
-        """Take notice of a growth; `before` is the network that grew, and `state` returns its state."""
+        """Called after a growth; `before` is the network that grew, and `state` returns its state."""
 
     def growth_undone(self) -> None:
-        """Take notice that the last growth was taken back."""
+        """Called when the last growth was reverted."""
 
     def failed(self, message: str) -> Change | None:
-        """Return what to change after a step that failed; None where the hook cannot mend it."""
+        """Return what to change after a step that failed; None if the hook cannot repair it."""
         return None
 
     def completed(self) -> Change | None:
@@ -85,5 +85,5 @@ class Hooks:
         return None, {}
 
     def restore(self, checkpoint: Checkpoint, network: Network) -> Network:
-        """Go on from what `capture` put into a checkpoint of `network`; returns the network to go on with."""
+        """Resume from what `capture` put into a checkpoint of `network`; returns the network to continue with."""
         return network

@@ -1,10 +1,10 @@
-"""One run of a job, in the worker that leads. A loop over `Run.epochs` and `Run.steps` computes the steps.
+"""One run of a job, in the leader. A loop over `Run.epochs` and `Run.steps` computes the steps.
 
     while time is left: if the job has extra GPUs, ask the advisor and adapt; train an epoch.     (Lamelas, Algorithm 1)
 
 Each step boundary is a point at which the run can be interrupted. There it sees the deadline, new allocations
-(acknowledged at once, up and down alike) and demands to stop. So the budget is kept to within one step, plus the final
-checkpoint and what the loop evaluates at its end, which are announced (phase `Evaluating`) and counted.
+(acknowledged at once, whether larger or smaller) and demands to stop. So the budget is kept to within one step, plus
+the final checkpoint and the loop's last evaluation, which are announced (phase `Evaluating`) and counted.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from espalier_trainer.schedules import Moment
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What jobs do not do, for studies."""
+    """Options for studies, which no job uses."""
 
     restart_only: bool = False
-    """A control: where the advice is to grow, only the learning rate's schedule begins again."""
+    """A control: if the advice is to grow, only the learning rate's schedule restarts."""
     stop_before_decision: int | None = None
-    """End the run as `Stopped`, with a checkpoint, when the decision of this number (from 0) is due, so that several
-    runs can go on from there, each with another decision."""
+    """End the run as `Stopped`, with a checkpoint, when the decision with this number (from 0) is due, so that several
+    runs can continue from it, each with another decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A step that is to be taken."""
+    """A step to take."""
 
     group: Group | None
     """All members of it; None: this worker is alone."""
@@ -59,7 +59,7 @@ class Due:
 
 
 class Run:
-    """A run, from its checkpoint to its end. `progress`, `allocation` and `ending` say where it stands."""
+    """A run, from its checkpoint to its end. `progress`, `allocation` and `ending` are its current state."""
 
     def __init__(
         self,
@@ -76,7 +76,8 @@ class Run:
     ) -> None:
         """`example` are inputs [2, ...] of the network; without them it does not grow.
 
-        `cannot_grow` says what becomes of it where it cannot grow ('' where it can). `hooks` take part in the run.
+        `cannot_grow` is the reason for which the network cannot grow ('' if it can), and what happens instead.
+        `hooks` take part in the run.
         """
         self.job, self.state, self.services = job, state, services
         self.hooks, self._study = hooks or Hooks(), study or Study()
@@ -102,13 +103,13 @@ class Run:
         """Budget seconds that the loop's last evaluation took."""
         self._resumed, self._used = False, services.used_seconds
         self._grown_from: Network | None = None
-        """The network before the last growth, until a step was taken: only then is it known to fit into memory."""
+        """The network before the last growth. Kept until a step has shown that the grown one fits into memory."""
         self._step_began = 0.0
 
     # ---- what the loop calls
 
     def resume(self) -> None:
-        """Take over the newest checkpoint. Raises `CheckpointMismatchError` where it is of another run."""
+        """Load the newest checkpoint. Raises `CheckpointMismatchError` if it belongs to another run."""
         store = self.services.checkpoints
         checkpoint = None if store is None else store.load_latest()
         if checkpoint is not None:
@@ -117,9 +118,9 @@ class Run:
             self._used = max(self._used, checkpoint.state.used_seconds)
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
-        """Yield the epochs from where training stands to the end of the budget, `count` in all at most.
+        """Yield the epochs from the current one to the end of the budget, at most `count` in all.
 
-        Raises `LossNotFiniteError` where the run cannot be saved.
+        Raises `LossNotFiniteError` if the weights are not finite when the run is saved.
         """
         self._begin()
         while self._boundary() is None and (count is None or self.progress.epoch < count):
@@ -135,7 +136,7 @@ class Run:
     ) -> Iterator[Due]:
         """Yield the steps to the end of an epoch of `batches` batches, or to the end of the run.
 
-        A step that is not counted by `stepped` comes again. `rate` returns the learning rate of a step of one batch.
+        A step that `stepped` does not count is repeated. `rate` returns the learning rate of a step of one batch.
         `at_boundary`: no time has passed since `epochs` yielded.
         """
         while self.progress.cursor < batches:
@@ -152,7 +153,7 @@ class Run:
         self.progress.metrics["train_loss"] = self.progress.epoch_loss_sum / batches
 
     def together(self, due: Due, compute: Callable[[], Joint]) -> Joint:
-        """Return what `compute` returns, which is this worker's part of a step. Raises `GroupBrokenError`."""
+        """Compute this worker's part of a step and return the result of `compute`. Raises `GroupBrokenError`."""
         if due.group is None or self.team is None:
             return compute()
         with self.team.stepping():
@@ -161,7 +162,7 @@ class Run:
         return joint
 
     def usable(self, loss: float) -> bool:
-        """Tell whether a step with this loss counts; raises `LossNotFiniteError` where training cannot go on."""
+        """Return whether a step with this loss counts; raises `LossNotFiniteError` where training cannot go on."""
         if math.isfinite(loss):
             return True
         change = self.hooks.failed(f"the smaller model's loss is {loss}")
@@ -174,7 +175,7 @@ class Run:
         return False
 
     def recover(self, error: torch.OutOfMemoryError) -> None:
-        """Go on with a network that fits into the memory of the device; raises `error` where there is none."""
+        """Continue with a network that fits into the memory of the device; raises `error` if there is none."""
         message = f"out of memory: {str(error).splitlines()[0]}"
         if self._grown_from is not None:
             before, self._grown_from = self._grown_from, None
@@ -189,7 +190,7 @@ class Run:
             raise error
 
     def stepped(self, loss: float, batches: int) -> None:
-        """Count a step that took `batches` batches of the epoch; `loss` is the one before the step."""
+        """Count a step that took `batches` batches of the epoch; `loss` was computed before the step."""
         progress = self.progress
         progress.cursor += batches
         progress.step += 1
@@ -207,18 +208,18 @@ class Run:
             self.journal.epoch_finished(self.progress.metrics["train_loss"], evaluation, self._gaps.take())
 
     def cannot_go_on(self) -> bool:
-        """Tell whether what the loop does between two steps has to be broken off."""
+        """Return whether what the loop does between two steps has to be broken off."""
         if self.team is not None:
             self.team.wait()
         scheduler = self._scheduler
         return scheduler.time_left() <= 0 or self.services.stop() or scheduler.stop_reason() is not None
 
     def moment(self) -> Moment:
-        """Return where training stands in its budget."""
+        """Return the current position of training in its budget."""
         return Moment(self._scheduler.used_seconds(), self._scheduler.time_budget())
 
     def end(self) -> None:
-        """Part with the other workers, and save."""
+        """Leave the other workers, and save."""
         completed = self.ending is not None and self.ending.phase is TrainerPhase.COMPLETED
         if completed:
             self._change(self.hooks.completed())
@@ -229,12 +230,12 @@ class Run:
         self._save()
 
     def close(self, *, done: bool) -> None:
-        """Leave the other workers: for good when the job is `done`, else they wait for a leader."""
+        """Leave the other workers: permanently if the job is `done`; otherwise they wait for a leader."""
         if self.team is not None:
             self.team.close(done=done)
 
     def finish(self, ending: Ending, test: Evaluation | None = None) -> None:
-        """Report how the run ended; report the accuracy of a complete one to the agent that advised it."""
+        """Report how the run ended, and the accuracy of a complete run to the agent that advised it."""
         self.ending = ending
         self.journal.finished(ending, test)
         metrics = self.progress.metrics
@@ -267,7 +268,7 @@ class Run:
             self.journal.warn("NotGrowable", self._cannot_grow)
 
     def _boundary(self) -> Ending | None:
-        """Take notice of allocation, deadline and demands; save and report when it is time. The step boundary."""
+        """The step boundary: read allocation, deadline and demands; save and report when it is time."""
         if self.ending is None:
             self.ending = self._looked()
         return self.ending
@@ -279,7 +280,7 @@ class Run:
         self.journal.acknowledge(self.allocation.generation)
         if scheduler.time_left() <= 0:
             return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
-        # Before demands to stop: a comparison that one of them breaks off is followed by no step.
+        # Before demands to stop: no step follows a comparison that such a demand interrupts.
         self._change(
             self.hooks.at_boundary(
                 Boundary(
@@ -309,7 +310,7 @@ class Run:
         return None
 
     def _meet(self) -> None:
-        """Take in workers that wait, let go those that the allocation has no place for."""
+        """Admit workers that wait, and release those beyond the allocation."""
         if self.team is not None:
             replicas, step = self.allocation.replicas, self.progress.step
             self.team.meet(replicas, self.state.network, step, self._capture, self._take_over)
@@ -323,7 +324,7 @@ class Run:
         return Due(team.begin_step(progress.epoch, progress.cursor, scaled), scaled)
 
     def _adapted(self) -> bool:
-        """Ask, where a decision is due, how to grow; returns whether an epoch is to be trained then."""
+        """If a decision is due, ask how to grow; returns whether to train an epoch after that."""
         network, progress = self.state.network, self.progress
         if (
             self._adapter is None
@@ -372,7 +373,7 @@ class Run:
             self.team.grown()
 
     def _change(self, change: Change | None) -> None:
-        """Carry out what a hook asks for."""
+        """Carry out the change that a hook returned."""
         if change is None:
             return
         done = change.adaptation

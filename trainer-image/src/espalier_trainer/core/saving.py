@@ -1,4 +1,4 @@
-"""From a run to its checkpoint and back."""
+"""Converts a run to its checkpoint and back."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def capture(
 
 
 def progress_of(state: CheckpointState) -> Progress:
-    """Return where the run of a checkpoint stood."""
+    """Return the progress of the run in a checkpoint."""
     return Progress(
         depth_before=state.depth_before,
         parameters_before=state.parameters_before,
@@ -69,7 +69,7 @@ def progress_of(state: CheckpointState) -> Progress:
 
 @dataclass
 class Saver:
-    """Writes the checkpoints of a run when they are due; `store` None keeps nothing."""
+    """Writes the checkpoints of a run when they are due; with `store` None none are written."""
 
     store: CheckpointStore | None
     interval_seconds: float
@@ -80,17 +80,17 @@ class Saver:
     _saved_at: float = 0.0
 
     def begin(self, used_seconds: float) -> None:
-        """Count the interval from here."""
+        """Start the interval now."""
         self._saved_at = used_seconds
 
     def is_due(self, used_seconds: float) -> bool:
-        """Tell whether the interval is over or a checkpoint is wanted."""
+        """Return whether the interval is over or a checkpoint is wanted."""
         return self.wanted or used_seconds - self._saved_at >= self.interval_seconds
 
     def save(self, capture: Callable[[], Checkpoint], network: Network, progress: Progress, journal: Journal) -> None:
-        """Write a checkpoint; where that cannot be done, warn and go on.
+        """Write a checkpoint; if that fails, log a warning and continue.
 
-        Raises `LossNotFiniteError` for a network with NaN or infinity in it, which is never written.
+        Raises `LossNotFiniteError` for a network with NaN or infinite values, which is never written.
         """
         self.wanted = False
         if self.store is None:

@@ -34,15 +34,15 @@ from espalier_trainer.settings import Settings
 logger = logging.getLogger(__name__)
 
 SMALL_MODEL_PARAMETERS = 100_000
-"""Below this a step on the CPU is too short to share between threads. Measured on the digits net, two cores: 1.5 ms a
-step with one thread and with two on an idle machine; on one that others use too, 7 ms with one and 12 to 50 ms with
-two, which then wait for each other."""
+"""With fewer parameters a step on the CPU is too short for several threads. Measured with the digits net on two cores:
+1.5 ms a step with one thread and with two on an idle machine; on a busy machine 7 ms with one thread and 12 to 50 ms
+with two, which wait for each other."""
 
 _NEVER_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
-"""What only a change of the job can mend."""
+"""Errors that only a change of the job can fix."""
 
 TeamMaker = Callable[[Journal], Team]
-"""Makes the meeting place of the workers that train together, given whom to tell."""
+"""Makes the team of workers that train together, given the function that receives events."""
 
 
 def _ignored(seconds: float) -> None:
@@ -51,7 +51,7 @@ def _ignored(seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a run is connected to. The defaults are those of a run on its own, in memory."""
+    """What a run is connected to. By default it runs alone and in memory."""
 
     scheduler: Scheduler
     reporter: Reporter = field(default_factory=MemoryReporter)
@@ -66,7 +66,7 @@ class Services:
     used_seconds: float = 0.0
     """Budget seconds that earlier incarnations reported."""
     incarnation: str = ""
-    """What the process calls itself in reports; made up when empty."""
+    """Name of the process in reports; generated if empty."""
     step_took: Callable[[float], None] = _ignored
     """Called with the wall seconds between the ends of two optimizer steps."""
     clock: Callable[[], float] = time.monotonic
@@ -83,10 +83,10 @@ def connect(
     grows: bool = True,
     hashed: Callable[[Network], int] = digest,
 ) -> Iterator[Services]:
-    """Connect a leader to what the settings and the job name.
+    """Connect a leader to the services that the settings and the job name.
 
-    `grows` False: no agent is asked. `hashed` is what must be equal in all workers. Raises `TrainerError` for what the
-    person can mend.
+    `grows` False: no agent is used. `hashed` is what must be equal in all workers. Raises `TrainerError` for errors
+    that the author of the job can fix.
     """
     checkpoints = open_checkpoints(job, settings.checkpoint_folder)
     with ExitStack() as stack:
@@ -113,7 +113,7 @@ def seed_of(settings: Settings, job: AdaptiveTrainingJob) -> int:
 
 
 def set_threads(model: nn.Module, device: torch.device) -> None:
-    """Let a small model on the CPU have one thread, unless the environment says how many."""
+    """Use one thread for a small model on the CPU, unless the environment sets a number."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if device.type == "cpu" and parameters < SMALL_MODEL_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
@@ -122,7 +122,7 @@ def set_threads(model: nn.Module, device: torch.device) -> None:
 def team_of(
     settings: Settings, job: AdaptiveTrainingJob, device: torch.device, hashed: Callable[[Network], int]
 ) -> TeamMaker | None:
-    """Return what makes the meeting place of the job's workers, None where each trains alone."""
+    """Return the function that makes the team of the job's workers, None if each trains alone."""
     training = job.spec.training
     place, policy = settings.rendezvous, training.elastic_batch
     if place is None or policy is None:
@@ -143,9 +143,9 @@ def team_of(
 
 
 def open_checkpoints(job: AdaptiveTrainingJob, folder: Path | None) -> CheckpointStore:
-    """Return the store in `folder`, or where the job says; `CheckpointFolderError` where nothing can ever be written.
+    """Return the store in `folder`, or in the job's folder; raises `CheckpointFolderError` if it cannot be written.
 
-    A disk that is full, or away for the moment, is no such case: then training goes on without checkpoints.
+    A disk that is full or temporarily unavailable raises no error: training continues without checkpoints.
     """
     path = folder or Path(job.spec.checkpoint.path)
     try:
@@ -164,7 +164,7 @@ def open_checkpoints(job: AdaptiveTrainingJob, folder: Path | None) -> Checkpoin
 
 
 def build_advisor(job: AdaptiveTrainingJob, default_url: str | None, seed: int, stop: Cancelled) -> Advisor | None:
-    """Return whom the job asks: its own agent, the installation's, or the fallback alone; None in mode Off."""
+    """Return the job's advisor: its own agent, the installation's, or only the fallback; None in mode Off."""
     adaptation = job.spec.adaptation
     if adaptation.mode is AdaptationMode.OFF:
         return None

@@ -1,4 +1,4 @@
-"""What a loop trains, as far as the core knows it, and the copy of it in a worker that does not lead."""
+"""The training state of a loop as the core sees it, and its copy in a worker other than the leader."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from espalier_trainer.schedules import Moment
 
 
 class TrainingState(Protocol):
-    """A network, and what decides on its learning rate."""
+    """A network and the schedule of its learning rate."""
 
     @property
     def in_place(self) -> bool:
-        """Whether `adopt` overwrites the network before, so that a growth cannot be taken back."""
+        """Whether `adopt` overwrites the previous network, so that a growth cannot be reverted."""
 
     @property
     def network(self) -> Network:
@@ -29,7 +29,7 @@ class TrainingState(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of the network."""
 
     def state(self) -> dict[str, object]:
         """Return the state of the learning rate's schedule, as JSON types."""
@@ -38,13 +38,13 @@ class TrainingState(Protocol):
         """Train `network` from now on."""
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Become what a checkpoint holds. Raises `CheckpointMismatchError` where it is of another model."""
+        """Load the state of a checkpoint. Raises `CheckpointMismatchError` if it belongs to another model."""
 
     def note(self, state: CheckpointState) -> None:
-        """Take over what of a checkpoint's state is no tensor: the schedule's state."""
+        """Load the part of a checkpoint's state that is not tensors: the schedule's state."""
 
     def restart_schedule(self, moment: Moment) -> None:
-        """Begin the learning rate's schedule again."""
+        """Restart the learning rate's schedule."""
 
     def digest(self, network: Network) -> int:
         """Return a hash of what must be equal in all workers that train together."""
@@ -56,9 +56,9 @@ class StateCopy:
     def __init__(self, state: TrainingState, hooks: Hooks | None = None) -> None:
         self._state, self._hooks = state, hooks or Hooks()
         self._told: CheckpointState | None = None
-        """What the leader last said of the state; None while this worker holds no copy."""
+        """The leader's last message about the state; None while this worker holds no copy."""
         self.taken = 0
-        """How many states this worker has taken over."""
+        """Number of states that this worker has received."""
 
     @property
     def network(self) -> Network | None:
@@ -96,12 +96,12 @@ class StateCopy:
         return self._state.network
 
     def note(self, state: CheckpointState) -> None:
-        """Take over what of the state is no tensor."""
+        """Load the part of the state that is not tensors."""
         self._state.note(state)
         self._told = state
 
     def forget(self) -> None:
-        """Hold no copy: it grows old."""
+        """Discard the copy, which becomes outdated."""
         self._told = None
 
     def stepped(self, word: Word, loss: float, batches: int) -> None:
@@ -119,6 +119,6 @@ class StateCopy:
         )
 
     def epoch_finished(self, epoch: int) -> None:
-        """Count an epoch, so that a leader that is started again from this copy does not do its end a second time."""
+        """Count an epoch, so that a leader restarted from this copy does not repeat the end of that epoch."""
         if self._told is not None:
             self._told = self._told.model_copy(update={"epoch": epoch + 1, "cursor": 0, "epoch_loss_sum": 0.0})

@@ -89,7 +89,7 @@ def _chosen(facts: Facts, rule: Rule) -> int | None:
 
 
 def better(smaller: float, larger: float, examples: int) -> bool:
-    """Tell whether the smaller model is kept, given both accuracies on the same split of `examples` examples.
+    """Return whether the smaller model is kept, given both accuracies on the same split of `examples` examples.
 
     It must be ahead by more than one standard error of a difference of two such accuracies. Of equals the larger one
     goes on: it has stood still meanwhile, at a higher learning rate, and has the more to gain from the rest.

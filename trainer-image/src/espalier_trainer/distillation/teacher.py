@@ -42,7 +42,7 @@ class Teacher:
 
     @property
     def keeps(self) -> bool:
-        """Tell whether any logits are kept."""
+        """Return whether any logits are kept."""
         return self._logits is not None
 
     def release(self) -> None:

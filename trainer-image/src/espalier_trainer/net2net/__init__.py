@@ -13,7 +13,7 @@ Both run the model once to see what it executes (`trace`); points are found and 
 
 Groups of channels are found and widened in `widening`.
 
-What was done can be done again in its order: `history`.
+`history` records the growth steps of a model and can replay them in order.
 """
 
 from espalier_api.architecture import GrowthError, GrowthPoint

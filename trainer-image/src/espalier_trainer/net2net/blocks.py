@@ -1,4 +1,4 @@
-"""Modules that growth is made of: the marked block of the user's model, and what an insertion leaves in it.
+"""The modules of growth: the marked block of the user's model, and the modules that an insertion adds to it.
 
 A place grows by giving its *host* module one more child, `grown`, which reads the host's output. The host keeps
 its path, its parameters' names and its own Python `forward`; only its class becomes a subclass of what it was
@@ -19,7 +19,7 @@ STACK = "grown"
 
 
 class DeepenBlock(nn.Sequential):
-    """The paper's mark (Lamelas, section 4.2): layers that are executed one after the other and may be deepened.
+    """The paper's mark (Lamelas, section 4.2): layers that are executed in sequence and may be deepened.
 
     Linear + activation, or convolution + batch norm + activation; growth adds a block like it after it:
 
@@ -34,7 +34,7 @@ class GrownStack(nn.Sequential):
 
 
 class InsertedBlock(nn.Sequential):
-    """One insertion: its layers one after the other, an identity when it is new."""
+    """One insertion: its layers in sequence, an identity when it is new."""
 
 
 class InsertedResidual(nn.Sequential):
@@ -46,7 +46,7 @@ class InsertedResidual(nn.Sequential):
 
 
 def attach(host: nn.Module, block: nn.Module) -> None:
-    """Append `block` to what reads the host's output, in place."""
+    """Append `block` to the layers after the host's output, in place."""
     stack = host._modules.get(STACK)
     if not isinstance(stack, GrownStack):
         stack = GrownStack()

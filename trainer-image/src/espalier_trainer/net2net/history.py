@@ -1,10 +1,10 @@
-"""What was done to a model, in order, so that it can be done again: on its constructor's result, or by another process.
+"""The growth steps of a model, in order. They can be replayed on the result of its constructor, by any process.
 
     history = (Deepened(point="0"), Widened(group="0", width=32, seed=7))
     grown = replay(model, history, example_input)
 
-Order matters: a block repeats the width that its layer has by then. The same history makes the same model of equal
-weights everywhere. Each growth operation is a room with one kind of `GrowthStep`; `STEPS` is the table of them.
+Order matters: a block repeats the width that its layer has at that step. The same history gives the same model with
+equal weights everywhere. Each growth operation is a package with one kind of `GrowthStep`, listed in `STEPS`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from espalier_trainer.net2net.trace.tracing import trace
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A model, what it executes on an example, and how layers are inserted into it."""
+    """A model, its trace on an example, and how layers are inserted into it."""
 
     model: nn.Module
     graph: Graph
@@ -41,9 +41,9 @@ class Traced:
 
 
 class GrowthStep(Record, ABC):
-    """One growth as it was done: a growth operation on a module. What it does to the description is in the api.
+    """One growth step: a growth operation on a module. Its counterpart for the description is in `espalier_api`.
 
-    A subclass gives `kind` the type `Literal` of one text, which checkpoints keep, and that text as the default.
+    A subclass gives `kind` the type `Literal` of one string, stored in checkpoints, with that string as the default.
     """
 
     kind: str
@@ -51,29 +51,29 @@ class GrowthStep(Record, ABC):
     @classmethod
     @abstractmethod
     def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
-        """Return the description with the operation's targets in it; every one of them can be grown.
+        """Return the description with the operation's targets; each of them can be grown.
 
         `before` is the description from before the model grew: its targets have been tried, and there are no others.
-        Raises `GrowthError` where the model has nothing that could be tried.
+        Raises `GrowthError` where nothing can be tried on the model.
         """
 
     @classmethod
     @abstractmethod
     def planned(cls, action: Action, architecture: Architecture, insertion: Insertion, seed: int) -> Self:
-        """Return the step that carries out `action` on the model of this description; whatever is drawn, by `seed`."""
+        """Return the step that carries out `action` on the model of this description; `seed` seeds random choices."""
 
     @property
     @abstractmethod
     def action(self) -> Action:
-        """What the step does, to be carried out on a description."""
+        """The counterpart of the step for a description."""
 
     @abstractmethod
     def again(self, model: nn.Module, example_input: ExampleInput) -> nn.Module:
-        """Return the grown copy of a model, which computes the same; raises `GrowthError` where that cannot be."""
+        """Return a grown copy of a model that computes the same; raises `GrowthError` where that is impossible."""
 
     @abstractmethod
     def grown(self, model: nn.Module, optimizer: Optimizer, example_input: ExampleInput) -> tuple[nn.Module, Optimizer]:
-        """Return the copy that `again` returns, and an optimizer for it that remembers what `optimizer` knows."""
+        """Return the copy that `again` returns, and an optimizer for it with the state of `optimizer`."""
 
 
 STEPS: Final[Registry[type[GrowthStep]]] = Registry(
@@ -113,10 +113,10 @@ Growth = Annotated[SerializeAsAny[GrowthStep], BeforeValidator(_of_kind)]
 
 
 def replay(model: nn.Module, history: Iterable[GrowthStep], example_input: ExampleInput) -> nn.Module:
-    """Return a copy of `model` grown as the history says; it computes what `model` does, which is not changed.
+    """Return a copy of `model` grown by the steps of the history; it computes the same. `model` is not changed.
 
-    The state dict of the model whose history it is loads into it strictly. Raises `GrowthError` where a growth cannot
-    be done, naming the layer and the reason: then `model` is not what the history began with.
+    The state dict of the model that has this history loads into the copy strictly. Raises `GrowthError` with the layer
+    and the reason where a step is impossible: then `model` is not the model that the history began with.
     """
     grown = copied(model)
     for growth in history:
@@ -125,7 +125,7 @@ def replay(model: nn.Module, history: Iterable[GrowthStep], example_input: Examp
 
 
 def check_equal(model: nn.Module, wanted: Architecture, example_input: ExampleInput) -> None:
-    """Raise `GrowthError` where layers or edges differ; what a next growth would add is of no interest here."""
+    """Raise `GrowthError` where layers or edges differ. What the next growth would insert is not compared."""
     found = trace(model, example_input).layers()
     for ours, theirs in zip(found, wanted.layers, strict=False):
         if ours != theirs:

@@ -1,4 +1,4 @@
-"""What a model holds, how it is run without a trace left in it, and how it is copied."""
+"""A model's tensors, and how to run it without side effects and copy it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def held(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put every module in one mode for a while; each gets its own mode back."""
+    """Put every module in one mode within the context; afterwards each has its previous mode again."""
     before = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in before:
@@ -52,7 +52,7 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Compute without gradients and without a trace in the random generators of CPU and of the model's devices."""
+    """Compute without gradients, and restore the random generators of the CPU and of the model's devices afterwards."""
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices=list(devices), enabled=True):
         yield

@@ -1,4 +1,4 @@
-"""An optimizer for the grown model that remembers what the old one knew."""
+"""An optimizer for the grown model that keeps the state of the old one."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def grow_optimizer(
 ) -> Optimizer:
     """Return an optimizer like `optimizer` over `new_model`, which was grown from `old_model`.
 
-    The class, the groups with their hyperparameters, and the order of both stay. A parameter that was kept (found by
-    name) keeps its step count, and its moments are copied, since growth leaves its gradients as they were; for a
-    parameter in `reshaped`, that function makes each state of the parameter's old shape. A new parameter starts
-    without state and joins the group of the parameter of its own kind (a weight of as many dimensions, a bias) that
-    comes before it in the model, so that groups "with and without weight decay" stay what they are. Parameters that
-    the old optimizer did not train are not considered. `optimizer` keeps working on `old_model`. Learning-rate
-    schedulers and hooks belong to the old optimizer and are not carried over.
+    The class, the groups and their hyperparameters, and the order of groups and parameters stay the same. A parameter
+    that was kept (found by name) keeps its step count, and its moments are copied, since growth does not change its
+    gradients. For a parameter in `reshaped`, that function converts each state of the parameter's old shape. A new
+    parameter starts without state. It joins the group of the preceding parameter of the same kind (a weight with as
+    many dimensions, a bias), so that groups "with and without weight decay" stay consistent. Parameters that the old
+    optimizer did not train are ignored. `optimizer` keeps working on `old_model`. Learning-rate schedulers and hooks
+    belong to the old optimizer and are not copied.
 
-    Raises `GrowthError` for LBFGS, whose state is not by parameter, and where `new_model` lacks a parameter of
-    `old_model`, or has it in another shape and it is not in `reshaped`.
+    Raises `GrowthError` for LBFGS, whose state is not kept by parameter; where `new_model` lacks a parameter of
+    `old_model`; and where a parameter that is not in `reshaped` has another shape.
     """
     if isinstance(optimizer, LBFGS):
         raise GrowthError("LBFGS keeps one history over all parameters, which growth would invalidate; build a new one")
@@ -74,7 +74,7 @@ def grow_optimizer(
 
 
 def construct(kind: type[Optimizer], groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
-    """Return an optimizer of this class over `groups`, with those of the defaults that it takes."""
+    """Return an optimizer of this class over `groups`, with the defaults that its constructor accepts."""
     known = inspect.signature(kind).parameters
     arguments = {name: value for name, value in defaults.items() if name in known}
     return cast(Optimizer, cast(Any, kind)(groups, **arguments))
@@ -92,7 +92,7 @@ def _successor(name: str, parameter: Tensor, replaced: Mapping[str, Tensor], *, 
 
 
 def _group_for(name: str, parameters: Mapping[str, Tensor], group_of: Mapping[str, int]) -> int:
-    """Return the group of the nearest trained parameter before `name`, of its kind if there is one."""
+    """Return the group of the nearest trained parameter before `name`, preferably one of the same kind."""
     order = list(parameters)
     place = order.index(name)
     # There may be none before the model's first layers: then the nearest after.

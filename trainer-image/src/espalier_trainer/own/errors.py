@@ -1,4 +1,4 @@
-"""What a user's training loop can do wrong."""
+"""Errors of a user's training loop."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ ONCE: Final = (
 
 
 class OwnLoopError(TrainerError):
-    """The script asks for something that cannot be done together; the message says what to change in it."""
+    """The script uses something that workers cannot do together; the message names the change that it needs."""

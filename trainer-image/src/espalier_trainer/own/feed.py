@@ -1,4 +1,4 @@
-"""The batches of a user's `DataLoader`, in an order that all workers know, cut among them."""
+"""The batches of a user's `DataLoader`, in an order that all workers know, divided among the workers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a worker takes at a step."""
+    """One worker's part of a step."""
 
     batch: Any
     """As the user's `DataLoader` gives it."""
     rows: int
-    """Examples in it that count; 0 where it is only there so that the loop goes round."""
+    """Number of its examples that count; 0 if the batch is only a filler that keeps the loop running."""
     examples: int
     """Of all workers together."""
     batches: int
@@ -33,10 +33,10 @@ class Part:
 
 
 class Feed:
-    """Loads a worker's parts, ahead where the user's `DataLoader` has workers for that."""
+    """Loads a worker's parts, in advance if the user's `DataLoader` has worker processes."""
 
     def __init__(self, loader: DataLoader[Any], policy: ElasticBatch, seed: int) -> None:
-        """Raises `OwnLoopError` for a loader whose order cannot be known in all workers."""
+        """Raises `OwnLoopError` for a loader whose order is not the same in all workers."""
         self._loader, self._policy, self._seed = loader, policy, seed
         self._shuffled = _is_shuffled(loader)
         self._order: EpochOrder | None = None
@@ -55,11 +55,11 @@ class Feed:
         return len(cast(Any, self._loader.dataset))
 
     def batches(self, epoch: int) -> int:
-        """Return how many batches an epoch has; an incomplete last one is left out."""
+        """Return the number of batches in an epoch; an incomplete last one is dropped."""
         return len(self._of(epoch))
 
     def part(self, epoch: int, cursor: int, rank: int, world: int) -> Part:
-        """Return what worker `rank` of `world` takes at the step that begins at batch `cursor`."""
+        """Return the part of worker `rank` of `world` in the step that begins at batch `cursor`."""
         order = self._of(epoch)
         if self._key != (epoch, rank, world, cursor):
             self._ahead = self._from(order, cursor, rank, world)
@@ -124,7 +124,7 @@ class _Indices:
         order, cursor = self.order, self.cursor
         while cursor < len(order):
             mine = shares(self.policy, self.world, cursor, len(order), order.rows)[self.rank]
-            # Who has nothing to do computes on some examples nevertheless, so that its loop goes round with the others.
+            # A worker without examples computes on filler examples, so that its loop stays in step with the others.
             first, last = (mine.first, mine.last) if mine.rows else (0, LEAST_ROWS)
             first_batch = order.indices[mine.batch * order.batch_size : (mine.batch + 1) * order.batch_size]
             yield (first_batch if mine.batch < len(order) else order.indices)[first:last].tolist()

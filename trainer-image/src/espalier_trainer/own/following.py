@@ -1,4 +1,4 @@
-"""A user's loop in a worker that does not lead: it takes the steps that the leader announces."""
+"""A user's loop in a worker other than the leader: it takes the steps that the leader announces."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Following:
         self._step: Step | None = None
         self._epoch: int | None = None
         self._in_body = self._through = False
-        """Whether the script may loop over the batches; whether the leader has said that the epoch is over."""
+        """Whether the script may loop over the batches; whether the leader has announced the end of the epoch."""
         self._left_early: int | None = None
-        """Where the script has left the epoch before the leader said so: which of the states taken over that was in."""
+        """If the script left the epoch before the leader announced its end: the number of the state at that time."""
         self._before: Checkpoint | None = None
-        """While the script ends an epoch that the leader is no longer in: the state that it must not change."""
+        """While the script ends an epoch that the leader has already left: the state that it must not change."""
 
     # ---- what the script sees
 
@@ -65,7 +65,7 @@ class Following:
         return 1 if self._turn is None else self._turn.group.world
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
-        """Yield the epochs that the leader goes through; does not return: what follows the loop is the leader's."""
+        """Yield the leader's epochs; does not return, because only the leader runs the code after the loop."""
         self._leave.takes_part = True
         while (turn := self._due()) is not None:
             if turn.word.epoch == self._epoch and self._left_early == self._held.taken:

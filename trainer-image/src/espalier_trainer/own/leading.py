@@ -1,4 +1,4 @@
-"""A user's loop in the worker that leads: it alone hears the scheduler, asks the agent, saves and reports."""
+"""A user's loop in the leader, which alone reads the scheduler's grants, asks the agent, saves and reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Leading:
     leads = True
 
     def __init__(self, run: Run, state: OwnState, feed: Feed, stop: StopSignal, closing: ExitStack) -> None:
-        """Resume from the newest checkpoint. Raises `CheckpointMismatchError` where it is of another run.
+        """Resume from the newest checkpoint. Raises `CheckpointMismatchError` if it belongs to another run.
 
         `closing` is closed at the end of the process.
         """
@@ -52,7 +52,7 @@ class Leading:
         return 1 if self._run.team is None else self._run.team.world
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
-        """Yield the epochs from where training stands to the end of the budget, `count` in all at most."""
+        """Yield the epochs from the current one to the end of the budget, at most `count` in all."""
         if self._closed:
             raise OwnLoopError("epochs() has ended, and with it the job; a script has one loop over epochs")
         self._stop.training = True
@@ -138,14 +138,14 @@ class Leading:
             self._run.stepped(joint.loss, step.part.batches)
 
     def _batches_over(self) -> None:
-        """Let the others do what the script does after its batches at the same time as this worker."""
+        """Let the other workers run the script's code after the batches at the same time as this worker."""
         if not self._epoch_told:
             self._epoch_told = True
             if self._run.team is not None:
                 self._run.team.end_epoch(self._run.progress.epoch)
 
     def _ended(self) -> None:
-        """End the process where the run was stopped, else go on with what the script does after its loop."""
+        """End the process if the run was stopped; otherwise continue with the script's code after its loop."""
         self._closed, self._stop.training = True, False
         ending = self._run.ending
         if ending is not None and ending.phase is TrainerPhase.STOPPED:
@@ -164,7 +164,7 @@ class Leading:
         self._run.close(done=False)
 
     def _exit(self) -> None:
-        """Report how the run ended, when the process does."""
+        """Report at the end of the process how the run ended."""
         run = self._run
         broken = not self._closed or getattr(sys, "last_value", None) is not None
         if not self._closed:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Loop(Protocol):
-    """What `join` returns: the epochs, and what a step asks for."""
+    """What `join` returns: the epochs, and the calls of a step."""
 
     @property
     def leads(self) -> bool:
@@ -38,8 +38,8 @@ class Loop(Protocol):
     def backward(self, loss: Tensor) -> float:
         """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss.
 
-        `loss` is a mean over the examples of the batch. Where other workers are found to be gone the step is dropped:
-        no parameter has a gradient then, so that `optimizer.step()` changes nothing, and what is returned is `loss`.
+        `loss` is a mean over the examples of the batch. If other workers have left, the step is dropped: no parameter
+        has a gradient then, so `optimizer.step()` changes nothing, and `loss` itself is returned.
         """
 
     def report(self, **figures: float) -> None:
@@ -47,7 +47,7 @@ class Loop(Protocol):
 
 
 class Alone:
-    """A script that nobody started as a job: a plain loop."""
+    """The loop of a script that was not started as a job: a plain loop."""
 
     leads = True
     workers = 1
@@ -72,7 +72,7 @@ class Alone:
 
 
 class _Forgiving:
-    """A group whose break is found in the middle of the user's forward: it is kept for `backward` to be raised."""
+    """A group that may break during the user's forward: it keeps the error, and `backward` raises it."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -88,7 +88,7 @@ class _Forgiving:
 
 
 class Step:
-    """One round of the user's loop: from the batch to `optimizer.step()`."""
+    """One iteration of the user's loop: from the batch to `optimizer.step()`."""
 
     def __init__(self, state: OwnState, part: Part, group: Group | None, *, sync_batch_norm: bool) -> None:
         self.part = part
@@ -141,7 +141,7 @@ class Step:
         return joint
 
     def drop(self) -> None:
-        """Leave no gradient: `optimizer.step()` then passes over all parameters."""
+        """Remove all gradients, so that `optimizer.step()` skips all parameters."""
         self._steering = self._state.steering()
         for parameter in self._state.model.parameters():
             parameter.grad = None
@@ -151,10 +151,10 @@ class Step:
         self._synced.close()
 
     def finish(self) -> Joint | None:
-        """Return what came of it; None: nothing, the same batch comes again.
+        """Return the result of the step; None if it was dropped: the same batch is repeated.
 
-        What the script did to schedulers at a step that was dropped is undone. Raises `OwnLoopError` where
-        it did not do what a step asks for.
+        Changes that the script made to schedulers at a dropped step are undone. Raises `OwnLoopError` if the script did
+        not make the calls of a step.
         """
         self._check()
         if self.joint is None and self._steering is not None:
@@ -187,7 +187,7 @@ class Batches:
 
 
 class Hooks:
-    """Around the user's `optimizer.step()`: notices it, and scales the learning rate for it alone."""
+    """Wraps the user's `optimizer.step()`: detects the call, and scales the learning rate for this call only."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.step: Step | None = None

@@ -32,37 +32,37 @@ _COUNTER, _FLOAT, _ITEMS, _TUPLE = "counter", "float", "items", "tuple"
 
 
 class Stateful(Protocol):
-    """Whatever else belongs to the state of training: a learning-rate scheduler, say."""
+    """Any other part of the training state, for example a learning-rate scheduler."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers, texts, lists and dictionaries."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back."""
+        """Load a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What says how steps are taken: the options of the optimizer's groups, and the state of the others."""
+    """What determines steps: the options of the optimizer's groups, and the state of the other stateful objects."""
 
     groups: tuple[dict[str, Any], ...]
     others: tuple[dict[str, Any], ...]
 
 
 class OwnState:
-    """A model, its optimizer and what goes with them; implements `core.state.TrainingState`."""
+    """A model, its optimizer and other stateful objects; implements `core.state.TrainingState`."""
 
     in_place = True
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, others: Sequence[Stateful]) -> None:
-        """Raises `OwnLoopError` where something of the state could not be given to others."""
+        """Raises `OwnLoopError` if a part of the state cannot be sent to other workers."""
         self.model, self.optimizer, self._others = model, optimizer, tuple(others)
         self.network = Network(model, optimizer, None)
         """The model with its optimizer, as the rest of the trainer knows them."""
         self._start: nn.Module | None = None
         self._example: Tensor | None = None
         self.begun = False
-        """Whether the state is of an epoch that has begun: it contains what the script does before the batches."""
+        """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
         self._in_front: Steering | None = None
         parameters = set(model.parameters())
         if any(parameter not in parameters for group in optimizer.param_groups for parameter in group["params"]):
@@ -79,7 +79,7 @@ class OwnState:
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     def may_grow(self, example: Tensor, insertion: Insertion) -> str:
-        """Keep what growing needs, a copy of the starting model; returns why it cannot grow, '' where it can."""
+        """Keep a copy of the starting model, which growth needs; returns why the model cannot grow, '' if it can."""
         try:
             architecture = describe(self.model, example, insertion)
         except GrowthError as error:
@@ -89,7 +89,7 @@ class OwnState:
         return ""
 
     def check_schedulers(self) -> None:
-        """Raise `OwnLoopError` where a learning-rate scheduler moves the optimizer that was not given to `join`."""
+        """Raise `OwnLoopError` if a learning-rate scheduler of the optimizer was not passed to `join`."""
         wrapped = getattr(self.optimizer.step, "_wrapped_by_lr_sched", False)
         known = any(isinstance(other, LRScheduler) for other in self._others)
         if wrapped and not known:
@@ -99,7 +99,7 @@ class OwnState:
             )
 
     def rates(self) -> float:
-        """Return the sum of the groups' learning rates: equal in all workers, or they would part."""
+        """Return the sum of the groups' learning rates, which must be equal in all workers."""
         return float(sum(float(group["lr"]) for group in self.optimizer.param_groups))
 
     def state(self) -> dict[str, object]:
@@ -108,12 +108,12 @@ class OwnState:
         return {"others": others, "begun": self.begun}
 
     def steering(self) -> Steering:
-        """Return a copy of what `steer` takes back."""
+        """Return a copy of the state that `steer` restores."""
         groups = tuple(copy.deepcopy(group_options(group)) for group in self.optimizer.param_groups)
         return Steering(groups, tuple(copy.deepcopy(other.state_dict()) for other in self._others))
 
     def steer(self, steering: Steering) -> None:
-        """Take steps as `steering` says from now on."""
+        """Use `steering` for the next steps."""
         # The script may have added a group since.
         for group, options in zip(self.optimizer.param_groups, steering.groups, strict=False):
             group.update(options)
@@ -121,21 +121,21 @@ class OwnState:
             other.load_state_dict(kept)
 
     def enter_epoch(self) -> None:
-        """Take notice that the script is about to run the code before its batches."""
+        """Record that the script is about to run the code before its batches."""
         self._in_front = self.steering() if self.begun else None
 
     def enter_batches(self) -> None:
-        """Take notice that the script comes to its batches: what the state already holds is not done twice."""
+        """Record that the script has reached its batches: what the state already contains is not done twice."""
         if self._in_front is not None:
             self.steer(self._in_front)
         self._in_front, self.begun = None, True
 
     def leave_epoch(self) -> None:
-        """Take notice that the script has run the code after its batches."""
+        """Record that the script has run the code after its batches."""
         self.begun = False
 
     def note(self, state: CheckpointState) -> None:
-        """Take over all of a state but tensors, so that all workers use the leader's rates and schedulers."""
+        """Load everything but the tensors of a state, so that all workers use the leader's rates and schedulers."""
         others = cast(list[Any], state.schedule.get("others", []))
         self.steer(Steering(tuple(map(group_options, state.optimizer_groups)), tuple(map(_decoded, others))))
         self.begun = bool(state.schedule.get("begun"))
@@ -149,7 +149,7 @@ class OwnState:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
 
     def identity(self, job: str, examples: int, batch_size: int, seed: int) -> CheckpointIdentity:
-        """Return what must be equal for a checkpoint to be resumed from; of the model as it is before it grows."""
+        """Return the key that must be equal to resume from a checkpoint; it is of the model before any growth."""
         shapes = [(name, list(tensor.shape)) for name, tensor in self.model.state_dict().items()]
         return CheckpointIdentity(
             job=job,
@@ -161,7 +161,7 @@ class OwnState:
         )
 
     def adopt(self, network: Network) -> None:
-        """Let the script's own model and optimizer become those of `network`, which was made of them."""
+        """Change the script's model and optimizer, in place, to those of `network`, which was made from them."""
         if network.module is not self.model:
             # The module keeps its identity and takes over all that makes the other one what it is.
             self.model.__class__ = network.module.__class__
@@ -174,7 +174,7 @@ class OwnState:
         self.network = Network(self.model, self.optimizer, network.architecture)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Become what a checkpoint says. Raises `CheckpointMismatchError` where it is of another model."""
+        """Load the state of a checkpoint. Raises `CheckpointMismatchError` if it belongs to another model."""
         state = checkpoint.state
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         held = {names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]}
@@ -213,7 +213,7 @@ class OwnState:
 
 
 def _encoded(value: Any, owner: str) -> Any:
-    """Return `value` as JSON types that `_decoded` makes the same of; `OwnLoopError` where that cannot be."""
+    """Return `value` as JSON types that `_decoded` converts back; raises `OwnLoopError` if that is impossible."""
     if isinstance(value, float) and not math.isfinite(value):
         return {_FLOAT: repr(value)}  # JSON has no word for it
     if value is None or isinstance(value, bool | int | float | str):

@@ -1,4 +1,4 @@
 """More layers (Net2DeeperNet): `points` finds the places, `trial` tries them, `deepen` grows one.
 
-What is inserted is built by `insertion` with the values of `identity`; `conditions` says what a layer must fulfil.
+`insertion` builds the inserted layers with the values of `identity`; `conditions` defines which layers qualify.
 """

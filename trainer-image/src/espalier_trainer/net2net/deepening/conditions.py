@@ -1,4 +1,4 @@
-"""What a layer must fulfil to be repeated, and the sentences that say which condition it fails."""
+"""The conditions under which a layer can be repeated, and the messages for each one that fails."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def check_layer(layer: Operation, modules: Mapping[str, nn.Module], graph: Graph
 
 
 def channels_of(layer: Operation, shape: tuple[int, ...]) -> int:
-    """Return how many channels (features) a tensor of this shape has where the layer's output has its own."""
+    """Return the number of channels (features) of a tensor of this shape, on the axis of the layer's channels."""
     return shape[len(shape) - LAYERS[layer.operator] - 1]
 
 
 def tied_weights(model: nn.Module) -> dict[str, str]:
-    """Return, for each module of which a parameter is another module's as well, that other module's path."""
+    """Return, for each module that shares a parameter with another module, the path of that module."""
     owners: dict[int, list[str]] = {}
     for path, module in model.named_modules():
         for parameter in module._parameters.values():
@@ -63,12 +63,12 @@ def tied_weights(model: nn.Module) -> dict[str, str]:
 
 
 def within(path: str, module: str) -> bool:
-    """Tell whether `path` is the module or lies in it."""
+    """Return whether `path` is the module or lies in it."""
     return not module or path == module or path.startswith(f"{module}.")
 
 
 def reasons_of_layers(modules: Mapping[str, nn.Module], graph: Graph, marks: tuple[str, ...]) -> dict[str, str]:
-    """Return for every layer why it is no growth point, should it turn out to be none."""
+    """Return for every layer the reason to give if it is not a growth point."""
     reasons = {
         path: f"{path!r} is not called by itself in the model's forward"
         for path, module in modules.items()
@@ -90,7 +90,7 @@ def reasons_of_layers(modules: Mapping[str, nn.Module], graph: Graph, marks: tup
 
 
 def why_no_mark(mark: str, graph: Graph) -> str:
-    """Return why a marked block is no growth point."""
+    """Return why a marked block is not a growth point."""
     if not graph.calls.get(mark):
         return f"the marked block {mark!r} is not called as a whole in the model's forward"
     return (
@@ -100,7 +100,7 @@ def why_no_mark(mark: str, graph: Graph) -> str:
 
 
 def _why_no_activation(layer: Operation, graph: Graph) -> str:
-    """Say what comes after the layer instead of an activation."""
+    """Describe what comes after the layer instead of an activation."""
     waiting = [layer.name]
     for name in waiting:  # grows while it is read
         for reader in graph.consumers[name]:

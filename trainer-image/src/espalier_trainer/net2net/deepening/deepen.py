@@ -1,4 +1,4 @@
-"""Net2DeeperNet on a model: a new model with one block more, of the same outputs (Chen et al. 2016, section 2.3)."""
+"""Net2DeeperNet on a model: a new model with one more block and the same outputs (Chen et al. 2016, section 2.3)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from espalier_trainer.net2net.trace.tracing import trace
 def growth_points(
     model: nn.Module, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
 ) -> list[GrowthPoint]:
-    """Return the places where `model` can be deepened, in execution order; every one of them can be.
+    """Return the places where `model` can be deepened, in execution order. Each of them was tried.
 
-    A point's id is the path of the layer that growth repeats there, or of the `DeepenBlock` that marks it; it stays
-    the same while the model grows. Raises `GrowthError` where the model cannot be run on the example, or decides by
-    tensor values what it executes and marks no place.
+    A point's id is the path of the layer that growth repeats there, or of the `DeepenBlock` that marks it; it does not
+    change while the model grows. Raises `GrowthError` if the model cannot be run on the example, or if its control
+    flow depends on tensor values and it has no marks.
     """
     return [place.point(insertion) for place in places_of(model, example_input).found]
 
@@ -46,11 +46,11 @@ def deepen(
     eval mode only; `CALIBRATED_BATCH_NORM`, calibrated on the example as the model computes it in its present mode,
     is exact in eval mode and near-exact in train mode on batches like the example.
 
-    New modules are `<host>.grown.<n>.conv|linear|norm|activation`; other parameters keep their names. The copy has
-    parameters that are new: pass the optimizer to `grow_optimizer`. A convolution that computes in reduced precision
-    (TF32 on CUDA) rounds what passes an identity layer as it rounds any input.
+    New modules are named `<host>.grown.<n>.conv|linear|norm|activation`; existing parameters keep their names. Pass the
+    optimizer to `grow_optimizer`, because the copy has new parameters. A convolution in reduced precision (TF32 on
+    CUDA) rounds the values that pass an identity layer, as it rounds any input.
 
-    Raises `GrowthError`, naming the layer and the reason, where `point_id` is no growth point.
+    Raises `GrowthError` with the layer and the reason if `point_id` is not a growth point.
     """
     grown = copied(model)
     deepen_in_place(grown, point_id, example_input, insertion)
@@ -60,7 +60,7 @@ def deepen(
 def deepen_in_place(
     model: nn.Module, point_id: str, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
 ) -> None:
-    """Do what `deepen` does to `model` itself; after a `GrowthError` the model may hold a half-placed block."""
+    """Do what `deepen` does, but to `model` itself; after a `GrowthError` the model may hold an incomplete block."""
     graph = trace(model, example_input)
     place = _judged(model, graph, find_places(model, graph)).get(point_id)
     insert(model, place, example_input, insertion)
@@ -71,7 +71,7 @@ def deepen_in_place(
 
 
 def places_of(model: nn.Module, example_input: ExampleInput) -> Places:
-    """Return the places of `model`; raises `GrowthError` where nothing can be known of them."""
+    """Return the places of `model`; raises `GrowthError` if they cannot be determined."""
     graph = trace(model, example_input)
     return _judged(model, graph, tried_places(model, graph, example_input))
 
@@ -102,7 +102,7 @@ def insert(model: nn.Module, place: Place, example_input: ExampleInput, insertio
 def _calibrate(
     model: nn.Module, norm: nn.modules.batchnorm._BatchNorm, example_input: ExampleInput, *, residual: bool
 ) -> None:
-    """Make a new batch norm the identity on the example's statistics, as the model computes it in its own mode."""
+    """Make a new batch norm the identity on the example's statistics, computed in the model's current mode."""
     seen: list[Tensor] = []
     watch = norm.register_forward_pre_hook(lambda _module, args: seen.append(args[0].detach()))
     args, kwargs = as_arguments(example_input)

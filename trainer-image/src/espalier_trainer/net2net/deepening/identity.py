@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def tap_index(kernel_size: int) -> int:
-    """Return the index of the kernel's tap that carries the identity: the centre, left of it in an even kernel."""
+    """Return the index of the kernel's tap that carries the identity: the centre, or left of it in an even kernel."""
     return (kernel_size - 1) // 2
 
 
 def padding_sides(kernel_size: int, dilation: int) -> tuple[int, int]:
-    """Return the padding before and after, at stride 1, under which tap `tap_index` sits on the output's place."""
+    """Return the padding before and after at which, with stride 1, tap `tap_index` is aligned with the output."""
     tap = tap_index(kernel_size)
     return dilation * tap, dilation * (kernel_size - 1 - tap)
 
@@ -30,7 +30,7 @@ def identity_matrix_(weight: Tensor) -> None:
 
 @torch.no_grad()
 def identity_kernel_(weight: Tensor, groups: int) -> None:
-    """Make a kernel (channels, channels / groups, *size) return its input, each group's channels for themselves."""
+    """Make a kernel (channels, channels / groups, *size) return its input, within each group of channels."""
     channels, in_group = weight.shape[:2]
     weight.zero_()
     output = torch.arange(channels, device=weight.device)
@@ -40,7 +40,7 @@ def identity_kernel_(weight: Tensor, groups: int) -> None:
 
 @torch.no_grad()
 def identity_scale_(gamma: Tensor, variance: Tensor, eps: float) -> None:
-    """Set a batch norm's gamma to sqrt(variance + eps), so that it undoes the division by exactly that.
+    """Set a batch norm's gamma to sqrt(variance + eps), which is exactly what the batch norm divides by.
 
     The published identity batch norm (gamma = variance = 1) divides by sqrt(1 + eps) and is wrong by eps / 2,
     5e-6 of the value at torch's default.

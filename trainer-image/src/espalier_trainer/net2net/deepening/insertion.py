@@ -1,13 +1,13 @@
-"""One inserted block: what it consists of, how it is built, and the values that make it an identity.
+"""One inserted block: its layers, how it is built, and the values that make it an identity.
 
 With `f` the activation, `W` the new layer and `x` what the host module returns:
 
 - `f` idempotent (f(f(x)) = f(x)): `x = f(z)` becomes `f(W x)`, W the identity (Net2Net's insertion);
 - `f` not idempotent: `x` becomes `x + f(W x)`, W zero; needs f(0) = 0.
 
-Where the activation is not a separate module (`F.relu` in a forward, a ReLU shared by several layers) its *input* `z`
-is hosted instead, and the activation that is there stays the last: `z` becomes `W f(z)`, or `z + W f(z)`. The layers
-met from input to output are the same as above. All four are exact in eval and in train mode.
+Where the activation is not a separate module (`F.relu` in a forward, a ReLU shared by several layers), the block is
+inserted at its *input* `z`, before the existing activation: `z` becomes `W f(z)`, or `z + W f(z)`. The sequence of
+layers is the same as above. All four forms are exact in eval and in train mode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from espalier_trainer.net2net.trace.operators import IDEMPOTENT
 from espalier_trainer.net2net.trace.tracing import trace
 
 SLOPE_AT_ZERO: Mapping[str, str] = {"LeakyReLU": "negative_slope", "ELU": "alpha"}
-"""The setting that is an activation's slope at 0 (torch takes the one from the left); 0 makes it a ReLU."""
+"""The setting that is an activation's slope at 0 (torch uses the slope from the left); with 0 it is a ReLU."""
 
 _PRELU_SLOPE = 0.25
 """torch's initial slope of a PReLU."""
@@ -52,7 +52,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one insertion consists of; equal blocks are built alike."""
+    """The composition of one insertion; equal blocks are built identically."""
 
     operator: str
     """`Linear`, `Conv1d`, `Conv2d` or `Conv3d`."""
@@ -71,7 +71,7 @@ class Block:
 
     @property
     def residual(self) -> bool:
-        """Tell whether the new layers are a branch in addition to the identity."""
+        """Return whether the new layers are a branch in addition to the identity."""
         return self.activation not in IDEMPOTENT
 
     @property
@@ -113,7 +113,7 @@ def block_like(
 
 
 def _fits(block: Block, size: tuple[int, ...]) -> bool:
-    """Tell whether the padding can be read out of a map of this size."""
+    """Return whether a map of this size is large enough for the padding mode."""
     room = {"reflect": 1, "circular": 0}.get(block.padding_mode)
     return room is None or all(max(sides) + room <= side for sides, side in zip(block.sides, size, strict=True))
 
@@ -135,7 +135,7 @@ def build(block: Block, like: Tensor | None = None) -> nn.Module:
 
 
 def _layout(kernel: Tensor) -> torch.memory_format | None:
-    """Return the channels-last layout of a kernel that has it; 1×1 kernels have every layout and so none."""
+    """Return the channels-last layout of a kernel that has it; None for 1×1 kernels, where layouts do not differ."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(kernel.dim())
     if layout is None or kernel.is_contiguous() or not kernel.is_contiguous(memory_format=layout):
         return None
@@ -144,7 +144,7 @@ def _layout(kernel: Tensor) -> torch.memory_format | None:
 
 @torch.no_grad()
 def initialise(module: nn.Module, block: Block) -> None:
-    """Set the values that make a built block an identity, every parameter and buffer of it."""
+    """Set every parameter and buffer of a built block to the values that make it an identity."""
     for layer in module.children():
         if isinstance(layer, nn.PReLU):
             layer.weight.fill_(_PRELU_SLOPE)

@@ -1,9 +1,9 @@
-"""Where a model can be deepened, found in its trace; and why not, for every other layer.
+"""Finds in a trace where a model can be deepened, and for every other layer why it cannot.
 
-A place is a layer (linear or convolution) whose output reaches an activation through nothing but normalisation,
-dropout and additions: between two layers without an activation a new one would add nothing (Lamelas, figure 3).
-Marked blocks, where there are any, are the only places, and name them; else the layer's path does. Everything is
-found in the network without what growth added to it, so ids are the same before and after any growth.
+A place is a layer (linear or convolution) whose output reaches an activation through normalisation, dropout and
+additions only: without an activation in between, two layers compute no more than one (Lamelas, figure 3). If the model
+has marked blocks, only these are places. A place is named by the path of its mark or its layer. The search ignores
+everything that growth has added, so ids are the same before and after any growth.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYERS, OFFSET_AT_ZERO
 
 _MAX_ADDITIONS = 3
-"""Additions that a layer's output may pass before its activation; more would hardly be "its" activation."""
+"""Maximum number of additions between a layer's output and its activation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A growth point with what growing it needs."""
+    """A growth point, and what is needed to grow it."""
 
     id: str
     layer: str
     """Path of the layer that growth repeats."""
     host: str
-    """Path of the module after whose output new blocks go."""
+    """Path of the module after whose output new blocks are inserted."""
     block: Block
     after: str
     """The operation whose output the next insertion reads."""
@@ -67,13 +67,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Places:
-    """All places of a model in execution order, and the reason for each layer or mark that is none."""
+    """All places of a model in execution order, and for each other layer or mark the reason."""
 
     found: tuple[Place, ...]
     refused: dict[str, str]
 
     def get(self, point_id: str) -> Place:
-        """Return the place with this id; `GrowthError` says why it is none, or which there are."""
+        """Return the place with this id; raises `GrowthError` with the reason, or with the known ids."""
         for place in self.found:
             if place.id == point_id:
                 return place
@@ -152,7 +152,7 @@ class _Search:
             yield mark, operation, chain
 
     def _layer_before(self, name: str, additions: int) -> _Chain | None:
-        """Return the layer whose output reaches operation `name`, through additions by the shortest way."""
+        """Return the layer whose output reaches operation `name`; at additions the shortest path decides."""
         norm: Operation | None = None
         while True:
             operation = self._graph.operations[name]
@@ -198,7 +198,7 @@ class _Search:
         return Place(point_id, str(layer.module), host, block, after, 0)
 
     def _host(self, point_id: str, activation: Operation) -> tuple[str, bool]:
-        """Return the module after which the block goes, and whether the activation comes after it."""
+        """Return the module after which the block is inserted, and whether the activation comes after it."""
         if activation.operator not in OFFSET_AT_ZERO:
             if point_id in self._marks and self._hosts(point_id, activation.name):
                 return point_id, False
@@ -225,7 +225,7 @@ class _Search:
         return max(fitting, key=lambda path: path.count("."), default=None)
 
     def _hosts(self, path: str, name: str) -> bool:
-        """Tell whether the module's only call returned operation `name`, and nothing inside read it as well."""
+        """Return whether the module's only call returned operation `name`, and nothing inside the module reads it."""
         module = self._modules[path]
         own_order = isinstance(module, nn.Sequential) and type(module).forward is not nn.Sequential.forward
         if own_order or isinstance(module, nn.ModuleList | nn.ModuleDict):
@@ -237,7 +237,7 @@ class _Search:
         )
 
     def _norm(self, chain: _Chain) -> Norm | None:
-        """Return the batch norm that the block has, where one of its kind fits after the new layer."""
+        """Return the batch norm of the block, if one of its kind fits after the new layer."""
         if chain.norm is None or chain.norm.module is None:
             return None
         if chain.layer.operator == "Linear" and len(chain.layer.shape or ()) != 2:

@@ -1,4 +1,4 @@
-"""Deepening as a growth operation: one `deepen`; and the deepened model again from a description."""
+"""Deepening as a growth operation, and the reconstruction of a deepened model from its description."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Deepened(GrowthStep):
 
 
 def rebuild(model: nn.Module, architecture: Architecture, example_input: ExampleInput) -> nn.Module:
-    """Return a copy of `model`, the result of the original constructor, deepened as `architecture` says.
+    """Return a copy of `model`, the result of the original constructor, deepened to match `architecture`.
 
-    The state dict of the model that `architecture` was made from loads into it strictly; until then the new layers
-    are identities. Raises `GrowthError` naming the first layer in which the two differ, where `model` is not the
-    starting model of that description.
+    The state dict of the model described by `architecture` loads into the copy strictly; until then the new layers
+    are identities. Raises `GrowthError` with the first layer that differs if `model` is not the starting model of
+    that description.
     """
     deeper = replay(model, history_of(architecture), example_input)
     check_equal(deeper, architecture, example_input)
@@ -65,7 +65,7 @@ def rebuild(model: nn.Module, architecture: Architecture, example_input: Example
 
 
 def history_of(architecture: Architecture) -> tuple[Deepened, ...]:
-    """Return the growth in depth that a description tells of, point by point: in which order is not known."""
+    """Return the deepening steps in a description, point by point: their original order is unknown."""
     names = {layer.name for layer in architecture.layers}
     return tuple(
         Deepened(point=point.id, insertion=_insertion(point, index, names))

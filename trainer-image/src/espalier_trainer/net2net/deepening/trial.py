@@ -1,8 +1,8 @@
-"""Trying places before they are offered: does the model run as before when their hosts have one more child?
+"""Tries places before they are offered: does the model run as before when their hosts have one more child?
 
-A host's class changes and its `grown` is one more module of the model. A forward that runs over its children, counts
-them or asks for `type(child)` may then do something else; that shows only when it runs. The trial runs on a copy
-that shares the model's tensors, with meta blocks, for all places together; only if that fails, for fewer.
+Growth changes a host's class and adds the child `grown`. A forward that iterates over its children, counts them or
+reads `type(child)` may then behave differently, which shows only when it runs. The trial runs on a copy that shares the
+model's tensors and has its new blocks on the meta device, first for all places together; if that fails, for subsets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from espalier_trainer.net2net.trace.tracing import trace
 
 
 def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Places:
-    """Return the places of `model`, of which `graph` is the trace on the example, that stand the trial."""
+    """Return the places of `model` that pass the trial; `graph` is its trace on the example."""
     places = find_places(model, graph)
     # What is grown already has stood it.
     failed = _failing(model, graph, [place for place in places.found if not place.grown], example_input)
@@ -35,7 +35,7 @@ def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput) ->
 
 
 def check_placed(model: nn.Module, places: Sequence[Place], before: Graph, example_input: ExampleInput) -> None:
-    """Raise `RefusedError` unless `model`, grown at `places`, runs each growth once and all else as `before`."""
+    """Raise `RefusedError` unless `model`, grown at `places`, runs each new block once and the rest as `before`."""
     problem = "behaves differently with one more module in it"
     try:
         after = trace(model, example_input)

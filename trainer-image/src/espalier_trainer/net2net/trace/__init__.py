@@ -1,4 +1,4 @@
-"""What a model executes, found by running it once: `tracing.trace` returns a `graph.Graph`.
+"""What a model executes, determined by running it once: `tracing.trace` returns a `graph.Graph`.
 
-`recorder` writes down what is called, `operators` gives a module and its functional twin one name.
+`recorder` records the calls; `operators` gives a module and its functional counterpart the same name.
 """

@@ -1,4 +1,4 @@
-"""What a model was seen to execute: plain data between the recorder that fills it and those who read it."""
+"""The trace of a model as plain data: the recorder fills it, the growth operations read it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Operation:
     shape: tuple[int, ...] | None = None
     """Shape of the output; `None` where it is not one tensor."""
     stack: str | None = None
-    """Path of the `GrownStack` it belongs to, `None` for what was there before growth."""
+    """Path of the `GrownStack` it belongs to, `None` for an operation that growth did not add."""
     arguments: str = field(default="", compare=False)
-    """All arguments of a function that are no tensors, written out; more than the description tells."""
+    """All non-tensor arguments of a function as text; the description has only some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Graph:
     calls: Mapping[str, int]
     """How often each module was called (those inside a leaf module not counted)."""
     results: Mapping[str, str]
-    """For each module that returned one tensor: the operation that made it, growth after the module left out."""
+    """For each module that returned one tensor: the operation that made it, without blocks grown after the module."""
     stacks: Mapping[str, Stack]
     real: bool = False
-    """The model ran on its own device with real data, since it could not without (on meta tensors)."""
+    """The model ran on its own device with real data, because it cannot run on meta tensors."""
     data_dependent: str | None = None
-    """The call that turned a tensor's values into a decision, if any was seen."""
+    """The call that read a tensor's values into Python, if there was one."""
     consumers: Mapping[str, tuple[str, ...]] = field(init=False)
     """For each operation: those that read it, in execution order."""
 
@@ -104,7 +104,7 @@ class Graph:
         return tuple(order)
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the api's layers of what was executed, in the order of `ordered`."""
+        """Return the executed operations as layers of a description, in the order of `ordered`."""
         return tuple(
             Layer(
                 name=operation.name,

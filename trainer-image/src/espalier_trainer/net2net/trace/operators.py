@@ -1,4 +1,4 @@
-"""Canonical names and attributes of operations, the same for a module and for its functional twin."""
+"""Canonical names and attributes of operations, the same for a module and for its functional counterpart."""
 
 from __future__ import annotations
 
@@ -74,16 +74,16 @@ _FUNCTION_ATTRIBUTES: Mapping[str, Mapping[str, AttributeValue]] = {
 }  # fmt: skip
 """Attributes of functional operations after their tensor inputs, in argument order, with torch's defaults.
 
-Where a module of the operator exists they are its attributes too. Operators not listed keep their simple arguments
-as `arg1`, `arg2`, ...: nothing is unknown, only less nicely named.
+If there is a module for the operator, these are also its attributes. Operators that are not listed keep their simple
+arguments as `arg1`, `arg2`, ...
 """
 
 _NOT_ATTRIBUTES = frozenset({"inplace", "return_indices", "training", "output_padding"})
-"""Constants of modules that do not change what is computed, or are no setting."""
+"""Constants of modules that are not settings, or do not change the result."""
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Tell whether a module is one operation of the description: torch's own layers, not containers."""
+    """Return whether a module is one operation of the description: a layer of torch, not a container."""
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return False
     if is_parametrized(module):

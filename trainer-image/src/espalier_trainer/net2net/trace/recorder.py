@@ -30,7 +30,7 @@ _DECISIONS = frozenset({"__bool__", "__int__", "__float__", "__index__", "__comp
 """Tensor methods that hand values to Python, where they can decide what is executed next."""
 
 _PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"})
-"""Leaf modules that may return the very tensor that they were given."""
+"""Leaf modules that may return their input tensor itself."""
 
 _SHAPE_KEEPING = frozenset(
     {
@@ -38,11 +38,11 @@ _SHAPE_KEEPING = frozenset(
         *(functional.relu6, functional.hardtanh, functional.hardswish, functional.silu, functional.gelu),
     }
 )
-"""Functions whose output is shaped as their input, and whose meta versions would take most of a trace's time."""
+"""Functions that keep the shape of their input. Their meta versions would take most of a trace's time."""
 
 
 class Recorder(TorchFunctionMode):
-    """Records one forward of `model`; use as a context around it, then ask `graph()`.
+    """Records one forward of `model`: use it as a context around the forward, then call `graph()`.
 
     `weights` maps the id of each parameter or buffer that the run uses to its path, `sizes` each path to its number
     of trainable scalars (0 for buffers, frozen parameters, and all but the first path of a tied parameter).
@@ -88,17 +88,17 @@ class Recorder(TorchFunctionMode):
         self._hooks.close()
 
     def inputs(self, named: Mapping[str, Any]) -> None:
-        """Write down the forward's arguments as `Input` operations."""
+        """Record the forward's arguments as `Input` operations."""
         for argument, value in named.items():
             for tensor in _tensors(value):
                 self._add(self._free_name("", argument), "Input", tensor)
 
     def outputs(self, result: Any) -> None:
-        """Write down what the forward returned."""
+        """Record what the forward returned."""
         self._outputs = tuple(dict.fromkeys(self._read(result)))
 
     def graph(self, *, real: bool) -> Graph:
-        """Return what was recorded, of a run on real data or on meta tensors."""
+        """Return the recorded graph; the run was on real data or on meta tensors."""
         return Graph(
             operations=self._operations,
             outputs=self._outputs,
@@ -167,7 +167,7 @@ class Recorder(TorchFunctionMode):
         return replaced
 
     def _enter_stack(self, path: str, given: Tensor) -> None:
-        """A host has computed its own output and passes it to what was grown after it."""
+        """Record that a host has computed its own output, which its grown blocks read next."""
         host = path.rpartition(".")[0]
         if self._leaf is not None and self._leaf[0] == host:
             self._finish_leaf(given)
@@ -244,7 +244,7 @@ class Recorder(TorchFunctionMode):
         return tuple(found)
 
     def _take(self, path: str) -> int:
-        """Return the trainable scalars at `path` the first time they are asked for."""
+        """Return the number of trainable scalars at `path` on the first call for it, 0 after that."""
         return self._unused.pop(path, 0)
 
     def _free_name(self, scope: str, base: str, *, module: bool = False) -> str:

@@ -1,13 +1,13 @@
-"""What a model executes, found by running it once: operations in order, who reads whom, what each module returns.
+"""Runs a model once to trace it: operations in order, the operations that read each, the output of each module.
 
 The user's own Python forward runs on *meta* tensors (shapes without data: no arithmetic, no side effect on buffers
 or random state), while module hooks and a `TorchFunctionMode` write down what is called. Compared with
 `torch.fx.symbolic_trace` this sees real shapes, follows loops and branches that depend on shapes or settings, needs
-no second pass for shapes, and leaves the classes of `torch` alone. What it cannot follow is the same: a decision
-taken on the *values* of a tensor. Such a model is run once for real in eval mode, and the trace says so.
+no second pass for shapes, and does not patch the classes of `torch`. Neither can follow a decision that depends on the
+*values* of a tensor. Such a model is run once on real data in eval mode, and the trace records that.
 
-The forward runs in train mode, which has every branch that training needs (auxiliary heads), whatever the model's
-own mode is; where that fails (batch norm on one value) in eval mode.
+The forward runs in train mode, whatever the model's own mode is, because it then takes every branch that training needs
+(auxiliary heads). If that fails (batch norm on one value), it runs in eval mode.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from espalier_trainer.net2net.trace.recorder import Recorder
 
 
 def trace(model: nn.Module, example_input: ExampleInput) -> Graph:
-    """Return what `model` executes on inputs of the example's shape; the model is left as it was.
+    """Return what `model` executes on inputs of the example's shape; the model is not changed.
 
     Raises `GrowthError` for a wrapped, scripted or uninitialised model, and where its forward fails on the example.
     """
@@ -88,7 +88,7 @@ def _stand_in(tensor: Tensor, device: str | None) -> Tensor:
 
 
 def _named(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by the names that the forward gives them."""
+    """Return the arguments by their names in the signature of the forward."""
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     return {name: value for name, value in bound.arguments.items() if tree_leaves(value)}
 

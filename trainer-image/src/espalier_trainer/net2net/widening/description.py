@@ -1,8 +1,8 @@
 """The api's `Channels` of a traced model: its widening groups, described so that a description can be widened alone.
 
-A network keeps the groups of its starting model, as it keeps its growth points: a group is offered if it could be
-widened were nothing grown, that is if the blocks that growth put between its layers are looked through. The channels
-that blocks make for themselves are no groups of their own.
+A network keeps the groups of its starting model, as it keeps its growth points. A group is offered if it could be
+widened without the blocks that growth has inserted between its layers: these are treated as transparent. The internal
+channels of such blocks do not form separate groups.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BEFORE, _BLOCK = "before", "block"
 
 
 def channels_of(model: nn.Module, graph: Graph, groups: Groups, only: Container[str] | None = None) -> Channels:
-    """Return the channels of a model, of which `graph` is the trace and `groups` what was found in it.
+    """Return the channels of a model; `graph` is its trace, and `groups` are the groups found in it.
 
     `only` names the groups that may be offered; None: all.
     """
@@ -57,7 +57,7 @@ def insertion_channels(block: Block) -> Channels:
 
 
 def _inside(channels: Channels) -> Channels:
-    """Return what is in the block between the two layers around it, by its own names."""
+    """Return the content of the block between the two layers around it, with names relative to the block."""
     prefix = f"{_BLOCK}."
 
     def kept(layer: str) -> bool:
@@ -89,7 +89,7 @@ def _inside(channels: Channels) -> Channels:
 
 
 def _offered(graph: Graph, groups: Groups) -> tuple[WideningGroup, ...]:
-    """Return the groups that there would be without growth: what lies before and after a block is one."""
+    """Return the groups that there would be without growth: the channels before and after a block are one group."""
     parent: dict[int | None, int | None] = {}
 
     def root(space: int | None) -> int | None:
@@ -120,7 +120,7 @@ def _offered(graph: Graph, groups: Groups) -> tuple[WideningGroup, ...]:
 
 
 class _Channels:
-    """Makes the description of groups that were found in one trace."""
+    """Describes the groups that were found in one trace."""
 
     def __init__(self, model: nn.Module, graph: Graph, groups: Groups, order: Mapping[str, int]) -> None:
         self._model, self._graph, self._groups, self._order = model, graph, groups, order
@@ -156,7 +156,7 @@ class _Channels:
         return 0 if layout is None else _per_channel(layout.segments, space)
 
     def _users(self, path: str) -> Iterator[Operation]:
-        """Yield the operations that a module's own settings and parameters are used in."""
+        """Yield the operations that use a module's own settings and parameters."""
         for operation in self._operations:
             if operation.module == path or (
                 operation.module is None and operation.scope == path and operation.operator == "LayerNorm"

@@ -1,4 +1,4 @@
-"""What a widening changes: axes of parameters and buffers, and the numbers that modules know of their own size."""
+"""What a widening changes: axes of parameters and buffers, and attributes of modules that hold their size."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Edit:
     dim: int
     segments: tuple[Segment, ...]
     split: bool
-    """The axis is summed over (inputs of a layer), so copies share the weight; else copies have the same."""
+    """The axis is summed over (inputs of a layer), so copies divide the weight; otherwise each copy has the weight."""
     groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """One number, or a tuple of one, in a module's attribute."""
+    """A number in a module's attribute, or a tuple of one number."""
 
     module: str
     attribute: str
@@ -34,7 +34,7 @@ class Resize:
 
 @dataclass
 class EditBook:
-    """All edits of a model, while it is followed: each axis has one layout, whoever uses the tensor."""
+    """All edits of a model, collected while its channels are followed. Each axis of a tensor has one layout."""
 
     model: nn.Module
     spaces: Spaces
@@ -53,15 +53,15 @@ class EditBook:
                     self._tensors[full] = tensor
 
     def holds(self, path: str) -> bool:
-        """Tell whether there is a parameter or buffer of this path."""
+        """Return whether there is a parameter or buffer at this path."""
         return path in self._tensors
 
     def key(self, path: str) -> int:
-        """Return what is the same for all names of one tensor."""
+        """Return a key that is the same for all names of one tensor."""
         return id(self._tensors[path])
 
     def edit(self, path: str, dim: int, segments: tuple[Segment, ...], *, split: bool = False, groups: int = 1) -> None:
-        """Let an axis of a tensor have this layout; of a second use, unite the two."""
+        """Give an axis of a tensor this layout; if it already has one, unite the two."""
         if path not in self._tensors:
             return
         self._used.add(path)
@@ -74,12 +74,12 @@ class EditBook:
         self.spaces.unite(known.segments, segments, reason)
 
     def resize(self, module: str, attribute: str, segments: tuple[Segment, ...]) -> None:
-        """Let an attribute of a module be the width of this layout."""
+        """Record that an attribute of a module is the width of this layout."""
         known = self.resizes.setdefault((module, attribute), Resize(module, attribute, segments))
         self.spaces.unite(known.segments, segments, f"{module!r} is called with different channels")
 
     def freeze_tied(self) -> None:
-        """Freeze what has an axis in a tensor that is also used where it cannot be followed."""
+        """Freeze the spaces on axes of tensors that are also used where channels cannot be followed."""
         for edit in self.edits.values():
             for path in edit.paths:
                 if path not in self._used:

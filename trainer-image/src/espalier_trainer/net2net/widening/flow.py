@@ -1,8 +1,8 @@
-"""Following channels through what a model executes: which layers' channels must change together.
+"""Follows channels through the operations of a model: which layers' channels must change together.
 
-One pass over the recorded operations (`trace`): each rule says how the layout of an operation's output comes from
-those of its inputs, and which parameters follow. An operation without a rule freezes what it reads. The rules read
-shapes only; that a widening found here computes the same is tried before it is offered (`trial`).
+One pass over the recorded operations (`trace`): each rule derives the layout of an operation's output from those of its
+inputs, and determines which parameters change along. An operation without a rule freezes the channels that it reads.
+The rules read shapes only; `trial` checks that a widening computes the same before it is offered.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _PER_CHANNEL = BATCH_NORMS | {"InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3
 
 
 class Flow:
-    """The channels of a model, of which `graph` is the trace, followed from first to last operation."""
+    """The channels of a model, followed through its trace `graph` from the first to the last operation."""
 
     def __init__(self, model: nn.Module, graph: Graph) -> None:
         self.spaces = Spaces()
         self.book = EditBook(model, self.spaces)
         self.makers: dict[int, list[str]] = {}
-        """For each space (as opened) the layers that make its channels."""
+        """For each space (as opened) the layers that produce its channels."""
         self.depthwise: dict[str, tuple[Segment, ...]] = {}
-        """Of each depthwise convolution the input's channels, which are its own."""
+        """For each depthwise convolution the channels of its input, which are also its output's."""
         self._modules = dict(model.named_modules())
         self._graph = graph
         self._made: dict[int, int] = {}
@@ -99,7 +99,7 @@ class Flow:
                 self.spaces.freeze(self._layouts[name].segments, reason)
 
     def _layer(self, op: Operation, module: nn.Module, given: Layout | None, shape: tuple[int, ...]) -> Layout | None:
-        """Linear and convolutions: columns follow the input; rows are a space of their own, or follow as well."""
+        """Linear and convolutions: columns follow the input; rows open a new space, or follow the input as well."""
         path, dims = self._path(op), LAYERS[op.operator]
         weight = module._parameters.get("weight")
         axis = len(shape) - dims - 1
@@ -190,7 +190,7 @@ class Flow:
     def _joint_norm(
         self, kind: str, path: str, module: nn.Module | None, layout: Layout, before: tuple[int, ...]
     ) -> Layout | None:
-        """Norms over channels: exact where every channel is repeated equally often, for mean and variance stay."""
+        """Norms over channels: exact if every channel is repeated equally often, which keeps mean and variance."""
         first = layout.segments[0]
         axis = 1 if kind == "GroupNorm" else len(before) - 1
         size = "num_channels" if kind == "GroupNorm" else "normalized_shape"

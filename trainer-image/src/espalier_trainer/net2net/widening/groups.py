@@ -1,4 +1,4 @@
-"""Widening groups of a model and how they are widened in place; nothing is tried here."""
+"""Widening groups of a model, and widening in place. Trials are in `trial`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from espalier_trainer.net2net.widening.spaces import Layout, Segment
 
 @dataclass(frozen=True)
 class WideningGroup:
-    """Channels that can only change together, and all that changes with them."""
+    """Channels that can only change together, and the tensors and attributes that change with them."""
 
     id: str
-    """Path of the first layer that makes the channels."""
+    """Path of the first layer that produces the channels."""
     width: int
     multiple_of: int
     """A new width must be a multiple of it."""
     even: bool
     """A norm takes its mean over the channels, so each must be repeated equally often."""
     makers: tuple[str, ...]
-    """Layers whose outputs the channels are."""
+    """Layers that produce the channels as their outputs."""
     space: int
     edits: tuple[Edit, ...]
     resizes: tuple[Resize, ...]
@@ -42,7 +42,7 @@ class WideningGroup:
 
     @property
     def followers(self) -> tuple[str, ...]:
-        """Modules that keep a channel for a channel: norms, depthwise convolutions, scales; makers are among them."""
+        """Modules that map each channel to itself: norms, depthwise convolutions, scales; may include producers."""
         return tuple(
             dict.fromkeys(path.rpartition(".")[0] for edit in self.edits if not edit.split for path in edit.paths)
         )
@@ -53,7 +53,7 @@ class WideningGroup:
         return self.width + self.multiple_of
 
     def check(self, model: nn.Module) -> None:
-        """Raise `GrowthError` unless the model has the group's tensors in their sizes."""
+        """Raise `GrowthError` unless the model has the group's tensors with the same sizes."""
         for edit in self.edits:
             for path in edit.paths:
                 owner, _, name = path.rpartition(".")
@@ -69,7 +69,7 @@ class WideningGroup:
                     )
 
     def replication(self, new_width: int, seed: int) -> Replication:
-        """Return which channel each new one copies; raises `GrowthError` for a width that the group cannot have."""
+        """Return which channel each new one copies; raises `GrowthError` if the group cannot have this width."""
         if new_width <= self.width or new_width % self.multiple_of:
             cause = "a norm over its channels, exact where each is repeated equally often" if self.even else "groups"
             why = f" (because of {cause})" if self.multiple_of > 1 else ""
@@ -91,7 +91,7 @@ class Groups:
     """For each operation whose output has channels: where they are."""
 
     def get(self, group_id: str) -> WideningGroup:
-        """Return the group with this id; `GrowthError` says why it is none, or which there are."""
+        """Return the group with this id; raises `GrowthError` with the reason, or with the known ids."""
         for group in self.found:
             if group.id == group_id:
                 return group
@@ -104,7 +104,7 @@ class Groups:
         raise GrowthError(f"{group_id!r} is not a widening group of this model; its groups: {known}")
 
     def without(self, failed: Mapping[str, str]) -> Groups:
-        """Return the groups without those that failed a trial, whose reasons are kept."""
+        """Return the groups without those that failed a trial, and keep the reasons."""
         reasons = {maker: failed[group.id] for group in self.found if group.id in failed for maker in group.makers}
         found = tuple(group for group in self.found if group.id not in failed)
         return Groups(found, self.refused | reasons, self.layouts)
@@ -119,7 +119,7 @@ class Groups:
 
 
 def find_groups(model: nn.Module, graph: Graph) -> Groups:
-    """Return the groups of `model`, of which `graph` is the trace, as its shapes tell them; none is tried yet."""
+    """Return the groups of `model`, derived from the shapes in its trace `graph`; they have not been tried yet."""
     if graph.data_dependent:
         raise GrowthError(
             f"{type(model).__name__} decides by the values of a tensor what it executes "
@@ -193,9 +193,9 @@ def apply_in_place(model: nn.Module, widened: Mapping[WideningGroup, Replication
 def edited(old: Tensor, edit: Edit, replications: Mapping[int, Replication], moment: int | None = None) -> Tensor:
     """Return a tensor with one axis widened.
 
-    Of values, copies of a summed axis get their shares. Of an optimizer's moments (`moment` 1 or 2, 0 for what does
-    not scale with the gradient) it is the other way round: the gradient of an outgoing weight is what it was, that
-    of an incoming one is its share of it.
+    For values, copies on a summed axis get their shares. For an optimizer's moments (`moment`: the power of the gradient,
+    0 to 2) it is the other way round: the gradient of an outgoing weight is unchanged, and that of an incoming weight
+    is multiplied by its share.
     """
     index, share = along([(one.channels, one.repeat, _replication(one, replications)) for one in edit.segments])
     power = int(edit.split) if moment is None else 0 if edit.split else moment

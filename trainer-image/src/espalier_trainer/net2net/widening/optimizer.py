@@ -1,9 +1,9 @@
-"""An optimizer for the wider model that remembers what the old one knew.
+"""An optimizer for the wider model that keeps the state of the old one.
 
-The gradient of a copied incoming weight is its copy's share of the old one, that of an outgoing weight is what it
-was. So first moments of incoming weights are multiplied by the share, second moments by its square, and moments of
-outgoing weights are copied undivided. Exact where the gradient alone feeds the moments: weight decay inside a
-momentum, and norms that take a mean over the channels, add a part that this leaves approximate.
+The gradient of a copied incoming weight is the old gradient times the copy's share; that of an outgoing weight is
+unchanged. So first moments of incoming weights are multiplied by the share, second moments by its square, and moments
+of outgoing weights are copied. This is exact where the moments depend on the gradient alone. It is approximate for
+weight decay inside a momentum, and for norms that take a mean over the channels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOMENTS = {
     "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2, "sum": 2,
     "acc_delta": 0, "step_size": 0, "ax": -1,
 }  # fmt: skip
-"""With which power of the gradient each state of torch's optimizers grows; -1: it is a parameter's value."""
+"""The power of the gradient with which each state of torch's optimizers scales; -1: it is a parameter's value."""
 
 
 def widen_optimizer(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module, widening: Widening) -> Optimizer:

@@ -2,8 +2,8 @@
 
 Source: Chen, Goodfellow, Shlens, "Net2Net" (2016), section 2.2. A wider layer has the old units and random copies of
 them (equation 4's map g); incoming weights are copied, outgoing weights divided among the copies (equation 6) so
-that their sum is what it was. The paper divides equally, which leaves copies equal for ever where training is
-deterministic; here the shares differ (Wang et al., "LEMON", 2024), and the function stays the same without noise.
+that their sum is unchanged. The paper divides equally; with deterministic training the copies then stay equal forever.
+Here the shares differ (Wang et al., "LEMON", 2024), which needs no noise and keeps the function.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _UNIT = 2.0**-20
-"""Shares are multiples of it: exact in float32, sum exactly 1, so a weight times its share is rounded once."""
+"""Shares are multiples of it: they are exact in float32 and sum to exactly 1, so each product is rounded once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,8 @@ class Replication:
 def replicate(width: int, new_width: int, *, blocks: int = 1, even: bool = False, seed: int) -> Replication:
     """Return a random widening, the same for the same seed on every machine.
 
-    With `blocks`, each of that many equal parts takes copies of its own channels; `even` repeats every channel equally
-    often, copies side by side, and so needs a multiple of `width`.
+    `blocks` divides the channels into that many equal parts, each of which copies only its own channels. `even` repeats
+    every channel equally often, with adjacent copies, and so needs a multiple of `width`.
     """
     generator = torch.Generator().manual_seed(seed)
     if even:

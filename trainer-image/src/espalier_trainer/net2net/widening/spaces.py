@@ -1,8 +1,8 @@
-"""Channel spaces: sets of channels that can only change together, and how a tensor's axis is made of them.
+"""Channel spaces: sets of channels that can only change together, and how a tensor's axis is composed of them.
 
-Every layer that makes channels opens a *space*. What a model does with its tensors unites spaces (an addition needs
-as many channels on both sides), freezes them (the output's width is the user's), or asks for a way of widening them
-(a grouped convolution: each group for itself; a layer norm: every channel equally often).
+Every layer that produces channels opens a *space*. The operations of a model unite spaces (an addition needs equal
+channels on both sides), freeze them (the width of the output is fixed), or restrict how they are widened (a grouped
+convolution: each group separately; a layer norm: every channel equally often).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Segment:
     """Consecutive entries of an axis: `repeat` entries for each of `channels` channels of one space."""
 
     space: int | None
-    """`None`: channels that nothing here may change."""
+    """`None`: channels that may not change."""
     channels: int
     repeat: int = 1
 
@@ -29,7 +29,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which axis of a tensor has the channels, and of which segments it is made."""
+    """The axis of a tensor that holds channels, and the segments of that axis."""
 
     axis: int
     segments: tuple[Segment, ...]
@@ -45,7 +45,7 @@ class Layout:
 
 
 class Spaces:
-    """The spaces of one model: a union-find whose sets carry what is asked of them."""
+    """The spaces of one model: a union-find whose sets carry their restrictions."""
 
     def __init__(self) -> None:
         self._parent: list[int] = []
@@ -64,7 +64,7 @@ class Spaces:
         return self._parent[-1]
 
     def root(self, space: int) -> int:
-        """Return the space that stands for all that are united with this one."""
+        """Return the root of the set of spaces united with this one."""
         while self._parent[space] != space:
             self._parent[space] = self._parent[self._parent[space]]
             space = self._parent[space]
@@ -78,14 +78,14 @@ class Spaces:
         )
 
     def freeze(self, segments: Sequence[Segment], reason: str) -> None:
-        """Let the spaces of these segments keep their width; the first reason is remembered."""
+        """Fix the width of the spaces of these segments; the first reason is kept."""
         for segment in segments:
             if segment.space is not None:
                 root = self.root(segment.space)
                 self._reason[root] = self._reason[root] or reason
 
     def unite(self, left: Sequence[Segment], right: Sequence[Segment], reason: str) -> None:
-        """Make two axes change alike; where they are not made alike, freeze both with the reason."""
+        """Make two axes change together; if their segments differ, freeze both with the reason."""
         if [(one.channels, one.repeat) for one in left] != [(one.channels, one.repeat) for one in right]:
             self.freeze([*left, *right], reason)
             return
@@ -102,12 +102,12 @@ class Spaces:
             self._even[keep] = self._even[keep] or self._even[gone]
 
     def divide(self, space: int, blocks: int) -> None:
-        """Ask for a widening in which each of `blocks` equal parts takes its new channels from itself."""
+        """Require a widening in which each of `blocks` equal parts copies only its own channels."""
         root = self.root(space)
         self._blocks[root] = lcm(self._blocks[root], blocks)
 
     def ask_even(self, space: int) -> None:
-        """Ask for a widening that repeats every channel equally often."""
+        """Require a widening that repeats every channel equally often."""
         self._even[self.root(space)] = True
 
     def reason(self, space: int) -> str | None:
@@ -123,7 +123,7 @@ class Spaces:
         return self._blocks[self.root(space)]
 
     def even(self, space: int) -> bool:
-        """Tell whether every channel must be repeated equally often."""
+        """Return whether every channel must be repeated equally often."""
         return self._even[self.root(space)]
 
 

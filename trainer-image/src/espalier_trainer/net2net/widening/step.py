@@ -35,8 +35,8 @@ class Widened(GrowthStep):
     def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
         """Return the description with its groups of channels, also those of what growth points insert.
 
-        Each group is tried on values, which takes a hundredfold of the time, but where `before` says which were.
-        Raises `GrowthError` where the model cannot be run on random values.
+        Each group is tried on values, which takes a hundred times as long, unless `before` lists those that passed.
+        Raises `GrowthError` if the model cannot be run on random values.
         """
         model, graph = traced.model, traced.graph
         if graph.data_dependent:
@@ -55,7 +55,7 @@ class Widened(GrowthStep):
 
     @classmethod
     def planned(cls, action: Action, architecture: Architecture, insertion: Insertion, seed: int) -> Self:
-        """Return the `widen` of the action's group; `seed` says which channels are copied."""
+        """Return the `widen` of the action's group; `seed` determines which channels are copied."""
         group = str(action.target)
         return cls(group=group, width=WIDEN.new_width(architecture, group, action.width), seed=seed)
 

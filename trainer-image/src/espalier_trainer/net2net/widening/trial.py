@@ -1,11 +1,12 @@
-"""Trying widenings before they are offered: does the wider model compute the same, on random weights and inputs?
+"""Tries widenings before they are offered: does the wider model compute the same, on random weights and inputs?
 
-Shapes do not tell everything that a forward does with its channels: one may divide by their number, shuffle them, or
-have their number written in it. So the groups are widened on a copy with disturbed weights (zero-initialised layers
-would hide errors), in float64 where the model runs in it, and compared in eval, train and again eval mode, which
-reads the running statistics that the step in train mode left. All together first; if that fails, fewer.
+Shapes do not show everything that a forward does with its channels: it may divide by their number, shuffle them, or
+contain their number as a constant. So the groups are widened on a copy with perturbed weights (zero-initialised layers
+would hide errors), in float64 if the model supports it. Outputs are compared in eval mode, in train mode, and in eval
+mode again, which reads the running statistics of the step in train mode. All groups are tried together first; if that
+fails, subsets.
 
-Dropout is left out: it drops copies independently, so a wider model is the same in expectation only.
+Dropout is disabled: it drops copies independently, so a wider model is equal only in expectation.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from espalier_trainer.net2net.widening.groups import Groups, WideningGroup, appl
 from espalier_trainer.net2net.widening.replication import Replication
 
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-5}
-"""Greatest difference relative to the output's greatest value. A wrong number shows as one in the width or more; in
-float64 rounding has been seen at 5e-10, after batch norms that take their variance from two values."""
+"""Maximum difference relative to the greatest value of the output. A wrong channel count causes 1 / width or more;
+rounding in float64 reached 5e-10, after batch norms that computed their variance from two values."""
 
 _DROPOUTS = frozenset(
     {
@@ -42,7 +43,7 @@ _DROPOUTS = frozenset(
 
 
 def tried_groups(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Groups:
-    """Return the groups of `model`, of which `graph` is the trace on the example, that stand the trial."""
+    """Return the groups of `model` that pass the trial; `graph` is its trace on the example."""
     groups = find_groups(model, graph)
     if not groups.found:
         return groups
@@ -57,13 +58,13 @@ def executes_alike(
     widened: Mapping[WideningGroup, Replication],
     example_input: ExampleInput,
 ) -> bool:
-    """Tell whether the wider model calls the same functions with the same numbers, on shapes as they are followed.
+    """Return whether the wider model calls the same functions with the same numbers, on the expected shapes.
 
-    `graph` and `groups` are those from before, `widened` says what was done to them.
+    `graph` and `groups` are those before the widening, `widened` is what was done to them.
 
-    If so, what was followed is all that changes, and no values need be tried, which takes a hundredfold of the time.
-    Sizes of reshapes may differ, for shapes are compared; other numbers that do (`normalized_shape` of a functional
-    layer norm) may be right or wrong.
+    If so, nothing else has changed, and the trial on values, which takes a hundred times as long, can be skipped. Sizes
+    in reshapes may differ, because shapes are compared. Other numbers that differ (`normalized_shape` of a functional
+    layer norm) may be right or wrong, so they need the trial.
     """
     try:
         after = trace(wider, example_input)
@@ -93,7 +94,7 @@ class _WithoutDropout(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Trial:
-    """A model with disturbed weights, an input, and what it computes of it."""
+    """A model with perturbed weights, an input, and its outputs."""
 
     model: nn.Module
     args: tuple[Any, ...]
@@ -103,7 +104,7 @@ class Trial:
 
     @classmethod
     def of(cls, model: nn.Module, example_input: ExampleInput) -> Trial:
-        """Run `model`'s disturbed copy; raises `GrowthError` where it cannot be run on random values."""
+        """Run a perturbed copy of `model`; raises `GrowthError` if it cannot be run on random values."""
         failure: Exception | None = None
         if any(tensor.is_meta for _, tensor in held(model, "_parameters")):
             raise GrowthError(
@@ -169,7 +170,7 @@ def _random_like(given: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[list[Tensor]]:
-    """Return the outputs in eval, train and again eval mode, of a copy that may be used up."""
+    """Return the outputs in eval, train and again eval mode; the given copy is modified."""
     results = []
     model = copied(model)
     for training in (False, True, False):

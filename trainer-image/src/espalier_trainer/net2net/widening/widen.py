@@ -1,4 +1,4 @@
-"""Net2WiderNet on a model: a new model with more channels in one group, of the same outputs (Chen et al. 2016).
+"""Net2WiderNet on a model: a new model with more channels in one group and the same outputs (Chen et al. 2016).
 
 groups = widening_groups(model, example_input)
 wider = widen(model, groups[0], 2 * groups[0].width, example_input, seed=7)
@@ -21,17 +21,17 @@ from espalier_trainer.net2net.widening.trial import Trial, executes_alike, tried
 
 @dataclass(frozen=True)
 class Widening:
-    """One group with the channels that it gets: what has to be known to widen a model and its optimizer alike."""
+    """One group and the channels that it gets: all that is needed to widen both a model and its optimizer."""
 
     group: WideningGroup
     replication: Replication
 
 
 def widening_groups(model: nn.Module, example_input: ExampleInput) -> tuple[WideningGroup, ...]:
-    """Return the groups of channels of `model` that can be widened, in execution order; every one of them can be.
+    """Return the groups of channels of `model` that can be widened, in execution order. Each of them was tried.
 
-    Each was widened on random weights and inputs like the example's, and the outputs compared. Raises `GrowthError`
-    where the model cannot be run on the example, or decides by tensor values what it executes.
+    A trial widens with random weights and inputs of the example's shape, and compares the outputs. Raises `GrowthError`
+    if the model cannot be run on the example, or if its control flow depends on tensor values.
     """
     return tried_groups(model, trace(model, example_input), example_input).found
 
@@ -46,13 +46,13 @@ def widen(
 ) -> nn.Module:
     """Return a copy of `model` with `new_width` channels in a group; `model` itself is not changed.
 
-    The copy computes the same in eval and in train mode (dropout aside, which drops copies independently). Copies of
-    a channel have unequal shares of its outgoing weights, so training moves them apart. Parameters keep their names;
-    give the optimizer to `widen_optimizer`. A group given by its id is found again, and tried on values unless the
-    wider model is seen to call the same functions with the same numbers; one that `widening_groups` returned for this
-    model was tried there.
+    The copy computes the same in eval and in train mode (except for dropout, which drops copies independently). Copies
+    of a channel have unequal shares of its outgoing weights, so training separates them. Parameters keep their names;
+    pass the optimizer to `widen_optimizer`. A group given by its id is searched for again, and tried on values unless
+    the wider model calls the same functions with the same numbers. A group returned by `widening_groups` for this model
+    is not tried again.
 
-    Raises `GrowthError` where the id is no group (naming the layer and the reason) and for a width that it cannot
+    Raises `GrowthError` with the layer and the reason if the id is not a group, and for a width that the group cannot
     have.
     """
     return _widened_by_plan(model, group, new_width, example_input, seed)[1]
@@ -84,7 +84,7 @@ def _widened_by_plan(
 
 
 def widened(model: nn.Module, widening: Widening) -> nn.Module:
-    """Return a copy of `model`, wider by a plan for it; raises `GrowthError` where the plan is another model's."""
+    """Return a copy of `model` widened by the plan; raises `GrowthError` if the plan is for another model."""
     widening.group.check(model)
     shared = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     wider = copied(model, share=True)

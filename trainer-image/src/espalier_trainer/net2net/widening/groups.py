@@ -193,9 +193,9 @@ def apply_in_place(model: nn.Module, widened: Mapping[WideningGroup, Replication
 def edited(old: Tensor, edit: Edit, replications: Mapping[int, Replication], moment: int | None = None) -> Tensor:
     """Return a tensor with one axis widened.
 
-    For values, copies on a summed axis get their shares. For an optimizer's moments (`moment`: the power of the gradient,
-    0 to 2) it is the other way round: the gradient of an outgoing weight is unchanged, and that of an incoming weight
-    is multiplied by its share.
+    For values, copies on a summed axis get their shares. For an optimizer's moments (`moment`: the power of the
+    gradient, 0 to 2) it is the other way round: the gradient of an outgoing weight is unchanged, and that of an
+    incoming weight is multiplied by its share.
     """
     index, share = along([(one.channels, one.repeat, _replication(one, replications)) for one in edit.segments])
     power = int(edit.split) if moment is None else 0 if edit.split else moment

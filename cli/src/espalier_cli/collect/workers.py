@@ -27,7 +27,7 @@ class _Failed:
 
 @dataclass
 class Workers:
-    """So many processes for one collection; a context manager."""
+    """`count` processes for one collection; a context manager."""
 
     count: int
     collection: Collection
@@ -37,7 +37,9 @@ class Workers:
 
     def __enter__(self) -> Workers:
         """Start them."""
-        context = multiprocessing.get_context("spawn")
+        # Its server imports torch once, with the part that optimizers import on first use; each process is a fork of it.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([train.__module__, "torch._dynamo"])
         for _ in range(self.count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, self.collection, self.folder), daemon=True)

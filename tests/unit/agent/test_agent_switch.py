@@ -349,10 +349,11 @@ def test_all_that_hangs_has_one_time_to_end(
 ) -> None:
     """Both watches read from a disk that does not answer, the shadow thinks, the database is locked."""
     goes_on, hanging = threading.Event(), threading.Semaphore(0)
+    ended: list[bool] = []
 
     def hangs(*_: object) -> None:
         hanging.release()
-        goes_on.wait(PATIENCE)
+        ended.append(goes_on.wait(PATIENCE))
         raise PolicyError("of no use any more")
 
     for name in ("service.watch.load_policy", "service.shadow.decide"):
@@ -372,9 +373,8 @@ def test_all_that_hangs_has_one_time_to_end(
             serving.decided("a", QUESTIONS[0], decide(policy, QUESTIONS[0]), policy.identity, 1)
             for _ in range(3):
                 assert hanging.acquire(timeout=PATIENCE)
-            begun = time.monotonic()
             serving.close()
-            assert time.monotonic() - begun < 2.5
+            assert not ended, "it waited for what hangs"
     finally:
         goes_on.set()
         serving.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +48,6 @@ class Story:
     outcomes: dict[str, LocalOutcome]
     events: list[tuple[str, AnyEvent]] = field(default_factory=list)
     views: list[RunView] = field(default_factory=list)
-    seconds: float = 0.0
 
     def told(self, job: str, kind: type[Any]) -> list[Any]:
         """Return the job's events of one type."""
@@ -78,7 +76,6 @@ class LocalRuns:
             def on_tick(view: RunView) -> None:
                 story.views.append(view)
                 if not stop.is_set() and stop_when(view):
-                    begin[0] = time.monotonic()
                     stop.set()
 
             local = LocalRun(
@@ -90,9 +87,7 @@ class LocalRuns:
             async with asyncio.timeout(30):
                 return await local.run(stop)
 
-        begin = [time.monotonic()]
         story.outcomes = asyncio.run(run())
-        story.seconds = time.monotonic() - begin[0]
         assert self.processes() == [], "a process is left over"
         return story
 

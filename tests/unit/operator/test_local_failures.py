@@ -78,6 +78,36 @@ def test_a_leader_past_its_budget_and_grace_is_ended_by_force(local_run, job_of)
     assert outcome.used_seconds == pytest.approx(1.6, abs=0.4)
 
 
+FAILING = """
+[ "$ESPALIER_WORKER_INDEX" = 1 ] || exec "$@"
+echo >> "$0"
+exit 7
+"""
+"""Base worker 1 fails at once; each of its starts is a line in the file $0."""
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_failures_of_any_base_worker_count_as_the_jobs(local_run, job_of, tmp_path, limit):
+    starts = tmp_path / "starts"
+    leader = job_of("one").spec.template.spec.containers[0].command
+    command = ("bash", "-c", FAILING, str(starts), *leader)
+    job = job_of(
+        "one",
+        minReplicas=2,
+        maxReplicas=2,
+        timeBudgetSeconds=20,
+        backoffLimit=limit,
+        training={"elasticBatch": "keepGlobal"},
+        template={"spec": {"containers": [{"command": command, "resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
+    )
+    story = local_run([job], gpus=2)
+    outcome = story.outcomes["one"]
+    assert (outcome.reason, outcome.failures, outcome.restarts) == (Reason.CRASH_LOOP, limit + 1, 0)
+    assert "the last: base worker 1: exit code 7" in outcome.message
+    assert len(starts.read_text().splitlines()) == limit + 1
+    assert len([event for event in story.told("one", Warned) if event.reason == "WorkerFailed"]) == limit
+
+
 STUBBORN = """
 [ "$ESPALIER_WORKER_ROLE" = extra ] || exec "$@"
 trap 'date +%s.%N > "$0/asked"' TERM

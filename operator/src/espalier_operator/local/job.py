@@ -225,12 +225,15 @@ class LocalJob:
             self._attempt = self.state.attempts[0]
             self._incarnation = Incarnation(id=uuid.uuid4().hex, running=True, started_at=now)
 
-    def train_together(self, places: Sequence[Place], default_command: Sequence[str], extra: dict[str, str]) -> None:
+    def train_together(
+        self, places: Sequence[Place], default_command: Sequence[str], extra: dict[str, str], now: float
+    ) -> None:
         """Let the processes of these places run in addition to the leader, and no others."""
         if self.process is None and self.workers.has_ended:
             return  # the leader is first
         variables = {**contract_variables(self.directory, None), **extra}
-        self.workers.look(places, command_of(self.job) or default_command, variables)
+        may_start = self.state.may_start(self.terms, now)
+        self.workers.look(places, command_of(self.job) or default_command, variables, now, may_start)
 
     # ---- looking
 
@@ -264,7 +267,7 @@ class LocalJob:
         attempts = self.state.attempts
         current = self._incarnation if attempts and self._attempt == attempts[0] else None
         return Observation(
-            base=(current,),  # the other base workers are no failures of the job's: `Workers` starts them again
+            base=(current, *map(self.workers.incarnation, range(1, len(attempts)), attempts[1:])),
             extra_bound=self.state.extra,  # they are bound to their GPUs before they are granted
             report=self.report,
             reporter=self._incarnation.id if self._fresh and self._incarnation is not None else "",
@@ -296,11 +299,17 @@ class LocalJob:
     def _tell_restart(self, before: JobState, now: float) -> None:
         """Record that the leader is to be started again, unless its GPUs are gone: the planner decides then."""
         lost = self._incarnation is not None and self._incarnation.lost is not None
-        if self.state.restarts > before.restarts and not lost:
-            wait = 0.0 if self.state.not_before is None else self.state.not_before - now
-            seconds = (self._wall(now + wait) - self._wall(now)).total_seconds()
-            text = f"{self.state.last_failure}; started again in {seconds:.3g} s"
+        leads = self.state.restarts > before.restarts
+        fails = before.failures < self.state.failures <= self.terms.backoff_limit
+        if lost or not (leads or fails):
+            return
+        wait = 0.0 if self.state.not_before is None else self.state.not_before - now
+        seconds = (self._wall(now + wait) - self._wall(now)).total_seconds()
+        text = f"{self.state.last_failure}; started again in {seconds:.3g} s"
+        if leads:
             self._tell(JobPhase.STARTING, Reason.TRAINER_FAILED, text)
+        else:
+            self.warn("WorkerFailed", text)
 
     def _stands(self, now: float, reason: Reason, message: str = "") -> None:
         self._tell(phase_of(self.facts(now), self.state.outcome), reason, message)

@@ -200,7 +200,7 @@ class LocalRun:
             if self._backend.converge(job) and job.may_start(now):
                 self._start(job, now)
                 news = True
-            self._train_together(job)
+            self._train_together(job, now)
         return news
 
     def _move_timeline(self, now: float) -> bool:
@@ -228,18 +228,24 @@ class LocalRun:
         for holder in self._gpus.change(change, [job.key for job in precious]):
             self._backend.lose(holder)
 
-    def _train_together(self, job: LocalJob) -> None:
+    def _train_together(self, job: LocalJob, now: float) -> None:
         """Start and end the processes that train with the leader, as the job has GPUs for them."""
         if job.job.spec.training.elastic_batch is None:
             return
         going_on = job.state.active and not job.state.ending
         places = [
-            Place(role, index, devices, real=bool(self._settings.devices))
+            Place(
+                role,
+                index,
+                devices,
+                bool(self._settings.devices),
+                job.state.attempts[index] if role is Role.BASE else 0,
+            )
             for role in (Role.BASE, Role.EXTRA)
             for index, devices in self._gpus.of(job.key, role).items()
             if going_on and (role, index) != (Role.BASE, 0)
         ]
-        job.train_together(places, self._settings.trainer_command, self._common_variables())
+        job.train_together(places, self._settings.trainer_command, self._common_variables(), now)
 
     def _common_variables(self) -> dict[str, str]:
         variables = {names.TIME_SCALE: repr(self._settings.time_scale)}

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from espalier_api import environment as names
 from espalier_operator.facts import Role
+from espalier_operator.job.observation import End, Incarnation
 from espalier_operator.local.process import Process
 
 PID_FILES: Final = "worker-*.pid"
 _MAX_FAILURES: Final = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_CANNOT_START: Final = 127
+"""The exit code of a shell whose command cannot be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class Place:
     devices: tuple[str, ...]
     real: bool = False
     """Whether the devices are CUDA's."""
+    attempt: int = 0
+    """Which attempt of a base worker this is."""
 
     @property
     def key(self) -> Hashable:
@@ -60,33 +66,59 @@ class Workers:
         self._ending: list[Process] = []
         self._failures: dict[Hashable, int] = {}
         self._start_at: dict[Hashable, float] = {}
+        self._base: dict[int, tuple[int, Incarnation]] = {}
+        """By index the attempt of a base worker that was started last, and what became of it."""
 
     @property
     def has_ended(self) -> bool:
         """Whether no process of it runs."""
         return not self._running and not self._ending
 
-    def look(self, wanted: Sequence[Place], command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """End processes of places that are not wanted, notice those that ended, start those that are missing."""
+    def incarnation(self, index: int, attempt: int) -> Incarnation | None:
+        """Return what became of this attempt of base worker `index`, None where it has not been started."""
+        known = self._base.get(index)
+        return known[1] if known is not None and known[0] == attempt else None
+
+    def look(
+        self,
+        wanted: Sequence[Place],
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        now: float = 0.0,
+        may_start_base: bool = False,
+    ) -> None:
+        """End processes of places that are not wanted, notice those that ended, start those that are missing.
+
+        An extra worker is restarted here, after a pause. The end of a base worker is judged by the job's rules, which
+        also say when base workers `may_start_base`: each attempt is started once.
+        """
         self._ending = [process for process in self._ending if process.poll() is None]
         places = {place.key: place for place in wanted}
         for key, (place, process) in list(self._running.items()):
             code = process.poll()
             if code is not None:
                 del self._running[key]
-                self._failed(place, f"ended with exit code {code}")
+                self._ended(place, code, f"ended with exit code {code}", now)
             elif key not in places:
                 process.terminate(self._stop_wall_seconds)
                 self._ending.append(self._running.pop(key)[1])
+                if place.role is Role.BASE:
+                    self._base.pop(place.index, None)
         for key, place in places.items():
-            if key not in self._running and time.monotonic() >= self._start_at.get(key, 0.0):
-                self._start(place, command, variables)
+            if place.role is Role.BASE:
+                due = may_start_base and self.incarnation(place.index, place.attempt) is None
+            else:
+                due = time.monotonic() >= self._start_at.get(key, 0.0)
+            if key not in self._running and due:
+                self._start(place, command, variables, now)
 
     def end(self) -> None:
         """End all."""
         self.look((), (), {})
 
-    def _start(self, place: Place, command: Sequence[str], variables: Mapping[str, str]) -> None:
+    def _start(self, place: Place, command: Sequence[str], variables: Mapping[str, str], now: float) -> None:
+        if place.role is Role.BASE:
+            self._base[place.index] = place.attempt, Incarnation(id=uuid.uuid4().hex, running=True, started_at=now)
         name = f"worker-{place.role}-{place.index}"
         try:
             process = self._new(
@@ -96,11 +128,16 @@ class Workers:
                 self._directory / f"{name}-{time.monotonic_ns()}.pid",
             )
         except OSError as error:
-            self._failed(place, f"cannot be started: {error}")
+            self._ended(place, _CANNOT_START, f"cannot be started: {error}", now)
         else:
             self._running[place.key] = (place, process)
 
-    def _failed(self, place: Place, message: str) -> None:
+    def _ended(self, place: Place, code: int, message: str, now: float) -> None:
+        if place.role is Role.BASE:
+            attempt, incarnation = self._base[place.index]
+            end = End(code=code, at=now, external=False)
+            self._base[place.index] = attempt, replace(incarnation, running=False, end=end)
+            return
         key = place.key
         self._failures[key] = failures = self._failures.get(key, 0) + 1
         pause = min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE)

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
@@ -23,6 +21,8 @@ from pathlib import Path
 
 import httpx
 import torch
+from harness.printed import environment, rendered
+from harness.statistics import percentile
 
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.advice import advise
@@ -100,12 +100,6 @@ def measure(count: int) -> dict[str, list[float]]:
     return results
 
 
-def percentile(seconds: list[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the values do not exceed (nearest rank)."""
-    ordered = sorted(seconds)
-    return ordered[max(0, -(-len(ordered) * int(share * 100) // 100) - 1)]
-
-
 def main() -> None:
     """Measure, print the table, write JSON where asked to."""
     parser = argparse.ArgumentParser(description="Latency of one consultation of the agent.")
@@ -121,11 +115,12 @@ def main() -> None:
         }
         for case, seconds in measure(options.requests).items()
     }
-    print(f"{'case':<24} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'n':>6}")
-    for case, row in rows.items():
-        print(f"{case:<24} {row['p50_ms']:>8.2f} {row['p99_ms']:>8.2f} {row['max_ms']:>8.2f} {row['n']:>6}")
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-    print(f"\n{machine}; Python {platform.python_version()}, torch {torch.__version__}")
+    cells = [
+        [case, *(f"{row[name]:.2f}" for name in ("p50_ms", "p99_ms", "max_ms")), f"{row['n']}"]
+        for case, row in rows.items()
+    ]
+    machine = environment("torch")
+    print(f"{rendered('Latency, ms', ['case', 'p50', 'p99', 'max', 'n'], cells)}\n{machine}")
     if options.json:
         options.json.write_text(json.dumps({"cases": rows, "machine": machine}, indent=1) + "\n")
 

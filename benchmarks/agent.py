@@ -25,17 +25,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from harness.printed import command, environment, rendered, share
 from learning.generalisation import CASES, DISTILLED, generalisation
-from learning.printed import rendered, share
 from learning.speed import fit, speed
 from learning.splits import experiments
 
@@ -141,9 +138,8 @@ def main() -> None:
         "fit": fit(paper, seeds, FIT.model_copy(update={"updates": updates})),
         "noise": [rank_noise(name, found).model_dump() for name, found in by_seed if found is not None],
         "generalisation": generalisation(experiments(paper, ours), seeds, updates, cases),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores (one used), load {os.getloadavg()[0]:.1f}; "
-        f"Python {platform.python_version()}, torch {torch.__version__}",
-        "command": " ".join(["benchmarks/agent.py", *sys.argv[1:]]),
+        "machine": f"one core of {environment('torch')}",
+        "command": command(),
         "minutes": (time.monotonic() - started) / 60,
     }
     print(shown(report, markdown=options.markdown))

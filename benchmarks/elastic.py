@@ -30,26 +30,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import shlex
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from harness.printed import command, machine, progress, rendered, versions
 from joining.models import EXAMPLE, EXAMPLE_ROWS, Model, perceptron
 from joining.pauses import Pauses, pauses
 from joining.place import StuckError
 from joining.restarts import Restarts, restarts
 from joining.throughput import Plan, Throughput, elastic, plain
-from learning.printed import rendered, told
 from load.processes import ProcessError
 
 from espalier_api.job import ElasticBatch
@@ -77,7 +72,7 @@ def measure(options: argparse.Namespace) -> Found:
     for repetition in range(options.repetitions):
 
         def say(what: str, of: Model, turn: int = repetition + 1) -> None:
-            told(f"{turn}/{options.repetitions}  {what}, {of.name}")
+            progress(f"{turn}/{options.repetitions}  {what}, {of.name}")
 
         if "pauses" in options.only:
             for model in of_pauses:
@@ -220,20 +215,23 @@ def main() -> None:
     """Measure, print, write JSON where asked to."""
     options = _options()
     signal.signal(signal.SIGTERM, _ended)
-    begun, load = time.monotonic(), os.getloadavg()[0]
+    begun, before = time.monotonic(), machine()
     try:
         found = measure(options)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     except (ProcessError, StuckError) as error:
         raise SystemExit(f"error: {error}") from error
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, load before {load:.1f}"
-    versions = f"Python {platform.python_version()}, torch {version('torch')}"
-    command, minutes = shlex.join(["benchmarks/elastic.py", *sys.argv[1:]]), (time.monotonic() - begun) / 60
+    about = {
+        "machine": before,
+        "versions": versions("torch"),
+        "command": command(),
+        "minutes": (time.monotonic() - begun) / 60,
+    }
     print(shown(found, markdown=options.markdown))
-    print(f"{machine}; {versions}\n{command}: {minutes:.1f} minutes")
+    for name, value in about.items():
+        print(f"{name:12}{value}")
     if options.json:
-        about = {"machine": machine, "versions": versions, "command": command, "minutes": minutes}
         options.json.write_text(json.dumps({**_as_json(found), **about}, indent=1) + "\n")
 
 

@@ -23,17 +23,14 @@ nothing, in these budgets it would be all. Evaluations are free, as in the outco
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
 import signal
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
+from harness.printed import environment, progress
+from harness.runs import job_of, parser, run_all
 from paying.arms import Arm, timeline
 from paying.costs import Costs
 from paying.extra import Extra
@@ -42,8 +39,7 @@ from paying.runs import Head, Run, Runs, kept_costs
 from paying.shown import draw, lines
 from paying.training import Setting, prepare_process, train
 
-from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
-from espalier_api.validation import load_job
+from espalier_api.job import ElasticBatch
 from espalier_cli.timeline import parse_moment
 from espalier_trainer.data import load_data
 
@@ -79,59 +75,42 @@ def measured(setting: Setting) -> Costs:
         return measure(setting, extra)
 
 
-def run_all(runs: Runs, setting: Setting, shares: Sequence[float], seeds: int, processes: int) -> None:
+def train_missing(runs: Runs, setting: Setting, shares: Sequence[float], seeds: int, processes: int) -> None:
     """Train what is missing, the arms of a seed after each other."""
     moments = [(Arm.ALONE, None), *((arm, share) for share in shares for arm in Arm if arm is not Arm.ALONE)]
     missing = runs.missing((arm, come, seed) for seed in range(seeds) for arm, come in moments)
-    head = runs.head
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(one, setting, head.costs, head.length, *each) for each in missing]
-        try:
-            for count, future in enumerate(as_completed(waiting), 1):
-                run = future.result()
-                runs.add(run)
-                when = "" if run.come is None else f", GPU from {run.come:.0%}"
-                print(f"{count}/{len(missing)}: seed {run.seed}, {run.arm}{when}: {run.accuracy:.4f}", file=sys.stderr)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in active_children():  # a run takes a minute: nobody wants to wait for what is not kept
-                process.terminate()
-            raise
+
+    def done(count: str, run: Run) -> None:
+        runs.add(run)
+        when = "" if run.come is None else f", GPU from {run.come:.0%}"
+        progress(f"{count}: seed {run.seed}, {run.arm}{when}: {run.accuracy:.4f}")
+
+    run_all(one, [(setting, runs.head.costs, runs.head.length, *each) for each in missing], processes, done)
 
 
 def main() -> None:
     """Measure, train, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=Path, nargs="?", default=Path("examples/digits.yaml"))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--come", nargs="+", default=["10%", "35%", "65%", "85%"])
-    parser.add_argument("--length", default="30%")
-    parser.add_argument("--scaling", choices=("measured", "ideal"), default="measured")
-    parser.add_argument("--policy", choices=[policy.value for policy in ElasticBatch], default="keepGlobal")
-    parser.add_argument("--time-budget", type=float, help="instead of spec.timeBudgetSeconds")
-    parser.add_argument("--data", help="instead of spec.training.dataset.path")
-    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
-    parser.add_argument("--runs", type=Path, help="keeps the runs; goes on from there")
-    parser.add_argument("--picture", type=Path)
-    parser.add_argument("--markdown", type=Path)
-    arguments = parser.parse_args()
+    options = parser(__doc__, seeds=5)
+    options.add_argument("job", type=Path, nargs="?", default=Path("examples/digits.yaml"))
+    options.add_argument("--come", nargs="+", default=["10%", "35%", "65%", "85%"])
+    options.add_argument("--length", default="30%")
+    options.add_argument("--scaling", choices=("measured", "ideal"), default="measured")
+    options.add_argument("--policy", choices=[policy.value for policy in ElasticBatch], default="keepGlobal")
+    options.add_argument("--runs", type=Path, help="keeps the runs; goes on from there")
+    options.add_argument("--markdown", type=Path)
+    arguments = options.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started ends
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
-    whole = load_job(arguments.job).model_dump(mode="json", by_alias=True, exclude_none=True)
-    if arguments.time_budget:
-        whole["spec"]["timeBudgetSeconds"] = arguments.time_budget
-    if arguments.data:
-        whole["spec"]["training"]["dataset"]["path"] = arguments.data
-    job = AdaptiveTrainingJob.model_validate(whole)
+    job = job_of(arguments.job, arguments)
     setting = Setting(job, ElasticBatch(arguments.policy))
     shares = sorted(parse_moment(each, 1.0) for each in arguments.come)
-    load_data(job.spec.training.dataset)  # what is downloaded or decoded is so once
+    load_data(job.spec.training.dataset)  # downloads and decodes once
 
     costs = kept_costs(arguments.runs)
     if costs is None:
-        print("measuring what steps cost", file=sys.stderr)
+        progress("measuring what steps cost")
         costs = measured(setting)
         if arguments.scaling == "ideal":
             costs = costs.ideal(0.5 if setting.policy is ElasticBatch.KEEP_GLOBAL else 1.0)
@@ -144,7 +123,7 @@ def main() -> None:
         costs=costs,
     )
     runs = Runs(head, arguments.runs)
-    run_all(runs, setting, shares, arguments.seeds, arguments.processes)
+    train_missing(runs, setting, shares, arguments.seeds, arguments.processes)
 
     text = "\n".join(
         [
@@ -155,7 +134,7 @@ def main() -> None:
             *lines(runs, shares),
             "",
             "Means ± standard deviations; means of paired differences with 95 % intervals, bold where they exclude 0.",
-            f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}",
+            environment("torch"),
         ]
     )
     print(text)

@@ -19,9 +19,7 @@ import argparse
 import copy
 import gc
 import json
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -29,7 +27,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 import torch
-import torchvision
+from harness.printed import command, machine, progress, rendered, versions
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchvision import models
@@ -98,6 +96,7 @@ def built(name: str, size: int) -> tuple[nn.Module, Tensor]:
 
 def measure(name: str, size: int) -> Row:
     """Grow one model at each of its points."""
+    progress(name)
     model, example = built(name, size)
     wanted = outputs(model, example)
     places = places_of(model, example).found
@@ -105,8 +104,7 @@ def measure(name: str, size: int) -> Row:
     times, copies = [], []
     worst = [0.0, 0.0, 0.0, 0.0]
     defined = [place for place in places if place.block.norm is not None and not place.block.residual]
-    for number, place in enumerate(places, start=1):
-        progress(f"{name}: {number}/{len(places)}", last=number == len(places))
+    for place in places:
         copying, grown = timed(partial(copy.deepcopy, model))
         growing, _ = timed(partial(deepen_in_place, grown, place.id, example))
         copies.append(copying)
@@ -158,52 +156,25 @@ def timed(action: Callable[[], T]) -> tuple[float, T]:
         gc.enable()
 
 
-def progress(text: str, *, last: bool) -> None:
-    """Say how far it is, on one line of a terminal; elsewhere only when a model is done."""
-    if sys.stderr.isatty():
-        print(f"\r{text} ", end="\n" if last else "", file=sys.stderr, flush=True)
-    elif last:
-        print(text, file=sys.stderr, flush=True)
-
-
 def table(rows: list[Row]) -> str:
     """Return the figures for reading."""
-    head = f"{'':20}{'':>7}{'ms a growth':>13}{'':>9} | {'ours, max error':^19} | {'published, max error':^27}"
-    names = (
-        f"{'model':20}{'points':>7}{'deepen':>13}{'+ copy':>9} | {'eval':>9}{'train':>10} | "
-        f"{'points':>7}{'eval':>10}{'train':>10}"
-    )
-    lines = [
-        f"{row.model:20}{row.points:7}{row.deepen_ms:13.1f}{row.copy_ms:9.1f} | {row.ours_eval:9.1e}"
-        f"{row.ours_train:10.1e} | "
-        + (
-            f"{row.published_points:7}{row.published_eval:10.1e}{row.published_train:10.1e}"
-            if row.published_points
-            else f"{0:7}{'–':>10}{'–':>10}"
-        )
+    head = ["model", "points", "deepen", "+ copy", "ours, eval", "train", "published at", "eval", "train"]
+    cells = [
+        [row.model, f"{row.points}", f"{row.deepen_ms:.1f}", f"{row.copy_ms:.1f}"]
+        + [f"{row.ours_eval:.1e}", f"{row.ours_train:.1e}", f"{row.published_points}"]
+        + ([f"{row.published_eval:.1e}", f"{row.published_train:.1e}"] if row.published_points else ["–", "–"])
         for row in rows
     ]
-    return "\n".join([head, names, *lines])
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as text:
-            return next(line.split(":", 1)[1].strip() for line in text if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return rendered("Milliseconds of a growth, and greatest errors", head, cells)
 
 
 def environment() -> dict[str, object]:
     """Return what the figures depend on."""
     return {
-        "processor": processor(),
+        "machine": machine(),
         "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "command": " ".join(["python", *sys.argv]),
+        **versions("torch", "torchvision"),
+        "command": command(),
     }
 
 
@@ -221,7 +192,6 @@ def main() -> None:
         print(json.dumps({"rows": [asdict(row) for row in rows], "environment": where}, indent=2))
         return
     print(table(rows))
-    print()
     for key, value in where.items():
         print(f"{key:12}{value}")
 

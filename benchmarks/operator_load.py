@@ -29,21 +29,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
-import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.printed import command, machine, progress, versions
 from load.api import ApiError
 from load.case import Case, layout_of
 from load.cluster import PROJECT, Figures, Say, ServerError, Tools
@@ -77,25 +73,23 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     tools = Tools(binaries=_got("envtest"), kwok=_got("kwok"))
-    begun, load = time.monotonic(), os.getloadavg()[0]
+    begun, before = time.monotonic(), machine()
 
     def say(what: str) -> None:
-        print(f"{time.monotonic() - begun:5.0f} s  {what}", file=sys.stderr, flush=True)
+        progress(f"{time.monotonic() - begun:5.0f} s  {what}")
 
     results, server = _run(_all(cases, tools, options.directory, say))
-    versions = {"Python": platform.python_version()}
-    versions |= {name: version(name) for name in ("kopf", "kubernetes", "aiohttp")}
-    versions |= {"API server": server, "kwok": _said([str(tools.kwok), "--version"]).split()[2]}
     about: dict[str, Any] = {
-        "machine": f"{_machine()}; load before {load:.1f}",
-        "versions": versions,
+        "machine": before,
+        "versions": versions("kopf", "kubernetes", "aiohttp")
+        | {"API server": server, "kwok": _said([str(tools.kwok), "--version"]).split()[2]},
         "commit": _said(["git", "-C", str(PROJECT), "describe", "--always", "--dirty", "--abbrev=12"]),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command(),
         "seconds": round(time.monotonic() - begun),
     }
     print(table(cases, results))
-    print(f"\n{about['machine']}\n" + ", ".join(f"{name} {number}" for name, number in versions.items()))
-    print(f"commit {about['commit']}; {about['command']}: {about['seconds']} s")
+    for name, value in about.items():
+        print(f"{name:12}{value}")
     if options.json:
         rows = [{"case": asdict(case), "figures": row} for case, row in zip(cases, results, strict=True)]
         options.json.write_text(json.dumps({"cases": rows, **about}, indent=1) + "\n")
@@ -182,13 +176,6 @@ def _got(what: str) -> Path:
     if result.returncode != 0:
         raise SystemExit(f"error: hack/{what} has not got what the benchmark needs")
     return Path(result.stdout.strip())
-
-
-def _machine() -> str:
-    lines = [*Path("/proc/cpuinfo").read_text().splitlines(), *Path("/proc/meminfo").read_text().splitlines()]
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    memory = int(facts["MemTotal"].split()[0]) / 2**20
-    return f"{facts.get('model name', platform.machine())}, {os.cpu_count()} cores, {memory:.0f} GiB"
 
 
 def _said(command: list[str]) -> str:

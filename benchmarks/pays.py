@@ -12,25 +12,20 @@ a time, one thread each; the arms of a seed follow each other. Accuracies are th
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import statistics
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from harness.printed import environment, progress
+from harness.runs import DefaultPolicy, job_of, parser, run_all
+from harness.statistics import Paired, mean_and_deviation, paired
 from matplotlib.figure import Figure
-from paying.advisors import DefaultPolicy
-from paying.paired import Paired, paired
 
 from espalier_api.events import EpochFinished
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.validation import load_job
 from espalier_cli.collect.clocks import WallScheduler
 from espalier_cli.timeline import parse_moment
 from espalier_trainer.core.run import Study
@@ -141,60 +136,39 @@ def _at(curve: Sequence[tuple[float, float]], moment: float) -> float:
 
 def main() -> None:
     """Run all arms and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=Path, nargs="?", default=Path("examples/digits.yaml"))
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--arrive", default="30%")
-    parser.add_argument("--time-budget", type=float, help="instead of spec.timeBudgetSeconds")
-    parser.add_argument("--data", help="instead of spec.training.dataset.path")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--picture", type=Path)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    whole = load_job(arguments.job).model_dump(mode="json", by_alias=True, exclude_none=True)
-    if arguments.time_budget:
-        whole["spec"]["timeBudgetSeconds"] = arguments.time_budget
-    if arguments.data:
-        whole["spec"]["training"]["dataset"]["path"] = arguments.data
-    job = AdaptiveTrainingJob.model_validate(whole)
+    options = parser(__doc__, seeds=10)
+    options.add_argument("job", type=Path, nargs="?", default=Path("examples/digits.yaml"))
+    options.add_argument("--arrive", default="30%")
+    options.add_argument("--json", type=Path)
+    arguments = options.parse_args()
+    job = job_of(arguments.job, arguments)
     arrive = parse_moment(arguments.arrive, job.spec.time_budget_seconds)
 
-    load_data(job.spec.training.dataset)  # what is downloaded or decoded is so once, before the clocks run
+    load_data(job.spec.training.dataset)  # downloads and decodes once, before the clocks run
     runs: list[Run] = []
-    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(train, job, arm, seed, arrive) for seed in range(arguments.seeds) for arm in ARMS]
-        for future in as_completed(waiting):
-            run = future.result()
-            runs.append(run)
-            print(f"{len(runs)}/{len(waiting)}: seed {run.seed}, {run.arm}: {run.accuracy:.4f}", file=sys.stderr)
 
+    def done(count: str, run: Run) -> None:
+        runs.append(run)
+        progress(f"{count}: seed {run.seed}, {run.arm}: {run.accuracy:.4f}")
+
+    calls = [(job, arm, seed, arrive) for seed in range(arguments.seeds) for arm in ARMS]
+    run_all(train, calls, arguments.processes, done)
     runs.sort(key=lambda run: (run.seed, ARMS.index(run.arm)))
-    comparisons = {other: compare(runs, other) for other in ARMS[:-1]}
     print(f"{job.metadata.name}: budget {job.spec.time_budget_seconds:g} s, a GPU arrives at {arrive:g} s\n")
     print("| seed | not grown | restart only | grown | the agent's decisions |")
     print("| ---: | ---: | ---: | ---: | --- |")
     for seed in range(arguments.seeds):
-        by_arm = {run.arm: run for run in runs if run.seed == seed}
-        cells = " | ".join(f"{by_arm[arm].accuracy:.3f}" for arm in ARMS)
-        print(f"| {seed} | {cells} | {', '.join(by_arm['grown'].actions)} |")
-    means = {arm: [run.accuracy for run in runs if run.arm == arm] for arm in ARMS}
-    spread = {arm: statistics.stdev(values) if len(values) > 1 else 0.0 for arm, values in means.items()}
-    print(
-        "| mean ± std | "
-        + " | ".join(f"{statistics.fmean(means[arm]):.3f} ± {spread[arm]:.3f}" for arm in ARMS)
-        + " | |\n"
-    )
-    for other, result in comparisons.items():
-        print(
-            f"grown - {other}: {result.mean:+.3f} (95 % interval {result.low:+.3f} to {result.high:+.3f}), "
-            f"better with {result.wins} of {result.count} seeds"
-        )
-    steps = {arm: statistics.median(run.steps for run in runs if run.arm == arm) for arm in ARMS}
-    print("median optimizer steps: " + ", ".join(f"{arm} {steps[arm]:,.0f}" for arm in ARMS))
-    print(
-        f"{platform.machine()}, {arguments.processes} runs at a time, torch {torch.__version__}, "
-        f"Python {platform.python_version()}"
-    )
+        of_seed = [run for run in runs if run.seed == seed]
+        print(f"| {seed} | {' | '.join(f'{run.accuracy:.3f}' for run in of_seed)} | {', '.join(of_seed[-1].actions)} |")
+    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in ARMS}
+    cells = [mean_and_deviation([run.accuracy for run in found]) for found in by_arm.values()]
+    print(f"| mean ± std | {' | '.join(cells)} | |\n")
+    for other in ARMS[:-1]:
+        result = compare(runs, other)
+        print(f"grown - {other}, 95 % interval: {result}, better with {result.wins} of {result.count} seeds")
+    steps = {arm: statistics.median(run.steps for run in found) for arm, found in by_arm.items()}
+    print("median optimizer steps: " + ", ".join(f"{arm} {count:,.0f}" for arm, count in steps.items()))
+    print(f"{environment('torch')}; {arguments.processes} runs at a time")
     if arguments.picture:
         draw(runs, job, arrive, arguments.picture)
     if arguments.json:

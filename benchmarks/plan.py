@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
+
+from harness.printed import environment, rendered
 
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.plan import plan
@@ -118,17 +118,10 @@ def main() -> None:
             }
         )
     if options.json:
-        print(json.dumps({"rows": rows, "python": platform.python_version(), "cores": os.cpu_count()}))
+        print(json.dumps({"rows": rows, "environment": environment()}))
         return
-    print(
-        f"{'case':>14} {'jobs':>6} {'nodes':>6} {'workers':>8} {'actions':>8} {'median ms':>10} {'min':>6} {'max':>6}"
-    )
-    for row in rows:
-        print(
-            f"{row['case']:>14} {row['jobs']:>6} {row['nodes']:>6} {row['workers']:>8} {row['actions']:>8} "
-            f"{row['medianMs']:>10} {row['minMs']:>6} {row['maxMs']:>6}"
-        )
-    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {options.repeats} repeats")
+    print(rendered(f"plan(), {options.repeats} repeats", list(rows[0]), [list(map(str, row.values())) for row in rows]))
+    print(environment())
 
 
 if __name__ == "__main__":

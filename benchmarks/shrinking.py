@@ -18,22 +18,17 @@ were so much larger. A teacher's forward is counted, and so is the comparison, a
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
-import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from harness.printed import environment, progress
+from harness.runs import as_json, job_of, parser, run_all
 from reclaiming.arms import ARMS, Case, Run, run_seed
 from reclaiming.costs import Prices, forward_share
 from reclaiming.tables import draw, markdown
 
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.validation import load_job
 from espalier_cli.collect.cost import measure_cost, parse_cost
 from espalier_cli.timeline import parse_moment
 from espalier_trainer.data import load_data
@@ -46,58 +41,48 @@ POINTS = ("block0", "block1", "block2")
 
 def main() -> None:
     """Run all arms and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=sorted(BUDGETS))
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--time-budget", type=float, help="virtual seconds")
-    parser.add_argument("--reclaim", default="50%,80%", help="moments of the budget, with commas between")
-    parser.add_argument("--dearer", default="1,4", help="factors on what added layers cost")
-    parser.add_argument("--speed", type=float, default=3.0, help="of all GPUs together, in steps of one")
-    parser.add_argument("--step-cost", help="ms a step and ms more for a layer at each block, instead of measuring")
-    parser.add_argument("--data", help="instead of spec.training.dataset.path")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--picture", type=Path)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    options = parser(__doc__, seeds=6)
+    options.add_argument("workload", choices=sorted(BUDGETS))
+    options.add_argument("--first-seed", type=int, default=0)
+    options.add_argument("--reclaim", default="50%,80%", help="moments of the budget, with commas between")
+    options.add_argument("--dearer", default="1,4", help="factors on what added layers cost")
+    options.add_argument("--speed", type=float, default=3.0, help="of all GPUs together, in steps of one")
+    options.add_argument("--step-cost", help="ms a step and ms more for a layer at each block, instead of measuring")
+    options.add_argument("--json", type=Path)
+    arguments = options.parse_args()
     torch.set_num_threads(1)
-    job = load_job(EXAMPLES / f"{arguments.workload}.yaml").model_dump(mode="json", by_alias=True, exclude_none=True)
-    budget = arguments.time_budget or BUDGETS[arguments.workload]
-    job["spec"]["timeBudgetSeconds"] = budget
-    if arguments.data:
-        job["spec"]["training"]["dataset"]["path"] = arguments.data
-    whole = AdaptiveTrainingJob.model_validate(job)
-    data = load_data(whole.spec.training.dataset)
+    arguments.time_budget = budget = arguments.time_budget or BUDGETS[arguments.workload]
+    job = job_of(EXAMPLES / f"{arguments.workload}.yaml", arguments)
+    data = load_data(job.spec.training.dataset)
     cost = (
         parse_cost(arguments.step_cost, POINTS)
         if arguments.step_cost
-        else measure_cost(whole, data, POINTS, torch.device("cpu"))
+        else measure_cost(job, data, POINTS, torch.device("cpu"))
     )
-    forward = forward_share(whole, data)
-    print(f"{cost}; a forward alone costs {forward:.2f} of a step", file=sys.stderr)
+    forward = forward_share(job, data)
+    progress(f"{cost}; a forward alone costs {forward:.2f} of a step")
     cases = [
-        Case(job, parse_moment(moment, budget), Prices(cost, float(dearer), forward, arguments.speed))
+        Case(as_json(job), parse_moment(moment, budget), Prices(cost, float(dearer), forward, arguments.speed))
         for dearer in arguments.dearer.split(",")
         for moment in arguments.reclaim.split(",")
     ]
     runs: list[Run] = []
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
-        # Seed by seed, so that those that are done have all cases.
-        waiting = [pool.submit(run_seed, case, seed) for seed in seeds for case in cases]
-        for future in as_completed(waiting):
-            runs += future.result()
-            if arguments.json:  # after each, so that a study that is broken off is not lost
-                arguments.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n", encoding="utf-8")
-            last = runs[-1]
-            told = ", ".join(f"{run.arm} {run.accuracy:.3f}" for run in runs[-len(ARMS) :])
-            where = f"x{last.dearer:g}, reclaim at {last.reclaim:g} s"
-            print(f"{len(runs) // len(ARMS)}/{len(waiting)}: seed {last.seed}, {where}: {told}", file=sys.stderr)
+
+    def done(count: str, found: list[Run]) -> None:
+        runs.extend(found)
+        if arguments.json:  # after each, so that an interrupted study is not lost
+            arguments.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n", encoding="utf-8")
+        reached = ", ".join(f"{run.arm} {run.accuracy:.3f}" for run in found)
+        progress(f"{count}: seed {found[0].seed}, x{found[0].dearer:g}, reclaim at {found[0].reclaim:g} s: {reached}")
+
+    # Seed by seed, so that the seeds that are done have all cases.
+    run_all(run_seed, [(case, seed) for seed in seeds for case in cases], arguments.processes, done)
     runs.sort(key=lambda run: (run.dearer, run.reclaim, run.seed, ARMS.index(run.arm)))
     print(f"{arguments.workload}: budget {budget:g} s, {cost}, together {arguments.speed:g} times as fast\n")
     print(markdown(runs, budget))
     print(
-        f"\n{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}; "
+        f"\n{environment('torch')}; "
         f"{arguments.seeds} seeds from {arguments.first_seed}, 95 % intervals of paired differences (Student's t)"
     )
     if arguments.picture:

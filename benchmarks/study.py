@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from harness.printed import progress
 from learning.paper import Learnt, Run, greedy, learn_many
 from learning.paper_figures import FIGURE_8A, FIGURE_10, FIGURE_12, SCENARIOS, draw
-from learning.printed import told
 
 from espalier_agent.data import lamelas_tables
 from espalier_agent.evaluation.baselines import none_sequence, random_mean, random_mean_of_ten
@@ -217,7 +217,7 @@ def main() -> None:
     with context.Pool(options.processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
 
         def learn(stage: str, runs: Sequence[Run]) -> list[Learnt]:
-            told(f"{stage}: {len(runs)} runs of {options.episodes:,} episodes")
+            progress(f"{stage}: {len(runs)} runs of {options.episodes:,} episodes")
             shares = [runs[first :: options.processes] for first in range(min(options.processes, len(runs)))]
             learnt = pool.map(partial(learn_many, episodes=options.episodes), shares)
             return [learnt[place % len(shares)][place // len(shares)] for place in range(len(runs))]

@@ -31,7 +31,8 @@ from functools import partial
 from typing import cast
 
 import torch
-from growth import MODELS, built, environment, errors, outputs, progress, timed
+from growth import MODELS, built, environment, errors, outputs, timed
+from harness.printed import progress, rendered
 from torch import Tensor, nn
 
 from espalier_trainer.net2net import WideningGroup, widen, widening_groups
@@ -160,12 +161,10 @@ def changed(model: nn.Module, example: Tensor, changes: Mapping[WideningGroup, R
 
 def measure_model(name: str, size: int) -> ModelRow:
     """Widen each of one model's groups, and all together."""
+    progress(name)
     model, example = built(name, size)
     finding, groups = timed(partial(widening_groups, model, example))
-    times = []
-    for number, group in enumerate(groups, start=1):
-        progress(f"{name}: {number}/{len(groups)}", last=number == len(groups))
-        times.append(timed(partial(widen, model, group, len(by_half(group)), example, seed=0))[0])
+    times = [timed(partial(widen, model, group, len(by_half(group)), example, seed=0))[0] for group in groups]
     copying, _ = timed(partial(copy.deepcopy, model))
     wider = {group: by_half(group) for group in groups}
     wanted = outputs(model, example)
@@ -178,35 +177,31 @@ def measure_model(name: str, size: int) -> ModelRow:
 
 def table(rows: list[LayerRow]) -> str:
     """Return the figures of the layers for reading."""
-    lines = [
-        f"{'':22} | {'ours, ms (greatest)':^31} | {'ours, max error':^19} | {'published':^28}",
-        f"{'operation':22} | {'by group':>15} {'by id':>15} | {'eval':>9} {'train':>9} | "
-        f"{'ms':>8} {'eval':>9} {'train':>9}",
+    head = ["operation", "ms by group", "(greatest)", "by id", "(greatest)", "ours, eval", "train"]
+    cells = [
+        [
+            row.operation,
+            *map("{:.1f}".format, (row.by_group_ms, row.by_group_max_ms, row.by_id_ms, row.by_id_max_ms)),
+            *map("{:.1e}".format, (row.ours_eval, row.ours_train)),
+            f"{row.published_ms:.1f}",
+            *map("{:.1e}".format, (row.published_eval, row.published_train)),
+        ]
+        for row in rows
     ]
-    for row in rows:
-        by_group = f"{row.by_group_ms:.1f} ({row.by_group_max_ms:.1f})"
-        by_id = f"{row.by_id_ms:.1f} ({row.by_id_max_ms:.1f})"
-        other = f"{row.published_ms:8.1f} {row.published_eval:9.1e} {row.published_train:9.1e}"
-        lines.append(
-            f"{row.operation:22} | {by_group:>15} {by_id:>15} | {row.ours_eval:9.1e} {row.ours_train:9.1e} | {other}"
-        )
-    return "\n".join(lines)
+    return rendered("Milliseconds, and greatest errors", [*head, "published, ms", "eval", "train"], cells)
 
 
 def model_table(rows: list[ModelRow]) -> str:
     """Return the figures of the models for reading."""
-    lines = [
-        f"{'':20} {'':>6} | {'ms':^27} | {'max error, float32':^18} | {'reordered, float32':^18} | {'float64':^18}",
-        f"{'model':20} {'groups':>6} | {'find all':>9} {'widen':>8} {'copy':>8} | "
-        f"{'eval':>8} {'train':>9} | {'eval':>8} {'train':>9} | {'eval':>8} {'train':>9}",
-    ]
-    lines += [
-        f"{row.model:20} {row.groups:6} | {row.find_ms:9.0f} {row.widen_ms:8.1f} {row.copy_ms:8.1f} | "
-        f"{row.error_eval:8.1e} {row.error_train:9.1e} | {row.reordered_eval:8.1e} {row.reordered_train:9.1e} | "
-        f"{row.double_eval:8.1e} {row.double_train:9.1e}"
+    head = ["model", "groups", "ms to find all", "widen", "copy"]
+    cells = [
+        [row.model, f"{row.groups}", f"{row.find_ms:.0f}", f"{row.widen_ms:.1f}", f"{row.copy_ms:.1f}"]
+        + [f"{error:.1e}" for error in (row.error_eval, row.error_train, row.reordered_eval, row.reordered_train)]
+        + [f"{row.double_eval:.1e}", f"{row.double_train:.1e}"]
         for row in rows
     ]
-    return "\n".join(lines)
+    head += [f"{what}, {mode}" for what in ("float32", "reordered", "float64") for mode in ("eval", "train")]
+    return rendered("Milliseconds, and greatest errors", head, cells)
 
 
 def main() -> None:
@@ -225,8 +220,7 @@ def main() -> None:
         return
     print(table(small))
     if large:
-        print(f"\n{model_table(large)}")
-    print()
+        print(model_table(large))
     for key, value in environment().items():
         print(f"{key:12}{value}")
 

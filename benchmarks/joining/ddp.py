@@ -1,6 +1,10 @@
-"""`python -m joining.ddp FOLDER WORLD`: plain DistributedDataParallel by gloo on the job in the folder.
+"""DistributedDataParallel by gloo on the job in a folder: the trainer's model, data, shares, optimizer and steps.
 
-Model, data, shares of a batch, optimizer and steps are the trainer's. Buffers are not broadcast, as they are not there.
+`python -m joining.ddp FOLDER WORLD`: plain processes, which train the cases of `cases.json` one after the other.
+`torchrun … -m joining.ddp FOLDER`: a script as torchrun expects it. torchrun restarts it at each change, and it
+continues from its checkpoint, which it writes every `CHECKPOINT_STEPS` steps.
+
+Buffers are not broadcast, because the models have none.
 """
 
 from __future__ import annotations
@@ -10,34 +14,105 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from load.processes import end_with_parent
+
+if __name__ == "__main__" and len(sys.argv) == 2:
+    # Before torch is imported, which takes seconds: a node that dies takes its workers with it.
+    end_with_parent(signal.SIGKILL, os.getppid())
 
 import torch
-from load.processes import end_with_parent
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from espalier_api.job import ElasticBatch
 from espalier_api.validation import load_job
 from espalier_trainer.data.batches import epoch_order
 from espalier_trainer.elastic.batches import consumed, shares
 from espalier_trainer.optimizers import build_optimizer
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.session import load
-from joining.cases import Case
 from joining.steps import StepLog
 
+CHECKPOINT_STEPS: Final = 50
 
-def main(folder: Path, world: int) -> None:
+
+class Training:
+    """The job of a folder, trained by `world` processes of a group."""
+
+    def __init__(self, folder: Path, rank: int, world: int, log: str) -> None:
+        self._training = load_job(folder / "job.json", resource=None).spec.training
+        seed_everything(self._training.seed)
+        self._rank, self._world = rank, world
+        self._device = torch.device("cpu")
+        self._data, self.model = load(self._training, self._device)
+        self.optimizer = build_optimizer(self._training.optimizer, self.model)
+        self._log = StepLog(folder / log) if rank == 0 else None
+        self.step = 0
+
+    @property
+    def epoch_batches(self) -> int:
+        """Batches of an epoch."""
+        return max(1, len(self._data.train) // self._training.batch_size)
+
+    def train(self, policy: ElasticBatch, steps: int | None = None, group: Any = None) -> Any:
+        """Train until `steps` are done, without an end if None; yield after each step."""
+        wrapped: Any = DistributedDataParallel(self.model, process_group=group, broadcast_buffers=False)
+        epoch, cursor = divmod(self.step, self.epoch_batches)
+        training, world = self._training, self._world
+        while True:
+            order = epoch_order(len(self._data.train), training.batch_size, training.seed, epoch, self._device)
+            while cursor < len(order):
+                if self.step == steps:
+                    return
+                taken = consumed(policy, world, cursor, len(order))
+                for options in self.optimizer.param_groups:
+                    options["lr"] = training.optimizer.learning_rate * taken
+                own = shares(policy, world, cursor, len(order), order.rows)[self._rank]
+                inputs, labels = order.batch(self._data.train, own.batch, slice(own.first, own.last))
+                self.optimizer.zero_grad(set_to_none=True)
+                loss = nn.functional.cross_entropy(wrapped(inputs), labels)
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.optimizer.step()
+                loss.item()
+                self.step += 1
+                cursor += taken
+                if self._log is not None:
+                    self._log.ended(self.step, world, taken)
+                yield
+            epoch, cursor = epoch + 1, 0
+
+
+def plain(folder: Path, world: int) -> None:
     """Take part in all cases, as one of `world` processes."""
     rank = _forked(world)
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
-    body = json.loads((folder / "cases.json").read_text())
-    cases = [Case.parsed(each) for each in body]
-    groups = {each: distributed.new_group(list(range(each))) for each in sorted({case.world for case in cases})}
+    cases = json.loads((folder / "cases.json").read_text())
+    groups = {each: distributed.new_group(list(range(each))) for each in sorted({case["world"] for case in cases})}
     for case in cases:
-        if rank < case.world:
-            _train(folder, case, rank, groups[case.world])
+        if rank < case["world"]:
+            training = Training(folder, rank, case["world"], case["log"])
+            for _ in training.train(ElasticBatch(case["policy"]), case["steps"], groups[case["world"]]):
+                pass
         distributed.barrier()
+
+
+def restarted(folder: Path) -> None:
+    """Train from the last checkpoint until torchrun ends it."""
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    training, file = Training(folder, rank, distributed.get_world_size(), "steps"), folder / "torchrun.pt"
+    if file.exists():
+        saved = torch.load(file, weights_only=True)
+        training.model.load_state_dict(saved["model"])
+        training.optimizer.load_state_dict(saved["optimizer"])
+        training.step = saved["step"]
+    for _ in training.train(ElasticBatch.KEEP_GLOBAL):
+        if rank == 0 and training.step % CHECKPOINT_STEPS == 0:
+            states = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
+            torch.save({**states, "step": training.step}, file.with_suffix(".new"))
+            os.replace(file.with_suffix(".new"), file)
 
 
 def _forked(world: int) -> int:
@@ -50,36 +125,9 @@ def _forked(world: int) -> int:
     return 0
 
 
-def _train(folder: Path, case: Case, rank: int, group: Any) -> None:
-    training = load_job(folder / "job.json", resource=None).spec.training
-    seed_everything(training.seed)
-    device = torch.device("cpu")
-    data, model = load(training, device)
-    wrapped: Any = DistributedDataParallel(model, process_group=group, broadcast_buffers=False)
-    optimizer = build_optimizer(training.optimizer, model)
-    log = StepLog(folder / case.log) if rank == 0 else None
-    step = epoch = cursor = 0
-    order = epoch_order(len(data.train), training.batch_size, training.seed, epoch, device)
-    while step < case.steps:
-        taken = consumed(case.policy, case.world, cursor, len(order))
-        for options in optimizer.param_groups:
-            options["lr"] = training.optimizer.learning_rate * taken
-        own = shares(case.policy, case.world, cursor, len(order), order.rows)[rank]
-        inputs, labels = order.batch(data.train, own.batch, slice(own.first, own.last))
-        optimizer.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(wrapped(inputs), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        loss.item()
-        step += 1
-        cursor += taken
-        if log is not None:
-            log.ended(step, case.world, taken)
-        if cursor >= len(order):
-            epoch, cursor = epoch + 1, 0
-            order = epoch_order(len(data.train), training.batch_size, training.seed, epoch, device)
-
-
 if __name__ == "__main__":
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports more of torch
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    if len(sys.argv) == 2:
+        restarted(Path(sys.argv[1]))
+    else:
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports more of torch
+        plain(Path(sys.argv[1]), int(sys.argv[2]))

@@ -66,7 +66,7 @@ def _node(place: Place, name: str, port: int) -> None:
     options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=100", f"--monitor-interval={MONITOR}"]
     options += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench"]
     options += [f"--rdzv-conf={CONFIG},is_host={host}", "--local-addr=127.0.0.1"]
-    script = ["-m", "joining.restarted", str(place.folder)]
+    script = ["-m", "joining.ddp", str(place.folder)]
     place.start(name, ["-m", "torch.distributed.run", *options, *script], VARIABLES)
 
 

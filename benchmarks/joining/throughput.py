@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from espalier_api.job import ElasticBatch
-from joining.cases import Case
 from joining.models import Model
 from joining.place import BATCH, Place, placed
 from joining.steps import FOLLOWING, Steps, samples_a_second
@@ -44,15 +43,19 @@ def elastic(model: Model, policy: ElasticBatch, plan: Plan) -> Throughput:
 def plain(model: Model, plan: Plan) -> Throughput:
     """Let plain processes train the same."""
     with placed(model) as place:
-        cases = [Case(policy, each, plan.steps + FOLLOWING) for policy in plan.policies for each in plan.worlds]
-        (place.folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
+        cases = {(policy, each): f"{policy}-{each}" for policy in plan.policies for each in plan.worlds}
+        body = [
+            {"policy": policy, "world": world, "steps": plan.steps + FOLLOWING, "log": log}
+            for (policy, world), log in cases.items()
+        ]
+        (place.folder / "cases.json").write_text(json.dumps(body))
         place.start("plain", ["-m", "joining.ddp", str(place.folder), str(max(plan.worlds))])
         found = {}
-        for case in cases:
-            steps = Steps(place.folder / case.log)
-            found[case.policy, case.world] = place.until(
-                lambda: _figure(steps.look(), case.world, plan.steps),  # noqa: B023
-                f"{case.log} of plain processes",
+        for (policy, world), log in cases.items():
+            steps = Steps(place.folder / log)
+            found[policy, world] = place.until(
+                lambda: _figure(steps.look(), world, plan.steps),  # noqa: B023
+                f"{log} of plain processes",
             )
         return found
 

@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from harness.printed import progress
+from harness.statistics import spread
+
 from espalier_agent.evaluation.baselines import best_on_average, heuristic_sequence, none_sequence, random_mean
 from espalier_agent.evaluation.evaluate import greedy_sequence
 from espalier_agent.evaluation.rank_noise import accuracies_by_seed, rank_noise
@@ -13,7 +16,6 @@ from espalier_agent.learners import distilled, expected
 from espalier_agent.learners.many_seeds import SeededRun, learn_many
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
-from learning.printed import spread, told
 from learning.splits import Judged, Split, shuffled
 
 CASES = {"fit": (expected.FIT, False), "smooth": (expected.SMOOTH, False), "fit, shuffled": (expected.FIT, True)}
@@ -79,7 +81,7 @@ def generalisation(
                 "regret": spread([statistics.fmean(_regret(*one) for one in found) for found in reached]),
                 "rank": spread([statistics.fmean(one.tree.rank(got) for one, got in found) for found in reached]),
             }
-            told(f"{name}, {case}: regret {rows[case]['regret']['mean']:.4f}")
+            progress(f"{name}, {case}: regret {rows[case]['regret']['mean']:.4f}")
         report[name] = rows
     return report
 

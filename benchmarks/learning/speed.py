@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from harness.printed import progress
 
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners import expected, reinforce
@@ -16,7 +17,6 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import decision_tree
 from espalier_api.outcomes import OutcomeTable, reward
-from learning.printed import told
 
 Tables = Sequence[OutcomeTable]
 
@@ -79,7 +79,7 @@ def fit(tables: Tables, seeds: int, config: expected.ExpectedConfig) -> dict[str
         seconds = time.process_time() - started
         ranks = {result.table: result.rank for result in evaluate(policy, tables).tables}
         rows.append({"seed": seed, "seconds": seconds, "ranks": ranks})
-        told(f"fit, seed {seed}: {seconds:.1f} s, ranks {list(ranks.values())}")
+        progress(f"fit, seed {seed}: {seconds:.1f} s, ranks {list(ranks.values())}")
     started = time.process_time()
     learn_many([SeededRun(tuple(tables), seed) for seed in range(seeds)], config=config)
     return {"seeds": rows, "at_once_seconds": time.process_time() - started}

@@ -8,10 +8,11 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from harness.statistics import percentile
+
 from load import objects
 from load.api import Api
 from load.case import Case
-from load.figures import percentile
 from load.leaders import Leader, Leaders
 from load.world import StuckError, World
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from harness.statistics import percentile
+
 from espalier_operator.facts import Snapshot
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -18,7 +20,6 @@ from load.api import for_all
 from load.case import Case, Layout, layout_of
 from load.cluster import PATIENCE, REST_SECONDS, Cluster, Figures, Say, Tools, cluster_of
 from load.events import free_gpus
-from load.figures import percentile
 from load.leaders import Leaders
 from load.world import World, condition, rank
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from harness.printed import aligned
+
 from load.case import Case
 
 _ROWS: Final = (
@@ -50,12 +52,7 @@ def table(cases: Sequence[Case], results: Sequence[dict[str, float | None]]) -> 
                 [f"  {kind.removeprefix(_BY_VERB)}"] + [_cell(each.get(kind), shape) for each in results]
                 for kind in sorted(often)
             ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in aligned(rows))
 
 
 def _cell(value: float | None, shape: str) -> str:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from harness.runs import DefaultPolicy
+
 from espalier_api.advice import Action
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_trainer.advisor import Advisor, Scripted
 from espalier_trainer.scheduler import Arrival
-from paying.advisors import DefaultPolicy
 
 NEVER: Final = 1_000_000
 

@@ -1,11 +1,17 @@
-"""What steps and pauses cost, as measured; kept with the runs that were reckoned by it."""
+"""What steps and pauses cost, as measured; and virtual time that passes by it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import Field
 
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
+from espalier_trainer.elastic import Team
+from espalier_trainer.scheduler import VirtualScheduler
 
 
 class LayerCosts(Record):
@@ -43,3 +49,55 @@ class Costs(Record):
                 "leave_s": 0.0,
             }
         )
+
+
+@dataclass
+class ElasticClock(VirtualScheduler):
+    """Moves by what a step of so many workers was measured to cost, and by the pauses at changes."""
+
+    joint_seconds: Callable[[Architecture | None], float] = field(kw_only=True)
+    """A step of two workers."""
+    team: TimedTeam | None = field(init=False, default=None)
+    _joint: tuple[Architecture | None, float] | None = field(init=False, default=None)
+
+    def step_finished(self, architecture: Architecture | None) -> None:
+        """Move by the cost of one step of this architecture, by one worker or two."""
+        if self.team is None or self.team.world == 1:
+            super().step_finished(architecture)
+            return
+        if self._joint is None or self._joint[0] is not architecture:
+            self._joint = (architecture, self.joint_seconds(architecture))
+        self.pause(self._joint[1])
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass without a step."""
+        self._used += seconds
+
+
+class TimedTeam(Team):
+    """A team whose changes take virtual time, and come at the step boundary that is due however loaded the machine.
+
+    It waits, in real time, for its extra worker before it trains: that worker's start is not part of the comparison.
+    """
+
+    def __init__(self, clock: ElasticClock, costs: Costs, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._virtual, self._costs = clock, costs
+        self.growths = 0
+        clock.team = self
+
+    def meet(self, replicas: int, *arguments: Any) -> None:
+        """Take in or let go as `Team` does, at once."""
+        before = self.world
+        self._listened = 0.0  # it would look for arrivals every 50 ms, whatever came meanwhile
+        super().meet(replicas, *arguments)
+        if self.world > before:
+            self._virtual.pause(self._costs.join_s)
+        elif self.world < before:
+            self._virtual.pause(self._costs.leave_s)
+
+    def grown(self) -> None:
+        """Take notice that the network is another."""
+        super().grown()
+        self.growths += 1
+        self._virtual.pause(self._costs.growth_s)

@@ -11,8 +11,7 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.data import load_data
 from espalier_trainer.scheduler import Arrival
 from paying.arms import Arm
-from paying.clock import TimedTeam
-from paying.costs import Costs, LayerCosts
+from paying.costs import Costs, LayerCosts, TimedTeam
 from paying.extra import Extra
 from paying.training import Setting, points_of, train
 

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from harness.statistics import Paired, paired
+
 from espalier_api.base import Record
 from paying.arms import Arm
 from paying.costs import Costs
-from paying.paired import Paired, paired
 
 
 class Run(Record):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from harness.statistics import error_bars, mean_and_deviation
 from matplotlib.figure import Figure
 
 from paying.arms import Arm
@@ -34,12 +35,13 @@ def lines(runs: Runs, shares: Sequence[float]) -> Iterator[str]:
     yield f"| GPU from | {' | '.join(arm.value for arm in Arm)} |"
     yield "| ---: |" + " ---: |" * len(Arm)
     for share in shares:
-        yield f"| {share:.0%} | {' | '.join(_spread(list(runs.accuracy(arm, share).values())) for arm in Arm)} |"
+        accuracies = (list(runs.accuracy(arm, share).values()) for arm in Arm)
+        yield f"| {share:.0%} | {' | '.join(map(mean_and_deviation, accuracies))} |"
     yield ""
     yield f"| GPU from | {' | '.join(f'{one.name.lower()} - {other.name.lower()}' for one, other in COMPARED)} |"
     yield "| ---: |" + " ---: |" * len(COMPARED)
     for share in shares:
-        yield f"| {share:.0%} | {' | '.join(str(runs.difference(*pair, share)) for pair in COMPARED)} |"
+        yield f"| {share:.0%} | {' | '.join(runs.difference(*pair, share).cell for pair in COMPARED)} |"
 
 
 def draw(runs: Runs, shares: Sequence[float], path: Path) -> None:
@@ -53,7 +55,7 @@ def draw(runs: Runs, shares: Sequence[float], path: Path) -> None:
         axes.errorbar(
             [100 * share + (place - (len(arms) - 1) / 2) * 1.2 for share in shares],
             [each.mean for each in found],
-            yerr=[[each.mean - each.low for each in found], [each.high - each.mean for each in found]],
+            yerr=error_bars(found),
             color=COLORS[arm],
             marker="o",
             ms=4,
@@ -77,8 +79,3 @@ def draw(runs: Runs, shares: Sequence[float], path: Path) -> None:
 def _legend(runs: Runs, arm: Arm, shares: Sequence[float]) -> str:
     values = [value for share in shares for value in runs.accuracy(arm, share).values()]
     return f"{arm.value}: {statistics.fmean(values):.3f}"
-
-
-def _spread(values: Sequence[float]) -> str:
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.3f} ± {spread:.3f}"

@@ -25,8 +25,7 @@ from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.scheduler import Arrival
 from paying.arms import Arm, advisor_of, job_of
-from paying.clock import ElasticClock, TimedTeam
-from paying.costs import Costs
+from paying.costs import Costs, ElasticClock, TimedTeam
 from paying.extra import Extra
 
 PATIENCE_SECONDS = 120.0

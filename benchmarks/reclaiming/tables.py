@@ -5,37 +5,20 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from harness.statistics import Paired, error_bars, mean_and_deviation, paired
 from matplotlib.figure import Figure
-from scipy import stats
 
 from reclaiming.arms import ARMS, Run
 
 COLORS = {"return": "#757575", "weights": "#1565c0", "distil": "#8d4b1f", "rule": "#2e7d32"}
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Accuracy of an arm less that of `keep`, seed by seed."""
-
-    mean: float
-    low: float
-    high: float
-    """95 % interval of the mean (Student's t over the paired differences)."""
-    wins: int
-
-
-def difference(runs: Sequence[Run], arm: str) -> Difference:
-    """Compare an arm with `keep`; all runs are of one case."""
+def difference(runs: Sequence[Run], arm: str) -> Paired:
+    """Compare the accuracy of an arm with that of `keep`, seed by seed; all runs are of one case."""
     accuracy = {(run.arm, run.seed): run.accuracy for run in runs}
-    found = [accuracy[arm, run.seed] - run.accuracy for run in runs if run.arm == "keep"]
-    mean, wins = statistics.fmean(found), sum(each > 0 for each in found)
-    if len(found) < 2:
-        return Difference(mean, float("-inf"), float("inf"), wins)
-    reach = float(stats.t.ppf(0.975, len(found) - 1)) * statistics.stdev(found) / len(found) ** 0.5
-    return Difference(mean, mean - reach, mean + reach, wins)
+    return paired([accuracy[arm, run.seed] - run.accuracy for run in runs if run.arm == "keep"])
 
 
 def cases(runs: Sequence[Run]) -> list[tuple[tuple[float, float], list[Run]]]:
@@ -53,17 +36,11 @@ def markdown(runs: Sequence[Run], budget: float) -> str:
     for (dearer, reclaim), found in cases(runs):
         for arm in ARMS:
             own = [run for run in found if run.arm == arm]
-            spread = statistics.stdev([run.accuracy for run in own]) if len(own) > 1 else 0.0
             steps = statistics.median(run.steps for run in own)
-            told, wins = "", ""
-            if arm != "keep":
-                gain = difference(found, arm)
-                told, wins = f"{gain.mean:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})", f"{gain.wins} of {len(own)}"
-            mean = statistics.fmean(run.accuracy for run in own)
-            lines.append(
-                f"| x{dearer:g} | {reclaim / budget:.0%} | {arm} | {mean:.3f} ± {spread:.3f} | {told} | {wins} "
-                f"| {steps:,.0f} |"
-            )
+            gain = difference(found, arm)
+            less = "| | |" if arm == "keep" else f"| {gain} | {gain.wins} of {gain.count} |"
+            accuracy = mean_and_deviation([run.accuracy for run in own])
+            lines.append(f"| x{dearer:g} | {reclaim / budget:.0%} | {arm} | {accuracy} {less} {steps:,.0f} |")
         reasons = Counter(run.reason for run in found if run.arm == "rule")
         told = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
         lines.append(f"| | | what `rule` said | {told} | | | |")
@@ -81,14 +58,7 @@ def draw(runs: Sequence[Run], workload: str, budget: float, path: Path) -> None:
             gain = difference(own, arm)
             dots = [run.accuracy - base[run.seed] for run in own if run.arm == arm]
             axes.plot([place] * len(dots), dots, ".", color=COLORS[arm], alpha=0.35, ms=5)
-            axes.errorbar(
-                place,
-                gain.mean,
-                [[gain.mean - gain.low], [gain.high - gain.mean]],
-                fmt="o",
-                color=COLORS[arm],
-                capsize=4,
-            )
+            axes.errorbar(place, gain.mean, error_bars([gain]), fmt="o", color=COLORS[arm], capsize=4)
         axes.axhline(0, color="black", lw=0.8)
         axes.set_xticks(range(len(ARMS) - 1), ARMS[1:], rotation=40, ha="right")
         axes.set_title(f"added layers x{dearer:g}\nreclaim at {reclaim / budget:.0%}", fontsize=9)

@@ -17,8 +17,9 @@ from espalier_api.outcomes import OutcomeTable
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import agent as bench
+from harness.printed import rendered, share
+from harness.statistics import spread
 from learning.generalisation import BASELINES, generalisation, without_network
-from learning.printed import rendered, share, spread
 from learning.speed import batched, one_at_a_time
 from learning.splits import Split, experiments, shuffled
 
@@ -94,7 +95,7 @@ def test_shuffling_deals_the_same_accuracies_anew(
 
 def test_intervals_are_students() -> None:
     # n = 2, deviation √2 about 2: 12.706·√2/√2.
-    assert spread([1.0, 3.0]) == {"mean": 2.0, "half_width": pytest.approx(12.706), "n": 2}
+    assert spread([1.0, 3.0]) == {"mean": 2.0, "half_width": pytest.approx(12.7062, rel=1e-5), "n": 2}
 
 
 def test_baselines_are_the_tables_own_figures(tables: dict[str, OutcomeTable]) -> None:

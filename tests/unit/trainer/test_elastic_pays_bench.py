@@ -15,10 +15,9 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 # Benchmarks are no package of the workspace.
 sys.path.insert(0, str(BENCHMARKS))
 
+from harness.statistics import paired  # noqa: E402
 from paying.arms import Arm, timeline  # noqa: E402
-from paying.clock import ElasticClock  # noqa: E402
-from paying.costs import Costs, LayerCosts  # noqa: E402
-from paying.paired import paired  # noqa: E402
+from paying.costs import Costs, ElasticClock, LayerCosts  # noqa: E402
 from paying.runs import Head, Run, Runs, kept_costs  # noqa: E402
 from paying.shown import lines  # noqa: E402
 
@@ -62,7 +61,7 @@ def test_an_interval_is_students() -> None:
     assert (found.mean, found.wins, found.count) == (3, 5, 5)
     assert found.high - 3 == pytest.approx(2.7764 * 0.5**0.5, rel=1e-4)
     assert 3 - found.low == pytest.approx(found.high - 3)
-    assert str(found).startswith("**+3.000")
+    assert found.cell.startswith("**+3.000")
 
 
 def test_runs_are_kept_and_gone_on_with(tmp_path: Path) -> None:

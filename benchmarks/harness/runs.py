@@ -1,0 +1,80 @@
+"""Comparisons of ways to train one job over seeds: common options, the job, and runs in several processes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from espalier_agent.policies.advice import advise
+from espalier_agent.policies.files import default_policy
+from espalier_api.advice import AdviceRequest, OutcomeReport
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.report import AdaptationSource
+from espalier_api.validation import load_job
+from espalier_trainer.advisor import Decision
+
+T = TypeVar("T")
+
+
+def parser(description: str | None, seeds: int) -> argparse.ArgumentParser:
+    """Return a parser of the options that all comparisons take."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--seeds", type=int, default=seeds)
+    made.add_argument("--time-budget", type=float, help="instead of spec.timeBudgetSeconds")
+    made.add_argument("--data", help="instead of spec.training.dataset.path")
+    made.add_argument("--processes", type=int, default=2, help="runs at a time")
+    made.add_argument("--picture", type=Path)
+    return made
+
+
+def job_of(path: Path, options: argparse.Namespace) -> AdaptiveTrainingJob:
+    """Return the job of a file with the budget and data of the options."""
+    whole = as_json(load_job(path))
+    if options.time_budget:
+        whole["spec"]["timeBudgetSeconds"] = options.time_budget
+    if options.data:
+        whole["spec"]["training"]["dataset"]["path"] = options.data
+    return AdaptiveTrainingJob.model_validate(whole)
+
+
+def as_json(job: AdaptiveTrainingJob) -> dict[str, Any]:
+    """Return a job as its manifest."""
+    return job.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def run_all(
+    run: Callable[..., T], calls: Iterable[tuple[Any, ...]], processes: int, done: Callable[[str, T], None]
+) -> None:
+    """Call `run` with each of `calls`, some at a time, and `done` with `n/all` and each result as it comes.
+
+    Calls start in their order. An error or Ctrl-C ends all processes at once.
+    """
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(run, *call) for call in calls]
+        try:
+            for count, future in enumerate(as_completed(waiting), 1):
+                done(f"{count}/{len(waiting)}", future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():  # a run takes a minute, and nothing keeps its result
+                process.terminate()
+            raise
+
+
+class DefaultPolicy:
+    """The shipped policy as an advisor, without a server."""
+
+    def __init__(self) -> None:
+        self._policy = default_policy()
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        """Return the policy's greedy decision."""
+        answer = advise(self._policy, request, f"decision-{request.progress.adaptations}")
+        return Decision(answer.decision_id, answer.action, AdaptationSource.AGENT, self._policy.name)
+
+    def report_outcome(self, outcome: OutcomeReport) -> None:
+        """Nothing learns here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from espalier_agent.commands.errors import CommandError
+from espalier_agent.commands.console import CommandError
 
 
 class InputError(CommandError):

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from espalier_agent.commands.console import ProgressLines
 from espalier_agent.commands.learn import learning_lines
-from espalier_agent.commands.progress_lines import ProgressLines
 from espalier_agent.learners.learning import Progress
 
 

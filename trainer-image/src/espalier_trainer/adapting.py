@@ -9,16 +9,15 @@ from datetime import UTC, datetime
 
 from torch import Tensor
 
-from espalier_api.advice import Action, AdviceRequest, OutcomeReport
+from espalier_api.advice import Action, AdviceRequest, OutcomeReport, offered
 from espalier_api.advice import Progress as AdviceProgress
 from espalier_api.allocation import Allocation
-from espalier_api.architecture import GrowthError
+from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.growth import operation
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.advisor import Advisor, Decision
-from espalier_trainer.allowing import allowed_actions
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Progress
 from espalier_trainer.scheduler import Scheduler
@@ -164,3 +163,18 @@ def report_outcome(
                 time_budget_seconds=job.spec.time_budget_seconds,
             )
         )
+
+
+def allowed_actions(spec: AdaptationSpec, architecture: Architecture, started_with: int) -> tuple[Action, ...] | None:
+    """Return what may be advised; None: whatever the architecture offers, as for a job that deepens without bound.
+
+    `started_with` is the number of parameters of the starting model. `Nothing` is always allowed and not listed.
+    """
+    bound = spec.max_parameters
+    if bound is None:
+        bound = min((most * started_with for name in spec.actions if (most := operation(name).bound)), default=None)
+    all_of_them = offered(architecture)
+    wanted = tuple(action for action in all_of_them if action.kind in spec.actions)
+    if bound is None:
+        return None if wanted == all_of_them else wanted
+    return tuple(action for action in wanted if action.carried_out(architecture).parameters <= bound)

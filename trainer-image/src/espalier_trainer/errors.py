@@ -27,6 +27,10 @@ class CheckpointFolderError(TrainerError):
     """The folder for checkpoints cannot be written."""
 
 
+class OwnLoopError(TrainerError):
+    """The script uses something that workers cannot do together; the message names the change that it needs."""
+
+
 class LossNotFiniteError(Exception):
     """The loss, or a weight, became NaN or infinite: training cannot go on."""
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 import torch
 
-from espalier_agent.commands.errors import CommandError
-from espalier_agent.commands.evaluation_lines import print_evaluation
+from espalier_agent.commands.console import CommandError, print_evaluation
 from espalier_agent.commands.learn import (
     SEEDS,
     USER_ERRORS,

@@ -7,10 +7,8 @@ from pathlib import Path
 import click
 import pydantic
 
-from espalier_agent.commands.errors import CommandError
-from espalier_agent.commands.evaluation_lines import print_evaluation
+from espalier_agent.commands.console import CommandError, ProgressLines, print_evaluation
 from espalier_agent.commands.history import history_option, read_history
-from espalier_agent.commands.progress_lines import ProgressLines
 from espalier_agent.data import carried_tables, table_sets
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
 from espalier_agent.history import history_files

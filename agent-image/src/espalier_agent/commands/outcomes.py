@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from espalier_agent.commands.errors import CommandError
+from espalier_agent.commands.console import CommandError
 from espalier_agent.history import HistoryDecision, decisions
 from espalier_agent.history.schema import StoreError
 from espalier_api.growth import operation, operation_names

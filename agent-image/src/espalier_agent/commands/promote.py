@@ -10,7 +10,7 @@ from typing import Final
 import click
 import torch
 
-from espalier_agent.commands.errors import CommandError
+from espalier_agent.commands.console import CommandError
 from espalier_agent.commands.history import history_option, read_history
 from espalier_agent.commands.learn import USER_ERRORS, gather_tables
 from espalier_agent.evaluation.gate import GateError, Judgement, OnHistory, OnTables, Terms, judge

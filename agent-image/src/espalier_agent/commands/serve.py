@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from espalier_agent.commands.errors import CommandError
+from espalier_agent.commands.console import CommandError
 from espalier_agent.history.schema import StoreError
 from espalier_agent.history.store import MAX_DATABASE_BYTES
 from espalier_agent.policies.exploration import Exploration

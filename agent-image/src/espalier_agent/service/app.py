@@ -24,8 +24,7 @@ from espalier_agent.policies.advice import answer_of, decide
 from espalier_agent.policies.exploration import explored
 from espalier_agent.policies.policy import Lineage, Policy
 from espalier_agent.service.errors import ErrorBody, ServiceError, install_error_handlers
-from espalier_agent.service.limits import BodyLimit
-from espalier_agent.service.metrics import CountedRequests
+from espalier_agent.service.middleware import BodyLimit, CountedRequests
 from espalier_agent.service.serving import Serving, Settings, policy_of
 from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReceipt, OutcomeReport, PolicyVersion
 from espalier_api.base import Record

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from pydantic import ValidationError
 
-from espalier_agent.commands.errors import CommandError
+from espalier_agent.commands.console import CommandError
 from espalier_api.documents import write_text_atomically
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.outcomes import OutcomeTable

@@ -37,7 +37,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         """Start them."""
-        # Its server imports torch once, with the part that optimizers import on first use; each process is a fork of it.
+        # Its server imports torch once, with the part that optimizers import on first use. Each process is its fork.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([train.__module__, "torch._dynamo"])
         for _ in range(self.count):

@@ -1,28 +1,12 @@
 """Objects of an API server as the operator reads them, for other parts: no I/O, no kopf."""
 
-from espalier_operator.kube.objects import (
-    names,
-)
-from espalier_operator.kube.objects.events import (
-    events,
-)
-from espalier_operator.kube.objects.jobs import (
-    parse_status,
-)
-from espalier_operator.kube.objects.nodes import (
-    parse_node,
-)
-from espalier_operator.kube.objects.pods import (
-    Pod,
-    parse_pod,
-)
-from espalier_operator.kube.settings import (
-    KubeSettings,
-)
-from espalier_operator.kube.snapshot import (
-    parse_report,
-    seen_by_operator,
-)
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.events import events
+from espalier_operator.kube.objects.jobs import parse_status
+from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.pods import Pod, parse_pod
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.snapshot import parse_report, seen_by_operator
 
 __all__ = [
     "KubeSettings",

@@ -4,7 +4,7 @@ Every worker runs the same script. One leads (base worker 0), and the others tak
 code inside the loop; only the leader runs the code after it. `docs/own-training.md` explains it line by line.
 """
 
-from espalier_trainer.own.errors import OwnLoopError
+from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.own.joining import join
 from espalier_trainer.own.loop import Loop
 

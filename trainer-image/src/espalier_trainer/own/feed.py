@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,12 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from espalier_api.job import ElasticBatch
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.elastic.batches import LEAST_ROWS, consumed, shares
-from espalier_trainer.own.errors import OwnLoopError
+from espalier_trainer.errors import OwnLoopError
+
+ONCE: Final = (
+    "the loader was looped over a second time in one epoch; its batches are trained on once: evaluate by a DataLoader "
+    "that was not given to join"
+)
 
 _CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.elastic.states import Code
-from espalier_trainer.own.errors import ONCE, OwnLoopError
-from espalier_trainer.own.feed import Feed
+from espalier_trainer.errors import OwnLoopError
+from espalier_trainer.own.feed import ONCE, Feed
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.worker import Leave

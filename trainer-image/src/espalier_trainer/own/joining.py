@@ -18,8 +18,7 @@ from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.validation import JobFileError, load_job
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import connect, seed_of, set_threads
-from espalier_trainer.errors import TrainerError
-from espalier_trainer.own.errors import OwnLoopError
+from espalier_trainer.errors import OwnLoopError, TrainerError
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.leading import Leading

@@ -15,10 +15,9 @@ from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_trainer.core.run import Due, Run
 from espalier_trainer.elastic.group import GroupBrokenError
-from espalier_trainer.errors import LossNotFiniteError
+from espalier_trainer.errors import LossNotFiniteError, OwnLoopError
 from espalier_trainer.evaluation import Evaluation
-from espalier_trainer.own.errors import ONCE, OwnLoopError
-from espalier_trainer.own.feed import Feed
+from espalier_trainer.own.feed import ONCE, Feed
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.progress import Ending

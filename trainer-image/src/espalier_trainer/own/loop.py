@@ -14,7 +14,7 @@ from torch import Tensor
 from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.step import Joint, sum_gradients
-from espalier_trainer.own.errors import OwnLoopError
+from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.own.feed import Part
 from espalier_trainer.own.state import OwnState, Steering
 

@@ -20,12 +20,11 @@ from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.elastic.states import digest
-from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.net2net import rebuild
 from espalier_trainer.net2net.modules import copied
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.optimizers import group_options, load_optimizer_state
-from espalier_trainer.own.errors import OwnLoopError
 from espalier_trainer.schedules import Moment
 
 _COUNTER, _FLOAT, _ITEMS, _TUPLE = "counter", "float", "items", "tuple"

@@ -1,11 +1,47 @@
-"""An evaluation as lines for people."""
+"""What the agent's commands print for people: errors, progress and evaluations."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
 import click
 
-from espalier_agent.evaluation.evaluate import Evaluation
-from espalier_agent.evaluation.rank_noise import ResultNoise
+if TYPE_CHECKING:  # the cli takes its errors from here, and does not wait for torch
+    from espalier_agent.evaluation.evaluate import Evaluation
+    from espalier_agent.evaluation.rank_noise import ResultNoise
+
+
+class CommandError(click.ClickException):
+    """One line with the cause, then a hint."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: object = None) -> None:
+        """Print to stderr."""
+        click.echo(f"error: {self.message}", err=True)
+        if self.hint:
+            click.echo(f"hint: {self.hint}", err=True)
+
+
+class ProgressLines:
+    """Prints where it is time to, and when all is done."""
+
+    EVERY_SECONDS: ClassVar[float] = 5.0
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+
+    def tell(self, done: int, of: int, line: Callable[[float], str]) -> None:
+        """Print the line for this many seconds since the beginning, or nothing while the last one is fresh."""
+        now = time.monotonic()
+        if now - self._last < self.EVERY_SECONDS and done < of:
+            return
+        self._last = now
+        click.echo(line(now - self._began), err=True)
 
 
 def print_evaluation(evaluation: Evaluation) -> None:

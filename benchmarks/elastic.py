@@ -39,7 +39,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness.printed import command, machine, progress, rendered, versions
+from harness.printed import command, described, machine, progress, rendered, versions
 from joining.models import EXAMPLE, EXAMPLE_ROWS, Model, perceptron
 from joining.pauses import Pauses, pauses
 from joining.place import StuckError
@@ -229,8 +229,7 @@ def main() -> None:
         "minutes": (time.monotonic() - begun) / 60,
     }
     print(shown(found, markdown=options.markdown))
-    for name, value in about.items():
-        print(f"{name:12}{value}")
+    print(described(about))
     if options.json:
         options.json.write_text(json.dumps({**_as_json(found), **about}, indent=1) + "\n")
 

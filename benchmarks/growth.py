@@ -27,7 +27,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 import torch
-from harness.printed import command, machine, progress, rendered, versions
+from harness.printed import command, described, machine, progress, rendered, versions
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchvision import models
@@ -192,8 +192,7 @@ def main() -> None:
         print(json.dumps({"rows": [asdict(row) for row in rows], "environment": where}, indent=2))
         return
     print(table(rows))
-    for key, value in where.items():
-        print(f"{key:12}{value}")
+    print(described(where))
 
 
 if __name__ == "__main__":

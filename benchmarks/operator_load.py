@@ -39,7 +39,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.printed import command, machine, progress, versions
+from harness.printed import command, described, machine, progress, versions
 from load.api import ApiError
 from load.case import Case, layout_of
 from load.cluster import PROJECT, Figures, Say, ServerError, Tools
@@ -88,8 +88,7 @@ def main() -> None:
         "seconds": round(time.monotonic() - begun),
     }
     print(table(cases, results))
-    for name, value in about.items():
-        print(f"{name:12}{value}")
+    print(f"\n{described(about)}")
     if options.json:
         rows = [{"case": asdict(case), "figures": row} for case, row in zip(cases, results, strict=True)]
         options.json.write_text(json.dumps({"cases": rows, **about}, indent=1) + "\n")

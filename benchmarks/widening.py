@@ -32,7 +32,7 @@ from typing import cast
 
 import torch
 from growth import MODELS, built, environment, errors, outputs, timed
-from harness.printed import progress, rendered
+from harness.printed import described, progress, rendered
 from torch import Tensor, nn
 
 from espalier_trainer.net2net import WideningGroup, widen, widening_groups
@@ -221,8 +221,7 @@ def main() -> None:
     print(table(small))
     if large:
         print(model_table(large))
-    for key, value in environment().items():
-        print(f"{key:12}{value}")
+    print(described(environment()))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -56,6 +56,14 @@ def versions(*packages: str) -> dict[str, str]:
 def environment(*packages: str) -> str:
     """Return the machine and the versions in a line."""
     return f"{machine()}; " + ", ".join(f"{name} {number}" for name, number in versions(*packages).items())
+
+
+def described(facts: Mapping[str, object]) -> str:
+    """Return what figures depend on, a line a fact."""
+    texts = {
+        name: ", ".join(map(" ".join, fact.items())) if isinstance(fact, dict) else fact for name, fact in facts.items()
+    }
+    return "\n".join(f"{name:12}{text}" for name, text in texts.items())
 
 
 def command() -> str:

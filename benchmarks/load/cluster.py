@@ -16,9 +16,8 @@ import aiohttp
 
 from load import objects
 from load.api import Access, Api, connect, for_all
-from load.audit import Audit, audit_flags
 from load.case import Case, Layout
-from load.probe import Probe
+from load.probe import Audit, Probe, audit_flags
 from load.processes import Process, binder_command, kwok_command, operator_command, running
 from load.world import World
 

@@ -9,13 +9,10 @@ from grafana_foundation_sdk.models.dashboard import AnnotationQuery, Dashboard
 
 from espalier_api.report import WORKERS_METRIC
 from espalier_monitoring.boards import SOURCE, Board, Panel, Row, build
-from espalier_monitoring.promql import apart, quantiles
+from espalier_monitoring.promql import Query, apart, quantiles
 
-_THIS: Final = '{namespace="$namespace", job_name="$job_name"}'
-
-
-_OTHERS: Final = f'metric!~".*(accuracy|loss).*|{WORKERS_METRIC}"'
-"""Figures without their own panel."""
+_JOB: Final = 'namespace="$namespace", job_name="$job_name"'
+_THIS: Final = f"{{{_JOB}}}"
 
 
 def _of(metric: str) -> str:
@@ -23,9 +20,14 @@ def _of(metric: str) -> str:
     return f"max (espalier_job_{metric}{_THIS})"
 
 
-def _metric(pattern: str) -> str:
-    where = f'{{namespace="$namespace", job_name="$job_name", metric=~"{pattern}"}}'
-    return f"max by (metric) (espalier_job_metric{where})"
+def _metric(matcher: str) -> Query:
+    """Return a query for the reported figures whose names match."""
+    return apart("max", "metric", f"espalier_job_metric{{{_JOB}, metric{matcher}}}")
+
+
+def _chances(chosen: str, legend: str = "") -> Query:
+    where = f'{{{_JOB}, chosen="{chosen}"}}'
+    return apart("max", "choice", f"espalier_job_decision_probability_ratio{where}", legend)
 
 
 class _GrowthMark(AnnotationQuery):
@@ -44,11 +46,6 @@ class _GrowthMarks(builders.AnnotationQuery):
         self._internal = _GrowthMark()
         grew = f"changes(espalier_job_adaptations_total{_THIS}[$__rate_interval]) > 0"
         self.name("Growth").datasource(SOURCE).enable(True).icon_color("purple").expr(grew)
-
-
-def _chances(chosen: str) -> str:
-    where = f'{{namespace="$namespace", job_name="$job_name", chosen="{chosen}"}}'
-    return f"max by (choice) (espalier_job_decision_probability_ratio{where})"
 
 
 _BUDGET: Final = Row(
@@ -94,18 +91,18 @@ _LEARNING: Final = Row(
             title="Accuracy",
             about="Reported figures whose names contain `accuracy`. Marks show when the model grew.",
             unit="percentunit",
-            queries=((_metric(".*accuracy.*"), "{{metric}}"),),
+            queries=(_metric('=~".*accuracy.*"'),),
         ),
         Panel(
             title="Loss",
             about="Reported figures whose names contain `loss`. A short rise after a mark comes from the new layer.",
-            queries=((_metric(".*loss.*"), "{{metric}}"),),
+            queries=(_metric('=~".*loss.*"'),),
             least=None,
         ),
         Panel(
             title="Other figures",
             about="All other figures that the trainer reports.",
-            queries=((f"max by (metric) (espalier_job_metric{{{_THIS.strip('{}')}, {_OTHERS}}})", "{{metric}}"),),
+            queries=(_metric(f'!~".*(accuracy|loss).*|{WORKERS_METRIC}"'),),
             least=None,
         ),
         Panel(
@@ -140,7 +137,7 @@ _MODEL: Final = Row(
             "made. A policy that explores may make a choice that is not the most probable. Empty before the first"
             " consultation, and after a consultation that a fallback decided.",
             unit="percentunit",
-            queries=((_chances("yes"), "chosen: {{choice}}"), (_chances("no"), "{{choice}}")),
+            queries=(_chances("yes", "chosen: {{choice}}"), _chances("no")),
         ),
         Panel(
             title="GPUs",

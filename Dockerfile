@@ -1,15 +1,14 @@
 # The three images of Espalier:  docker build --target operator -t localhost/espalier-operator:dev .
 #
 #   --target   operator (without torch), trainer, agent
-#   BASE       a Debian with Python 3.11 or newer. For trainer and agent it may be one whose /venv holds torch and
-#              torchvision in the versions of uv.lock: nothing of torch is fetched then
+#   BASE       a Debian with Python 3.11 or newer. For trainer and agent its /venv may contain torch and torchvision in
+#              the versions of uv.lock: then torch is not downloaded
 #   FLAVOUR    cpu or cuda: which build of torch is installed where BASE brings none
 #   REVISION   the commit, for the label
 #
-# Needs BuildKit. The secrets `ca` and `pip` are for machines behind a proxy or with a package index of their own: where
-# they are not given, nothing is mounted. What only the build needs (pip, uv, hatchling, wheels) is mounted while a RUN
-# uses it and so is in no layer. Layers by how seldom they change: base, torch (one layer, shared by trainer and agent),
-# dependencies, our code.
+# Needs BuildKit. The secrets `ca` and `pip` are optional, for machines that use a proxy or a private package index.
+# What only the build needs (pip, uv, hatchling, wheels) is mounted during a RUN, so no layer contains it. The layers
+# that change least come first: base, torch (one layer, shared by trainer and agent), dependencies, our code.
 ARG BASE=python:3.11-slim
 
 # pip, uv and hatchling.
@@ -23,7 +22,7 @@ RUN --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \
     /tools/bin/pip install --quiet --disable-pip-version-check uv==$UV_VERSION hatchling==$HATCHLING_VERSION
 COPY hack/image/install /tools/
 
-# The lock file as requirements, one file a part, without torch and what only torch needs.
+# The lock file as requirements, one file for each image, without torch and the packages that only torch needs.
 FROM tools AS locked
 WORKDIR /src
 COPY pyproject.toml uv.lock ./
@@ -40,7 +39,7 @@ RUN mkdir /locked && \
     done && \
     $export --package espalier-trainer --no-hashes --output-file /locked/torch.txt
 
-# Our own packages, a stage each: a change in one leaves the images without it as they are.
+# Our own packages, one stage each: a change in one does not rebuild the images without it.
 FROM tools AS api
 COPY api /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels

@@ -1,24 +1,23 @@
-"""What the agent's learners reach, on one core.
+"""Measures the speed and the results of the agent's learners, on one core.
 
     .venv/bin/python benchmarks/agent.py [--quick] [--seeds N] [--ours SET|DIR ...] [--distilled] [--markdown]
         [--json FILE]
 
-1. Speed: episodes a second of REINFORCE in large batches beside the paper's loop, one episode at a time: one state
-   encoded, one action drawn, the model grown, an update at the end. Both learn all tables, interleaved.
-2. Fit: one agent on the paper's six tables (`espalier agent learn`'s default), its rank on each, seconds of each seed;
-   and of all seeds at once (`learners/many_seeds.py`), which the rest is learnt by.
-3. Noise: what the tables of several seeds say of their ranks (`rank_noise.py`).
-4. Generalisation: tables are learnt, others are judged. Of the paper's: two scenarios of each model, judged on the
-   third; one model, judged on the other. Of ours: all scenarios but one; the paper's tables alone, and with those of
-   our other model. Regret to the best sequence of the table, and rank, as means over a seed's tables, with 95 %
-   intervals over the seeds (t). Beside it what needs no network, and the same learner on tables whose accuracies were
-   dealt anew among sequences.
+1. Speed: episodes a second of REINFORCE in large batches, compared with the paper's loop of single episodes (encode a
+   state, draw an action, grow the model, update at the end). Both train on all tables, interleaved.
+2. Fit: one agent on the paper's six tables (the default of `espalier agent learn`): its rank on each table, the seconds
+   per seed, and the seconds for all seeds at once (`learners/many_seeds.py`), which the other parts use.
+3. Noise: how much the ranks vary between seeds, from tables with several seeds (`rank_noise.py`).
+4. Generalisation: train on some tables, evaluate on others. The paper's tables: two scenarios of each model against the
+   third; one model against the other. Our tables: all scenarios but one against that one; the paper's tables alone, and
+   together with those of our other model. Reported are regret to the best sequence of the table and rank, as means over
+   the tables of a seed, with 95 % intervals over the seeds (t). For comparison: baselines without a network, and the
+   same learner on tables whose accuracies were shuffled among sequences.
 
-Seconds are processor time, what one core takes that does nothing else, of learning alone: reading tables and importing
-torch are left out. Each of the paper's tables is one noisy run for each sequence: a rank among its 64 figures is not
-skill, which is why regret in accuracy stands beside it. A seed changes the network's beginning, not the tables, so an
-interval says nothing of how another table would come out. Not reported: other learners than `expected`, which one seed
-costs minutes.
+Seconds are processor time of learning alone, without reading tables and importing torch. Each value of the paper's
+tables is one noisy run, so a rank among its 64 sequences does not measure skill; regret in accuracy is reported with
+it. A seed changes the initial weights, not the tables, so an interval does not predict the result on another table. Not
+reported: learners other than `expected`, which take minutes per seed.
 """
 
 from __future__ import annotations
@@ -112,12 +111,14 @@ def _with_interval(figure: dict[str, float], form: Any) -> list[str]:
 def main() -> None:
     """Measure, print, write JSON where asked to."""
     parser = argparse.ArgumentParser(description="What the agent's learners reach.")
-    parser.add_argument("--quick", action="store_true", help="two seeds, a quarter of the updates: to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="two seeds and a quarter of the updates, to check that it runs"
+    )
     parser.add_argument("--seeds", type=int, help="default: 10, or 2")
     parser.add_argument(
         "--ours", action="append", help=f"tables of one model: set or folder; default {', '.join(OURS)}"
     )
-    parser.add_argument("--distilled", action="store_true", help="judge that learner too: half an hour more")
+    parser.add_argument("--distilled", action="store_true", help="evaluate this learner as well (30 more minutes)")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -1,28 +1,28 @@
-"""What it costs that workers join and leave a running job, beside torchrun and DistributedDataParallel, on the CPU.
+"""Measures the cost of joining and leaving a running job against torchrun and DistributedDataParallel, on the CPU.
 
     .venv/bin/python benchmarks/elastic.py [--quick] [--repetitions 5] [--millions 0.1 1 5 20] [--only PART ...]
         [--markdown] [--json FILE]
 
-Real processes on the loopback interface, one thread each, by gloo; the benchmark is their scheduler and writes their
-allocation files. The leader writes down when each of its steps ended (`joining/trainer.py`), and nothing else is
-changed. All figures are medians over repetitions, each in processes of its own; the parts and models take turns, so
-that what else the machine does falls on all of them. Nothing is evaluated and, but for the one after a growth, no
-checkpoint is written meanwhile.
+Real processes on the loopback interface, one thread each, with gloo. The benchmark acts as their scheduler and writes
+their allocation files. The only change to the trainer: the leader records the end of each step (`joining/trainer.py`).
+All figures are medians over repetitions, each in new processes; parts and models alternate, so that other load on the
+machine affects all of them. Nothing is evaluated, and no checkpoint is written except the one after a growth.
 
-1. `pauses`: the longest time between the ends of two steps from the first step after a change to ten steps later: an
-   extra worker joins that has just started, leaves, joins again that waited, the model grows on both, the worker is
-   killed. Of a growth it is the first gap alone, in which the heuristic is asked and the grown model sent; the next has
-   the checkpoint in it. Models: the example's, and perceptrons of growing size (Adam; state of 12 bytes a parameter).
-2. With these, the seconds from the start of an extra worker's process (nothing imported yet) to the end of its first
-   joint step.
-3. `throughput`: examples a second of 1, 2 and 4 workers under both batch policies, beside plain DistributedDataParallel
-   with the same model, data, shares of a batch, optimizer and steps.
-4. `torchrun`: the same model under torchrun, whose workers are all restarted at each change and go on from the
-   checkpoint of their script (every 50 steps): seconds without a step, and steps taken again. What torchrun needs to be
-   told for it is in `joining/restarts.py`.
+1. `pauses`: the longest time between the ends of two steps, from the first step after a change to ten steps later. The
+   changes: an extra worker that has just started joins; it leaves; it joins again after waiting; the model grows on
+   both; the worker is killed. For a growth it is only the first gap, in which the heuristic is asked and the grown
+   model sent; the next gap includes the checkpoint. Models: the example's, and perceptrons of increasing size (Adam,
+   12 bytes of state per parameter).
+2. In addition to the pauses, the seconds from the start of an extra worker's process (before any import) to the end of
+   its first joint step.
+3. `throughput`: examples a second of 1, 2 and 4 workers under both batch policies, compared with plain
+   DistributedDataParallel with the same model, data, shares of a batch, optimizer and steps.
+4. `torchrun`: the same model under torchrun, which restarts all workers at each change. They resume from the checkpoint
+   of their script (every 50 steps). Reported are the seconds without a step and the repeated steps. The options of
+   torchrun for this are in `joining/restarts.py`.
 
-Workers on fewer cores than there are of them take turns: two cores cannot speed up four workers, and while a process
-imports torch the others are slower. torch's own stores (torchrun's) listen on all interfaces; all else on loopback.
+With more workers than cores the workers share the cores: two cores cannot speed up four workers, and all workers are
+slower while a process imports torch. The stores of torchrun listen on all interfaces, everything else on loopback.
 Not reported: CUDA and nccl; a network between the workers.
 """
 
@@ -64,7 +64,7 @@ class Found:
 
 
 def measure(options: argparse.Namespace) -> Found:
-    """Measure all that is asked for."""
+    """Measure the requested parts."""
     found = Found()
     plan = Plan((ElasticBatch.KEEP_GLOBAL,), (1, 2), 48) if options.quick else Plan()
     of_pauses = [EXAMPLE, *map(perceptron, options.millions)]

@@ -1,14 +1,14 @@
-"""What growth costs and how exact it is, at every growth point, beside the published identity-batch-norm insertion.
+"""Measures the time and the error of growth at every growth point, against the published identity-batch-norm insertion.
 
     python benchmarks/growth.py [--json] [--models resnet18 ...] [--size 64]
 
-Ours is `deepen` as it is used by default. The published insertion (Lamelas, section 4.3) puts convolution + batch
-norm with mean 0, variance 1, gamma 1 where the model has a batch norm; it goes through the same surgery here, so
-that the two differ in nothing but the inserted layers. Errors are the greatest absolute difference over a batch of
-4, relative to the greatest absolute output, float32, one thread, dropout and stochastic depth off; the models have
-torchvision's full width and initial weights (zeros made random), with running statistics from one batch. Times are
-medians over the points with the garbage collector off (as `timeit` does): `deepen` makes a deep copy of the model,
-which takes what the model's memory takes, and grows the copy; the two are timed apart.
+Ours is `deepen` with its defaults. The published insertion (Lamelas, section 4.3) inserts convolution + batch norm with
+mean 0, variance 1, gamma 1 where the model has a batch norm. It uses the same code to change the model here, so only
+the inserted layers differ. An error is the greatest absolute difference over a batch of 4, relative to the greatest
+absolute output, in float32 with one thread, without dropout and stochastic depth. The models have torchvision's full
+width and initial weights (zeros made random), and running statistics from one batch. Times are medians over the points
+without garbage collection (as in `timeit`). `deepen` makes a deep copy of the model and grows the copy; the two are
+timed separately.
 
 Not reported: the time of a training step after growth, which depends on the layer that growth repeats.
 """

@@ -1,27 +1,27 @@
-"""How the operator fares on large clusters: `.venv/bin/python benchmarks/operator_load.py [--quick]`, Linux.
+"""Measures the operator on large clusters: `.venv/bin/python benchmarks/operator_load.py [--quick]`, Linux.
 
-A real etcd and kube-apiserver, the operator as its image runs it and with the rights of `deploy/`, and nodes and pods
-without machines and containers:
+It uses a real etcd and kube-apiserver, the operator with the command line of its image and the rights of `deploy/`, and
+nodes and pods without machines and containers:
 
 - nodes with 8 GPUs each, about 8 kB of JSON as real ones; kwok keeps them alive and runs and removes their pods;
-- no kube-scheduler: `load/binder.py`, a process of its own, binds pods to nodes with free GPUs, one request a pod as
-  kube-scheduler does; its choices take it microseconds, so what the operator waits for here is not a busy scheduler;
+- no kube-scheduler: `load/binder.py`, a separate process, binds pods to nodes with free GPUs, with one request per pod
+  as kube-scheduler does. Its decisions take microseconds, so the operator does not wait for a busy scheduler;
 - other people's pods hold all GPUs that the jobs' base workers do not need: the cluster is full, as real ones are;
 - leaders: each job has its own watch and reports every ten seconds, as the trainer does (`load/leaders.py`).
 
-Each case is a cluster of its own, made and measured so:
+Each case has a separate cluster, and these stages:
 
-1. The operator starts: seconds to its first plan.
-2. All jobs are submitted, 32 requests at a time. Converged: every job that fits is admitted with its status written and
-   its pods made and bound, and the first of the others has no room.
-3. All leaders train, no GPU is free. GPUs are freed one by one at random times (open loop: whether the one before was
-   answered or not), by the end of a job and by the deletion of somebody else's pod in turn. Timed is from the API
-   server's answer to what freed the GPU until the leader that is lent it reads so from its watch.
-4. `plan` alone, ten times, on what the operator saw last.
+1. The operator starts: seconds until its first plan.
+2. All jobs are submitted, 32 requests at a time. The cluster has converged when every job that fits is admitted, its
+   status written and its pods made and bound, and the first of the other jobs has no room.
+3. All leaders train, and no GPU is free. GPUs are freed one by one at random times, whether or not the previous one has
+   been lent (open loop), alternately by the end of a job and by the deletion of somebody else's pod. The time measured
+   is from the API server's answer to the request that freed the GPU until the leader reads the grant from its watch.
+4. `plan` alone, ten times, on the last snapshot of the operator.
 
-Not reported: what real nodes, kube-scheduler and other clients cost the API server, which here shares its cores with
-everything else; etcd does not wait for its disk (`--unsafe-no-fsync`). The wait of `/healthz` is how long the
-operator's event loop is busy at a stretch, plus what the machine's other processes take.
+Not reported: the load of real nodes, kube-scheduler and other clients on the API server, which shares its cores with
+everything else here; etcd does not wait for its disk (`--unsafe-no-fsync`). The latency of `/healthz` is the longest
+time for which the operator's event loop is busy, plus the effect of other processes on the machine.
 """
 
 from __future__ import annotations
@@ -96,15 +96,17 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=_numbers, default=[100, 5000, 10000], help="of each case: 100,5000,10000")
+    parser.add_argument("--nodes", type=_numbers, default=[100, 5000, 10000], help="nodes of each case: 100,5000,10000")
     parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--events", type=int, default=200, help="GPUs that are freed; 0: none")
-    parser.add_argument("--spacing", type=float, default=0.5, help="mean seconds from one to the next")
-    parser.add_argument("--report-seconds", type=float, default=10.0, help="between reports of a leader; 0: only news")
+    parser.add_argument("--events", type=int, default=200, help="number of GPUs that are freed; 0: none")
+    parser.add_argument("--spacing", type=float, default=0.5, help="mean seconds between two of them")
+    parser.add_argument(
+        "--report-seconds", type=float, default=10.0, help="seconds between a leader's reports; 0: on changes"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="100 nodes, 50 jobs, 20 events: less than a minute")
-    parser.add_argument("--json", type=Path, help="write all figures there, those that the table leaves out, too")
-    parser.add_argument("--directory", type=Path, help="keep data and logs there, a folder a case")
+    parser.add_argument("--json", type=Path, help="write all figures to this file, also those not in the table")
+    parser.add_argument("--directory", type=Path, help="keep data and logs in this folder, one subfolder per case")
     options = parser.parse_args()
     if options.quick:
         options.nodes, options.jobs, options.events = [100], 50, 20
@@ -119,7 +121,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _run(measuring: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end; what keeps it from that is said in a line each, with exit code 1."""
+    """Run the benchmark; on a problem, print each in one line and return exit code 1."""
     try:
         return asyncio.run(measuring)
     except asyncio.CancelledError:

@@ -1,13 +1,13 @@
-"""Does growing pay? The same job without growth, with only the learning rate restarted, and grown, seed by seed.
+"""Does growth pay? Compares a job without growth, with only the learning rate restarted, and with growth, per seed.
 
 python benchmarks/pays.py examples/digits.yaml [--seeds 10] [--arrive 30%] [--picture FILE] [--json FILE]
 
 A GPU arrives at `--arrive` of the time budget. Three arms, in wall time, with the same seeds:
   not grown      mode Off
-  restart only   where the agent would grow the model, only the learning-rate schedule begins again
+  restart only   where the agent would grow the model, only the learning-rate schedule restarts
   grown          on the advice of the default policy
-An extra GPU does not make training faster here (it is a signal): what is compared is growing alone. Two runs go on at
-a time, one thread each; the arms of a seed follow each other. Accuracies are those of the test split at the end.
+An extra GPU does not make training faster here (it is only a signal), so the comparison is of growth alone. Two runs at
+a time with one thread each; the arms of a seed run in sequence. Accuracies are on the test split, at the end.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def compare(runs: Sequence[Run], other: str) -> Paired:
 
 
 def draw(runs: Sequence[Run], job: AdaptiveTrainingJob, arrive: float, path: Path) -> None:
-    """Draw mean validation accuracy over budget time, every seed thin behind it."""
+    """Draw mean validation accuracy over budget time, with a thin line for every seed."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
     budget = job.spec.time_budget_seconds

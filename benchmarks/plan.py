@@ -1,9 +1,9 @@
-"""How long `plan` takes: `.venv/bin/python benchmarks/plan.py [--jobs 1000] [--nodes 5000] [--json]`.
+"""Measures the time of `plan`: `.venv/bin/python benchmarks/plan.py [--jobs 1000] [--nodes 5000] [--json]`.
 
-The cluster is full of the worst kind of tick: every node has 8 GPUs, running jobs hold base and extra workers, as
-many jobs wait as run, and pods of others are pending, so that free GPUs, reclaims and refusals are all planned. Jobs
-are of three priorities and hold as much each, so that a sixth of all that is lent moves in that one tick; in the last
-case all are of one priority, and nothing is to be shared anew.
+The snapshot is the worst case of a tick. Every node has 8 GPUs, running jobs hold base and extra workers, as many jobs
+wait as run, and pods of others are pending, so the plan contains free GPUs, reclaims and refusals. The jobs have three
+priorities and hold equal shares, so a sixth of all lent GPUs is moved in this tick. In the last case all jobs have the
+same priority, and nothing is moved.
 """
 
 from __future__ import annotations

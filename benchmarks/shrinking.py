@@ -1,19 +1,20 @@
-"""Does distilling pay? GPUs are taken back from a grown model: go on with it, go back, or teach a smaller one.
+"""Does distillation pay? GPUs of a grown model are reclaimed: keep it, return to the original, or distil a smaller one.
 
 python benchmarks/shrinking.py digits [--seeds 6] [--reclaim 50%,80%] [--dearer 1,4] [--picture FILE] [--json FILE]
 python benchmarks/shrinking.py cifar8 --data FOLDER [--seeds 5]
 
-A GPU arrives at a fifth of the budget, the first block is deepened three times, and all train together, `--speed` times
-as fast as one; at `--reclaim` it is gone again. From that moment, with the same weights, seeds and order of examples:
-  keep      the grown model goes on, by itself on one GPU: `onReclaim: Keep`
-  return    the model as it was before it grew, from its checkpoint, has the rest
-  weights   the original size, filled with what the grown model has learnt, has the rest; nobody teaches it
-  distil    the same, taught by the grown model, whatever the comparison after a quarter of the time says
-  rule      `onReclaim: Distill`: tried where the rule says so, kept where the comparison says so
+A GPU arrives at a fifth of the budget, the first block is deepened three times, and all GPUs train together, `--speed`
+times as fast as one; at `--reclaim` the GPU is taken back. From then on, with the same weights, seeds and order of
+examples:
+  keep      train the grown model on one GPU: `onReclaim: Keep`
+  return    train the model from before the growth, from its checkpoint
+  weights   train a model of the original size with weights from the grown model, without a teacher
+  distil    the same, with the grown model as teacher, whatever the result of the comparison after a quarter of the time
+  rule      `onReclaim: Distill`: tried if the rule applies, kept if the comparison favours it
 
-Time is virtual: a step costs what was measured for the model (once, at the beginning, or `--step-cost`), so results do
-not depend on the machine's load. `--dearer` 4: added layers cost four times as much as they do, as if the grown model
-were so much larger. A teacher's forward is counted, and so is the comparison, at the measured share of a step.
+Time is virtual: a step costs the time measured for the model (once, at the beginning, or `--step-cost`), so results do
+not depend on the machine's load. With `--dearer` 4 added layers cost four times their measured time, as in a larger
+model. The teacher's forward and the comparison are counted, at their measured share of a step.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ def main() -> None:
     options = parser(__doc__, seeds=6)
     options.add_argument("workload", choices=sorted(BUDGETS))
     options.add_argument("--first-seed", type=int, default=0)
-    options.add_argument("--reclaim", default="50%,80%", help="moments of the budget, with commas between")
-    options.add_argument("--dearer", default="1,4", help="factors on what added layers cost")
-    options.add_argument("--speed", type=float, default=3.0, help="of all GPUs together, in steps of one")
-    options.add_argument("--step-cost", help="ms a step and ms more for a layer at each block, instead of measuring")
+    options.add_argument("--reclaim", default="50%,80%", help="parts of the budget, separated by commas")
+    options.add_argument("--dearer", default="1,4", help="factors on the cost of added layers")
+    options.add_argument("--speed", type=float, default=3.0, help="steps of all GPUs in the time of one GPU's step")
+    options.add_argument(
+        "--step-cost", help="ms per step, and ms for one more layer at each block, instead of measuring"
+    )
     options.add_argument("--json", type=Path)
     arguments = options.parse_args()
     torch.set_num_threads(1)

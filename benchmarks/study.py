@@ -1,10 +1,10 @@
-"""The paper's experiments, run again: its agents learnt from scratch, by transfers and by curricula of three scenarios.
+"""Repeats the paper's experiments: agents trained from scratch, by transfers and by curricula of three scenarios.
 
     .venv/bin/python benchmarks/study.py [--output DIR] [--seeds N] [--episodes N] [--processes N]
 
-Writes a page with the paper's tables beside ours, and counterparts of its Figures 7 to 12 (docs/paper). Stages follow
-each other, as a transfer begins where learning from scratch ended; the runs of a stage are independent and are learnt
-together, in one process a core. 52 runs of 10,000 episodes take about ten minutes of two cores.
+Writes a page that compares the paper's tables with ours, and counterparts of its Figures 7 to 12 (docs/paper). The
+stages run in sequence, because a transfer begins where training from scratch ended. The runs of a stage are independent
+and are trained together, in one process a core. 52 runs of 10,000 episodes take about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def run_study(trees: Sequence[DecisionTree], seeds: int, learn: Learn) -> Study:
         return found
 
     def onward(prior: Agent, scenario: str, temperature: float) -> Run:
-        # Another seed than the prior's, whose draws the agent has met.
+        # Not the seed of the prior, whose random draws the agent has already seen.
         return Run(tree=by_name[f"cnn1-{scenario}"], seed=1_000_003, start=prior.weights, temperature=temperature)
 
     def best(found: Iterable[Agent], scenario: str) -> Agent:
@@ -131,12 +131,13 @@ def report(study: Study, seeds: int, episodes: int) -> str:
     ended = [_curriculum(study, path, model) for path in CURRICULA for model in ("cnn1", "cnn2")]
     heats = ", ".join(f"{heat:g}" for heat in TEMPERATURES)
     return f"""\
-# The paper's agent, learnt again
+# The paper's experiments, repeated
 
-Algorithms 3 and 4 of Lamelas to the letter on the six tables published with the paper, {episodes:,} episodes a
-stage, seeds {", ".join(map(str, range(seeds)))}. An accuracy is the table's for the agent's greedy sequence, a rank its
-place among all sequences. The tables are single noisy runs, so neighbouring ranks mean little. Two of the paper's five
-scenarios (early middle, middle late) are in no published table.
+Algorithms 3 and 4 of Lamelas, implemented exactly, on the six tables published with the paper: {episodes:,} episodes
+per stage, seeds {", ".join(map(str, range(seeds)))}. Each accuracy is the table's value for the agent's greedy
+sequence of actions; its rank is the position of this sequence among all sequences. Each value in a table is a single
+noisy run, so small differences in rank mean little. No table was published for two of the paper's five scenarios (early
+middle, middle late).
 
 {table("table | no adaptation | mean of all | mean of 10 random | best", base)}
 
@@ -154,7 +155,8 @@ scenarios (early middle, middle late) are in no published table.
 
 ![temperature](figure-09-temperature.png)
 
-The best over temperatures is chosen by what is judged, as in the paper; the last column shows all of them.
+The agent with the best result over all temperatures is shown, as in the paper. This selection uses the scenario that is
+evaluated. The last column has the rank at each temperature.
 
 {table(f"prior | scenario | paper | its rank | ours | our rank | by temperature {heats}", moved)}
 
@@ -206,9 +208,9 @@ def table(head: str, rows: Iterable[Sequence[str]]) -> str:
 def main() -> None:
     """Learn, draw and write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("runs/paper"), help="folder of the page and the pictures")
-    parser.add_argument("--seeds", type=int, default=2, help="of learning from scratch")
-    parser.add_argument("--episodes", type=int, default=10_000, help="of each stage; the paper's number")
+    parser.add_argument("--output", type=Path, default=Path("runs/paper"), help="folder for the page and the figures")
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds for training from scratch")
+    parser.add_argument("--episodes", type=int, default=10_000, help="episodes per stage; default: the paper's number")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)

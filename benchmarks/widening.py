@@ -1,4 +1,4 @@
-"""What widening costs and how exact it is, beside Net2WiderNet as published.
+"""Measures the time and the error of widening, against Net2WiderNet as published.
 
     python benchmarks/widening.py [--json] [--models resnet18 ...] [--size 64]
 
@@ -12,8 +12,8 @@ with all groups widened together by half. Batch norm over few values (in train m
 `reordered` is the error of the same model with its channels in another order, which computes the same sums; `float64`
 is the error of the wider model there.
 
-Errors are relative to the greatest absolute output, float32 where nothing else is said; one thread; times without the
-garbage collector. Batch of 4, dropout and stochastic depth off, running statistics from one batch.
+Errors are relative to the greatest absolute output, in float32 unless stated otherwise. One thread; times without
+garbage collection. Batch of 4, without dropout and stochastic depth, running statistics from one batch.
 
 Not reported: the time of a training step after growth, which depends on the width that is chosen.
 """

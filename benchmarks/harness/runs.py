@@ -24,8 +24,8 @@ def parser(description: str | None, seeds: int) -> argparse.ArgumentParser:
     """Return a parser of the options that all comparisons take."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--seeds", type=int, default=seeds)
-    made.add_argument("--time-budget", type=float, help="instead of spec.timeBudgetSeconds")
-    made.add_argument("--data", help="instead of spec.training.dataset.path")
+    made.add_argument("--time-budget", type=float, help="overrides spec.timeBudgetSeconds")
+    made.add_argument("--data", help="overrides spec.training.dataset.path")
     made.add_argument("--processes", type=int, default=2, help="runs at a time")
     made.add_argument("--picture", type=Path)
     return made

@@ -23,7 +23,7 @@ class Model:
 
 
 def perceptron(millions: float) -> Model:
-    """Return the model of about so many million parameters."""
+    """Return the model with about this many million parameters."""
     return Model(f"MLP {millions:g} M", {"entrypoint": "joining.models:mlp", "options": {"millions": millions}})
 
 

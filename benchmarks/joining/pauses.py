@@ -35,7 +35,7 @@ class Pauses:
 
 
 def pauses(model: Model) -> Pauses:
-    """Measure once, in processes of its own."""
+    """Measure once, in new processes."""
     with placed(model) as place:
         place.allocate(1, 1)
         place.lead()

@@ -70,7 +70,7 @@ class Place:
         self.processes: dict[str, Process] = {}
 
     def allocate(self, replicas: int, base: int) -> None:
-        """Grant so many workers, as a scheduler does; the leader grows its model where they are more than `base`."""
+        """Grant this number of workers, as a scheduler does; the leader grows its model if that is above `base`."""
         self._generation += 1
         allocation = Allocation(generation=self._generation, replicas=replicas, gpus=replicas)
         budget = TimeBudget(budget_seconds=BUDGET_SECONDS)
@@ -100,7 +100,7 @@ class Place:
             environment.RENDEZVOUS: str(self._path("rendezvous")),
             **(variables or {}),
         }
-        known.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles torch anew
+        known.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each start compiles torch again
         process = Process(name, [sys.executable, *arguments], self._path(f"{name}.log"), known)
         self.processes[name] = process
         return process
@@ -123,13 +123,13 @@ class Place:
             time.sleep(0.01)
 
     def some_more(self, count: int = 20, seconds: float = 0.3) -> int:
-        """Let it train for so many steps and so long; returns the number of steps there are then."""
+        """Let it train for this number of steps and this time; returns the total number of steps then."""
         wanted, since = len(self.steps.look()) + count, time.monotonic() + seconds
         self.until(lambda: True if len(self.steps) >= wanted and time.monotonic() > since else None, "some more steps")
         return len(self.steps)
 
     def events(self) -> list[AnyEvent]:
-        """Return what the leader has told."""
+        """Return what the leader has reported."""
         path = self._path("events.jsonl")
         lines = path.read_text().splitlines() if path.exists() else []
         return [EVENT.validate_json(line) for line in lines if line.endswith("}")]

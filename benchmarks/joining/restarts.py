@@ -32,7 +32,7 @@ class Restarts:
 
 
 def restarts(model: Model) -> Restarts:
-    """Measure once, in processes of its own: a node joins, and dies."""
+    """Measure once, in new processes: a node joins, and dies."""
     with placed(model) as place:
         try:
             return _measured(place)

@@ -66,7 +66,7 @@ class Steps(list[Step]):
 
 
 def first_of(steps: Sequence[Step], world: int, after: int, grown: int | None = None) -> int | None:
-    """Return the place of the first step from `after` on of so many workers (after so many growths), if there is one.
+    """Return the index of the first step from `after` on with this number of workers (and growths), if there is one.
 
     Only once the steps that still belong to the change have followed.
     """

@@ -61,7 +61,7 @@ def plain(model: Model, plan: Plan) -> Throughput:
 
 
 def _figure(steps: Steps, world: int, count: int) -> float | None:
-    """Return the throughput of the last `count` steps that `world` workers took, if they are so many."""
+    """Return the throughput of the last `count` steps that `world` workers took, if there were that many."""
     first = next((place for place, step in enumerate(steps) if step.world == world), len(steps)) + FOLLOWING
     if len(steps) < first + count:
         return None

@@ -1,4 +1,4 @@
-"""What is learnt from some tables, judged on others, beside what needs no network."""
+"""Policies learnt from some tables and evaluated on others, compared with baselines without a network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from learning.splits import Judged, Split, shuffled
 CASES = {"fit": (expected.FIT, False), "smooth": (expected.SMOOTH, False), "fit, shuffled": (expected.FIT, True)}
 """Recipe, and whether the tables learnt are shuffled."""
 DISTILLED = "distilled"
-"""One more case: twenty seconds for each policy, so only where it is asked for."""
+"""One more case, on request only: it takes twenty seconds for each policy."""
 
 
 class Policies:
@@ -61,7 +61,7 @@ def generalisation(
     updates: int | None = None,
     cases: Sequence[str] = tuple(CASES),
 ) -> dict[str, dict[str, Any]]:
-    """Run every experiment with each recipe and the control, and the baselines beside them."""
+    """Run every experiment with each recipe and the control, and the baselines."""
     policies = Policies(seeds, updates)
     report = {}
     for name, splits in experiments.items():

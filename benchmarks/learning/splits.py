@@ -48,7 +48,7 @@ def experiments(paper: Tables, ours: Mapping[str, Tables]) -> dict[str, list[Spl
 
 
 def shuffled(tables: Tables, seed: int) -> tuple[OutcomeTable, ...]:
-    """Return the tables with each one's accuracies dealt anew among its sequences."""
+    """Return the tables, each with its accuracies shuffled among its sequences."""
     chance = random.Random(seed)
     changed = []
     for table in tables:

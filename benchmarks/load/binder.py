@@ -1,7 +1,7 @@
 """Binds pods to nodes, in kube-scheduler's place: `python binder.py KUBECONFIG`.
 
 A pod goes to the node on which it leaves the fewest GPUs free; nothing else is looked at, for these nodes are alike. It
-runs beside the benchmark, so that its work does not delay what the benchmark times.
+runs in parallel to the benchmark, so that its work does not delay what the benchmark measures.
 """
 
 from __future__ import annotations

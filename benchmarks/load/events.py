@@ -1,4 +1,4 @@
-"""GPUs that come free, one after the other, and who is told of them when."""
+"""GPUs that become free, one after the other, and when which leader learns of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from load.leaders import Leader, Leaders
 from load.world import StuckError, World
 
 _LOST_SECONDS: Final = 60.0
-"""A freed GPU of which nobody has heard for so long is lost: the benchmark fails."""
+"""Seconds after which a freed GPU that no leader was granted counts as lost: the benchmark fails."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Leaders:
         """Nobody leads yet.
 
         `interval`: seconds from one report to the next while nothing happens; 0: only what is news is reported.
-        `raised` is told when a leader saw that its allocation rose (monotonic seconds), and by how many workers.
+        `raised` receives when a leader saw that its allocation rose (monotonic seconds), and by how many workers.
         """
         self._api, self._interval, self._raised = api, interval, raised
         self._chance = random.Random(seed)
@@ -74,7 +74,7 @@ class Leaders:
             task.cancel()
 
     def all_train(self) -> bool:
-        """Return whether the operator's statuses say of all that they train."""
+        """Return whether by the operator's statuses all of them train."""
         return all(leader.training for leader in self.all)
 
     async def report(self, leader: Leader, *, completed: bool = False) -> None:

@@ -18,7 +18,7 @@ _PERIOD_SECONDS: Final = 0.1
 _FIRST_PLAN_SECONDS: Final = 0.05
 _REST_SECONDS: Final = 1.0
 _REST_CORES: Final = 0.3
-"""An operator that uses less is at rest: heartbeats of thousands of nodes are heard all the time."""
+"""An operator that uses less is idle: it always receives the heartbeats of thousands of nodes."""
 OPERATOR: Final = "system:serviceaccount:espalier-system:espalier-operator"
 _POLICY: Final = {
     "apiVersion": "audit.k8s.io/v1",

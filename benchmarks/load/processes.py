@@ -28,7 +28,7 @@ class Process:
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start it in a session of its own (a Ctrl-C reaches only the benchmark); it ends when this process dies."""
+        """Start it in a new session (a Ctrl-C reaches only the benchmark); it ends when this process dies."""
         self.name, self.log = name, log
         parent = os.getpid()
 

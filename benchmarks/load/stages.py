@@ -44,7 +44,7 @@ async def measure(case: Case, tools: Tools, directory: Path, say: Say) -> tuple[
         if cluster.api.ended_watches:
             say(f"the API server ended {cluster.api.ended_watches} watches of the benchmark: too much for the machine")
         for line in troubles[:5]:
-            say(f"the operator said: {line}")
+            say(f"the operator reported: {line}")
         return figures, cluster.version
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark sees of the cluster: jobs and pods, followed by two watches of its own."""
+"""The benchmark's view of the cluster: jobs and pods, from two separate watches."""
 
 from __future__ import annotations
 

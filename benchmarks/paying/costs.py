@@ -53,7 +53,7 @@ class Costs(Record):
 
 @dataclass
 class ElasticClock(VirtualScheduler):
-    """Moves by what a step of so many workers was measured to cost, and by the pauses at changes."""
+    """Advances by the measured time of a step with the current number of workers, and by the pauses at changes."""
 
     joint_seconds: Callable[[Architecture | None], float] = field(kw_only=True)
     """A step of two workers."""

@@ -1,4 +1,4 @@
-"""The extra worker of a run: a process of its own that follows one run after the other."""
+"""The extra worker of a run: a separate process that takes part in one run after the other."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _follow(runs: Connection, over: Event) -> None:
             return
         try:
             _take_part(AdaptiveTrainingJob.model_validate_json(text), seed, place, over)
-        except Exception as error:  # whatever it is, the run that waits for this process is told
+        except Exception as error:  # whatever it is, report it to the run that waits for this process
             runs.send(f"{type(error).__name__}: {error}")
         else:
             runs.send("")

@@ -64,7 +64,7 @@ def measure(setting: Setting, extra: Extra) -> Costs:
 
 
 def _layers(setting: Setting, extra: Extra, points: Sequence[str], workers: int) -> LayerCosts:
-    """Return the seconds of a step of so many workers, the training loop's own part in it.
+    """Return the seconds of a step with this number of workers, including the training loop's own part.
 
     The models take turns, and of the rounds' medians the fastest counts: what else the machine does makes it slower.
     """

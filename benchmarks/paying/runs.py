@@ -18,7 +18,7 @@ class Run(Record):
 
     arm: Arm
     come: float | None
-    """At which share of the budget the GPU came; None where the arm does not hear of it."""
+    """The share of the budget at which the GPU arrived; None for an arm without it."""
     seed: int
     accuracy: float
     """On the test split, at the end of the budget."""

@@ -65,7 +65,7 @@ def draw(runs: Runs, shares: Sequence[float], path: Path) -> None:
         )
     axes.set_xticks([100 * share for share in shares], [f"{share:.0%}" for share in shares])
     axes.set_xlabel("share of the budget that is used when the GPU comes")
-    axes.set_ylabel("test accuracy, beside the small net alone")
+    axes.set_ylabel("test accuracy, relative to the small net alone")
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     axes.grid(alpha=0.25)
     axes.set_title(

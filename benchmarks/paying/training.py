@@ -59,7 +59,7 @@ def train(
     step_took: Callable[[float, TimedTeam | None], None] = lambda seconds, team: None,
     deep: Sequence[str] | None = None,
 ) -> Done:
-    """Train. `step_took` is told the wall seconds of each step, and of the team.
+    """Train. `step_took` receives the wall seconds of each step, in all and of the team.
 
     `deep` are the points at which `SCRATCH` has layers more; the first one, as often as the job may grow, if None.
 

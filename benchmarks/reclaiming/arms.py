@@ -68,7 +68,7 @@ class Run:
     """After the reclaim."""
     depth: int
     reason: str
-    """What the rule's arm said."""
+    """The reasons that the arm `rule` gave."""
 
 
 def run_seed(case: Case, seed: int) -> list[Run]:

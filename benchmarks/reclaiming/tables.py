@@ -43,7 +43,7 @@ def markdown(runs: Sequence[Run], budget: float) -> str:
             lines.append(f"| x{dearer:g} | {reclaim / budget:.0%} | {arm} | {accuracy} {less} {steps:,.0f} |")
         reasons = Counter(run.reason for run in found if run.arm == "rule")
         told = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
-        lines.append(f"| | | what `rule` said | {told} | | | |")
+        lines.append(f"| | | decision of `rule` | {told} | | | |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""That loop as a job's workers, alone or many: a small network learns to read handwritten digits (no download)."""
+"""The loop of plain.py for one or many workers of a job: a small network learns to read handwritten digits."""
 
 import sys
 
@@ -13,7 +13,7 @@ EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
 
 
 def main() -> None:
-    """Train, then say how good it is on a fifth of the images that were held out."""
+    """Train, then print the accuracy on the fifth of the images that was held out."""
     torch.manual_seed(0)
     digits = load_digits()
     images, labels = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)

@@ -11,7 +11,7 @@ EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
 
 
 def main() -> None:
-    """Train, then say how good it is on a fifth of the images that were held out."""
+    """Train, then print the accuracy on the fifth of the images that was held out."""
     torch.manual_seed(0)
     digits = load_digits()
     images, labels = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)

@@ -35,7 +35,7 @@ from espalier_operator.local.history import History
 from espalier_operator.local.layout import ALLOCATION_FILE, CHECKPOINT_FOLDER, JOB_FILE, REPORT_FILE, TRAINER_LOG
 from espalier_operator.local.process import Process
 from espalier_operator.local.state import KeptJob, digest, resumed
-from espalier_operator.local.workers import Place, Workers
+from espalier_operator.local.workers import Workers, WorkerSpec
 
 PID_FILE = "trainer.pid"
 Starter = Callable[..., Process]
@@ -226,14 +226,14 @@ class LocalJob:
             self._incarnation = Incarnation(id=uuid.uuid4().hex, running=True, started_at=now)
 
     def train_together(
-        self, places: Sequence[Place], default_command: Sequence[str], extra: dict[str, str], now: float
+        self, wanted: Sequence[WorkerSpec], default_command: Sequence[str], extra: dict[str, str], now: float
     ) -> None:
-        """Let the processes of these places run in addition to the leader, and no others."""
+        """Let the processes of these workers run in addition to the leader, and no others."""
         if self.process is None and self.workers.has_ended:
             return  # the leader is first
         variables = {**contract_variables(self.directory, None), **extra}
         may_start = self.state.may_start(self.terms, now)
-        self.workers.look(places, command_of(self.job) or default_command, variables, now, may_start)
+        self.workers.look(wanted, command_of(self.job) or default_command, variables, now, may_start)
 
     # ---- looking
 

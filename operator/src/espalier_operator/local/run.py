@@ -29,7 +29,7 @@ from espalier_operator.local.settings import LocalRunError, LocalSettings
 from espalier_operator.local.state import RunState, load_state, run_lock
 from espalier_operator.local.timeline import Timeline
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
-from espalier_operator.local.workers import PID_FILES, Place
+from espalier_operator.local.workers import PID_FILES, WorkerSpec
 from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy, policy_named
 
@@ -233,8 +233,8 @@ class LocalRun:
         if job.job.spec.training.elastic_batch is None:
             return
         going_on = job.state.active and not job.state.ending
-        places = [
-            Place(
+        wanted = [
+            WorkerSpec(
                 role,
                 index,
                 devices,
@@ -245,7 +245,7 @@ class LocalRun:
             for index, devices in self._gpus.of(job.key, role).items()
             if going_on and (role, index) != (Role.BASE, 0)
         ]
-        job.train_together(places, self._settings.trainer_command, self._common_variables(), now)
+        job.train_together(wanted, self._settings.trainer_command, self._common_variables(), now)
 
     def _common_variables(self) -> dict[str, str]:
         variables = {names.TIME_SCALE: repr(self._settings.time_scale)}

@@ -23,7 +23,7 @@ _CANNOT_START: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerSpec:
     """A worker that is to run."""
 
     role: Role
@@ -41,13 +41,13 @@ class Place:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment that tells the worker's process its place."""
-        place = {names.WORKER_ROLE: str(self.role), names.WORKER_INDEX: str(self.index)}
-        return place | ({"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.real else {})
+        """The environment that tells the worker's process its role, its index and its GPUs."""
+        identity = {names.WORKER_ROLE: str(self.role), names.WORKER_INDEX: str(self.index)}
+        return identity | ({"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.real else {})
 
 
 class Workers:
-    """Keeps a process running for each place, as long as the place is wanted."""
+    """Keeps a process running for each worker that is wanted."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Workers:
         """
         self._directory, self._warn, self._stop_wall_seconds = directory, warn, stop_wall_seconds
         self._new = start
-        self._running: dict[Hashable, tuple[Place, Process]] = {}
+        self._running: dict[Hashable, tuple[WorkerSpec, Process]] = {}
         self._ending: list[Process] = []
         self._failures: dict[Hashable, int] = {}
         self._start_at: dict[Hashable, float] = {}
@@ -81,64 +81,64 @@ class Workers:
 
     def look(
         self,
-        wanted: Sequence[Place],
+        wanted: Sequence[WorkerSpec],
         command: Sequence[str],
         variables: Mapping[str, str],
         now: float = 0.0,
         may_start_base: bool = False,
     ) -> None:
-        """End processes of places that are not wanted, notice those that ended, start those that are missing.
+        """End the processes of workers that are not wanted, notice those that ended, start those that are missing.
 
         An extra worker is restarted here, after a pause. The end of a base worker is judged by the job's rules, which
         also say when base workers `may_start_base`: each attempt is started once.
         """
         self._ending = [process for process in self._ending if process.poll() is None]
-        places = {place.key: place for place in wanted}
-        for key, (place, process) in list(self._running.items()):
+        specs = {spec.key: spec for spec in wanted}
+        for key, (spec, process) in list(self._running.items()):
             code = process.poll()
             if code is not None:
                 del self._running[key]
-                self._ended(place, code, f"ended with exit code {code}", now)
-            elif key not in places:
+                self._ended(spec, code, f"ended with exit code {code}", now)
+            elif key not in specs:
                 process.terminate(self._stop_wall_seconds)
                 self._ending.append(self._running.pop(key)[1])
-                if place.role is Role.BASE:
-                    self._base.pop(place.index, None)
-        for key, place in places.items():
-            if place.role is Role.BASE:
-                due = may_start_base and self.incarnation(place.index, place.attempt) is None
+                if spec.role is Role.BASE:
+                    self._base.pop(spec.index, None)
+        for key, spec in specs.items():
+            if spec.role is Role.BASE:
+                due = may_start_base and self.incarnation(spec.index, spec.attempt) is None
             else:
                 due = time.monotonic() >= self._start_at.get(key, 0.0)
             if key not in self._running and due:
-                self._start(place, command, variables, now)
+                self._start(spec, command, variables, now)
 
     def end(self) -> None:
         """End all."""
         self.look((), (), {})
 
-    def _start(self, place: Place, command: Sequence[str], variables: Mapping[str, str], now: float) -> None:
-        if place.role is Role.BASE:
-            self._base[place.index] = place.attempt, Incarnation(id=uuid.uuid4().hex, running=True, started_at=now)
-        name = f"worker-{place.role}-{place.index}"
+    def _start(self, spec: WorkerSpec, command: Sequence[str], variables: Mapping[str, str], now: float) -> None:
+        if spec.role is Role.BASE:
+            self._base[spec.index] = spec.attempt, Incarnation(id=uuid.uuid4().hex, running=True, started_at=now)
+        name = f"worker-{spec.role}-{spec.index}"
         try:
             process = self._new(
                 command,
-                {**os.environ, **variables, **place.variables},
+                {**os.environ, **variables, **spec.variables},
                 self._directory / f"{name}.log",
                 self._directory / f"{name}-{time.monotonic_ns()}.pid",
             )
         except OSError as error:
-            self._ended(place, _CANNOT_START, f"cannot be started: {error}", now)
+            self._ended(spec, _CANNOT_START, f"cannot be started: {error}", now)
         else:
-            self._running[place.key] = (place, process)
+            self._running[spec.key] = (spec, process)
 
-    def _ended(self, place: Place, code: int, message: str, now: float) -> None:
-        if place.role is Role.BASE:
-            attempt, incarnation = self._base[place.index]
+    def _ended(self, spec: WorkerSpec, code: int, message: str, now: float) -> None:
+        if spec.role is Role.BASE:
+            attempt, incarnation = self._base[spec.index]
             end = End(code=code, at=now, external=False)
-            self._base[place.index] = attempt, replace(incarnation, running=False, end=end)
+            self._base[spec.index] = attempt, replace(incarnation, running=False, end=end)
             return
-        key = place.key
+        key = spec.key
         self._failures[key] = failures = self._failures.get(key, 0) + 1
         pause = min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE)
         if failures > _MAX_FAILURES:
@@ -147,4 +147,4 @@ class Workers:
         else:
             self._start_at[key] = time.monotonic() + pause
             again = f"started again in {pause:g} s"
-        self._warn("WorkerFailed", f"{place.role} worker {place.index} {message}; {again}")
+        self._warn("WorkerFailed", f"{spec.role} worker {spec.index} {message}; {again}")

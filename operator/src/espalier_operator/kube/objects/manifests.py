@@ -151,15 +151,10 @@ def worker_pod(
     metadata["labels"] = {**(given.labels or {}), **names.worker_labels(job.name, worker, index, attempt)}
     metadata["annotations"] = {
         **(given.annotations or {}),
-        JOB_ANNOTATION: json.dumps(job_document(job)),
+        JOB_ANNOTATION: json.dumps(trainer_document(job.job)),
         ALLOCATION_ANNOTATION: dumps(allocation_document(job.job, status)),
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-
-
-def job_document(job: KubeJob) -> Manifest:
-    """Return the job as its trainer reads it."""
-    return trainer_document(job.job)
 
 
 def owner_reference(job: KubeJob) -> Manifest:

@@ -1,4 +1,4 @@
-"""Errors that are the person's to mend."""
+"""Errors that the user can fix."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def describe(
 
     Growing for real and on the description commute:
     `describe(deepen(model, p, x, i), x, i) == deepened(describe(model, x, i), p)`, and likewise for every operation.
-    `insertion` says what the next growth would add; the layers are what is really there, however they came.
+    `insertion` determines what the next growth would add. The layers are those of the model now, grown or not.
 
     A model whose execution depends on tensor values is described as it ran on the example, in call order, and has
     growth points only where it marks them, and nothing to widen. Raises `GrowthError` where the model cannot be run on

@@ -1,4 +1,4 @@
-"""The trainer's metrics: what its events say, how long its steps take, and a port on which they are scraped."""
+"""The trainer's metrics, from its events and the durations of its steps, and the port on which they are scraped."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TOLERANCE: Final = 1e-9
 
 
 class GateError(ValueError):
-    """There is nothing to judge by. The message says what is missing."""
+    """There is not enough data for a decision. The message names what is missing."""
 
 
 class Terms(Record):
@@ -41,7 +41,7 @@ class Terms(Record):
     margin: float
     """By how much its accuracy may be worse, at the lower end of the interval."""
     least_effective: float
-    """Effective number of jobs below which a history says nothing."""
+    """Minimum effective number of jobs in a history for a decision."""
     unit: Unit = Unit.DECISION
     """What has an importance weight."""
 
@@ -180,7 +180,7 @@ def _influence(log: Log, weights: Tensor, episodes: int) -> Tensor:
 
 
 def _jobs(log: Log, weights: Tensor) -> float:
-    """Return how many jobs of equal weight say as much: decisions of one job share its accuracy."""
+    """Return the effective number of jobs, by their weights: decisions of one job share its accuracy."""
     if not bool(weights.any()):
         return 0.0
     of_jobs = weights.new_zeros(int(log.episode[-1]) + 1).index_add(0, log.episode_of_unit, weights)

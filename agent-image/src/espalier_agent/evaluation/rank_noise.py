@@ -1,4 +1,4 @@
-"""How much of a rank is noise: what tables of several seeds say of it.
+"""Estimates how much of a rank is noise, from tables with several seeds.
 
 The accuracy of a sequence under a seed is taken as the sequence's own value, plus the seed's (it moves all sequences
 alike, so it changes no rank), plus noise. The noise's deviation is pooled over all sequences: two or three seeds
@@ -32,7 +32,7 @@ FIRST_FEW: Final = 5
 
 
 class RankNoise(Record):
-    """What the seeds of one table say of its ranks."""
+    """The noise of one table's ranks, estimated from its seeds."""
 
     table: str
     seeds: int
@@ -111,7 +111,7 @@ def result_noise(accuracies: Floats, sequence: int, seed: int = 0) -> ResultNois
 
 
 def rank_noise(table: str, accuracies: Floats, seed: int = 0) -> RankNoise:
-    """Return what the seeds of a table of this name say of its ranks; there are two seeds or more."""
+    """Return the noise of the ranks of the table with this name, which has two seeds or more."""
     sequences, seeds = accuracies.shape
     deviation = pooled_deviation(accuracies)
     low, high = rank_intervals(accuracies, seed)

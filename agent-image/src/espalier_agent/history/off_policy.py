@@ -4,7 +4,7 @@ What was drawn with probability b and would be done with probability p counts p 
 that in bounds:
 
 - A learner's weights are cut at √n, n of them (Ionides, Truncated Importance Sampling, 2008): the error that cutting
-  makes goes to 0 with n, and so does the variance. What is tried seldom weighs more than that until there are
+  makes goes to 0 with n, and so does the variance. What is rarely tried weighs more than that until there are
   (actions / share tried)² of them, so where two policies are compared by decisions, whose weights that bounds, nothing
   is cut: it would hide what differs.
 - The estimate is Σ w·r / Σ w (Swaminathan and Joachims, The Self-Normalized Estimator for Counterfactual Learning,

@@ -41,7 +41,7 @@ SAY_SECONDS: Final = 60.0
 
 
 class NotStoredError(RuntimeError):
-    """A report was not committed. The message says why."""
+    """A report was not committed. The message gives the reason."""
 
 
 class OutcomeStore:

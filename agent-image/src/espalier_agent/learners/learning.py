@@ -29,7 +29,7 @@ from espalier_api.outcomes import OutcomeTable
 
 
 class LearningError(ValueError):
-    """Learning cannot start or go on. The message says why and what to change."""
+    """Learning cannot start or continue. The message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def finish_learning(
     episodes: int,
     history: LearntHistory | None = None,
 ) -> Policy:
-    """Freeze what was learnt into a policy that says how it came to be, and what its parent has learnt from."""
+    """Freeze the result into a policy that records its origin, and the data that its parent has learnt from."""
     learnt = {table_digest(table): table.name for table in start.tables}
     if parent is not None:
         learnt |= {table.sha256: table.name for table in parent.lineage.tables}

@@ -1,4 +1,4 @@
-"""What a policy says about one state: a pure function of the policy and the request."""
+"""A policy's advice for one state: a pure function of the policy and the request."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _probabilities(policy: Policy, request: AdviceRequest, actions: tuple[Action
         legal[0, [place for place in places if place is not None]] = True
         row = masked_log_probabilities(logits.double(), legal)[0].exp()
     if not bool(torch.isfinite(row).all()):
-        # Finite weights can still overflow. What such a network says means nothing, so nothing is done.
+        # Finite weights can still overflow. The output of such a network means nothing: the advice is to do nothing.
         row = torch.zeros_like(row)
         row[-1] = 1.0
     values = row.tolist()

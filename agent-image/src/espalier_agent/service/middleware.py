@@ -10,7 +10,7 @@ from espalier_agent.service.errors import ErrorBody, error_response
 from espalier_api.exporting import Metrics
 
 ROUTES: Final = ("/v1/advice", "/v1/outcomes", "/v1/policy", "/healthz", "/readyz", "/metrics")
-"""Counted by name; whatever else is asked for is `other`, so that nobody makes series by asking."""
+"""Paths that are counted by name; all others count as `other`, so that requests cannot create new series."""
 
 
 class BodyLimit:

@@ -8,8 +8,8 @@
 5. `planned` queues the jobs that have something to write or to do (`apply.workqueue`).
 6. `apply.writer` writes the status of a job first, and then takes the steps that its state calls for (`apply.steps`).
 
-`observe` and `apply` only think; the API server is spoken to by flushes, one task a job at most, started when a plan
-is made. So a job whose namespace answers slowly keeps nobody else waiting.
+`observe` and `apply` make no requests. Requests are made by flushes, at most one task per job, which start when a plan
+is made. So a job whose namespace answers slowly does not delay other jobs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from espalier_operator.loop import BackendError
 logger = logging.getLogger(__name__)
 
 LISTS_KEPT: Final = 2.5
-"""How many resync intervals old the last list of everything may be before the world counts as unknown."""
+"""Maximum age of the last complete list, in resync intervals; with an older one the cluster counts as unknown."""
 
 
 class KubeBackend:
@@ -95,7 +95,7 @@ class KubeBackend:
             raise BackendError(f"what is known is {age:.0f} s old: the API server gives no lists")
 
     def _meet(self, uid: str, now: float) -> None:
-        """Bring what is known of one job up to date with the store."""
+        """Update the state of one job from the store."""
         seen, job = self._store.job(uid), self.jobs.get(uid)
         if seen is None or seen.deleting:
             self._unreadable.pop(uid, None)
@@ -119,7 +119,7 @@ class KubeBackend:
         job.hear(News.PODS, Due.CHANGES)
 
     def _notice_overwriting(self) -> None:
-        """Write the status of jobs again if somebody else has changed it."""
+        """Write the status of jobs again if another client has changed it."""
         for uid in list(self._store.overwritten):
             job, seen = self.jobs.get(uid), self._store.job(uid)
             if self.queue.is_busy(uid):
@@ -136,7 +136,7 @@ class KubeBackend:
     # ---- deciding
 
     async def apply(self, action: Action) -> None:
-        """Remember the decision; all else follows from that."""
+        """Store the decision; everything else is derived from it."""
         job = self.jobs.get(self._uids.get(action.job, ""))
         if job is not None:
             now = self._clock.now()
@@ -188,6 +188,6 @@ class KubeBackend:
             self._timer = None
 
     async def close(self, seconds: float) -> None:
-        """Finish what is being written, for at most so long."""
+        """Finish pending writes, for at most this many seconds."""
         self._cancel_timer()
         await self.queue.close(seconds)

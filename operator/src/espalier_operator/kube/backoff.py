@@ -1,4 +1,4 @@
-"""When something that failed is tried again."""
+"""Backoff: when a failed operation is retried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Backoff:
     """Not before this time of the caller's clock."""
 
     def failed(self, now: float) -> None:
-        """Put the next try off."""
+        """Delay the next try."""
         self.until = now + min(self.first * 2.0 ** min(self.failures, 30), self.longest)
         self.failures += 1
 

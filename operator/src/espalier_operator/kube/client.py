@@ -1,4 +1,4 @@
-"""The API server, asked with a deadline: what fails for a while is tried again with limits, what is refused is raised.
+"""The client of the API server. Requests have a deadline; temporary failures are retried, refusals are raised.
 
 A thin transport over `kubernetes.aio`'s `ApiClient`, which authenticates, keeps the connections and refreshes tokens;
 what answers mean, paging and retries are `espalier_kube`'s. Only plain JSON goes through it: thousands of pods are
@@ -36,7 +36,7 @@ Body = Raw | list[Raw]
 
 
 class ApiRefusalError(BackendError):
-    """The API server refuses, and would refuse again."""
+    """The API server refuses the request, and would refuse it again."""
 
     def __init__(self, what: str, status: Status) -> None:
         """Keep the server's `status`."""
@@ -45,7 +45,7 @@ class ApiRefusalError(BackendError):
 
 
 class NotOwnedError(BackendError):
-    """An object of the name that is needed is there already, and is somebody else's."""
+    """There is already an object with this name, and it has another owner."""
 
 
 @dataclass(frozen=True, slots=True)

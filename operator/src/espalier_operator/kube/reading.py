@@ -1,7 +1,7 @@
-"""Fields of the API server's objects, read so that no object is too strange.
+"""Reads fields of the API server's objects, tolerating any content.
 
-What is not there, or is of another kind than it should be, counts as absent: one odd object of somebody else's must
-not keep the scheduler from seeing all others.
+A field of another type than expected counts as absent: one malformed object of another client must not prevent the
+scheduler from reading all others.
 """
 
 from __future__ import annotations

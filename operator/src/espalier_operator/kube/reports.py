@@ -1,4 +1,4 @@
-"""Report ConfigMaps as the store keeps them: most of what leaders say are figures, and those have time."""
+"""Report ConfigMaps as the store keeps them. Most changes of a report are figures only, and these can wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReportObject:
 
     @property
     def news(self) -> Any:
-        """What of it is worth a plan at once: equal to that of a report that differs in figures alone."""
+        """The part whose change needs a plan at once: equal for two reports that differ in figures only."""
         return self.text if self.report is None else news_of(self.report)
 
 

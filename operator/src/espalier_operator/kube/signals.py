@@ -1,6 +1,6 @@
-"""How long a job takes to learn that it was lent GPUs: from the news of a free one to the leader's acknowledgement.
+"""Measures the time from the event of a free GPU until the leader of the job that is lent it acknowledges the grant.
 
-Times are epoch seconds. What an operator before this one granted is not timed: when the news came is not known.
+Times are epoch seconds. Grants of an earlier operator are not measured, because the time of their events is unknown.
 """
 
 from __future__ import annotations

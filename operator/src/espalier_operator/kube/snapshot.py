@@ -1,7 +1,7 @@
-"""What the scheduler sees, made of lists of the API server's objects: raw objects in, a `Snapshot` out. No I/O.
+"""Makes a `Snapshot` from lists of the API server's objects. No I/O.
 
-The scheduler's memory is in the cluster's objects, so their lists show what an operator sees that starts at that
-moment. The lists go through the operator's own `Store` and `ManagedJob`; what differs is only
+The scheduler keeps its state in the cluster's objects, so the lists give the snapshot of an operator that starts at
+that moment. The lists go through the operator's own `Store` and `ManagedJob`; what differs is only
 that there was no time before them.
 """
 

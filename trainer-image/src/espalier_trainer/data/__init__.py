@@ -13,7 +13,7 @@ __all__ = ["Data", "MapSource", "Source", "TensorSource", "load_data"]
 
 
 def load_data(spec: DatasetSpec) -> Data:
-    """Return the data of a job; `DatasetError` says what is missing, where was looked and how to get it."""
+    """Return the data of a job; raises `DatasetError` with what is missing, the places searched and the remedy."""
     if spec.name is None:
         return custom.load(spec)
     try:

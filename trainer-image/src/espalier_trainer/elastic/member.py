@@ -77,7 +77,7 @@ class Member:
         stop: Callable[[], bool],
         hashed: Callable[[Network], int] = digest,
     ) -> None:
-        """`stop` says when to go; `hashed` is what must be equal in all members."""
+        """`stop` returns whether to leave; `hashed` is what must be equal in all members."""
         self._holder, self._seed, self._device, self._hashed = holder, seed, device, hashed
         self._base, self._index, self._stop = base, index, stop
         self._worker = uuid.uuid4().hex
@@ -87,7 +87,7 @@ class Member:
         """Whether the leader has announced the end of the job."""
 
     def turns(self, place: str) -> Iterator[Turn]:
-        """Yield what there is to do, until the job has `ended`, or until `stop` says to go."""
+        """Yield what to do next, until the job has `ended` or `stop` returns True."""
         visitor: Visitor | None = None
         while not self._stop() and not self.ended:
             try:

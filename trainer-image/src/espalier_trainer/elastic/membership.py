@@ -1,4 +1,4 @@
-"""Who is a member: what workers say of themselves, and what the leader makes of it. Pure."""
+"""Who is a member: the messages of workers, and the leader's decisions on them. Pure."""
 
 from __future__ import annotations
 

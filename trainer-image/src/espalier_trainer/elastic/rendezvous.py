@@ -39,7 +39,7 @@ _FORGET_SECONDS: Final = 10.0
 _LOOPBACK: Final = "127.0.0.1"
 _COUNT: Final = "arrivals"
 BEAT_SECONDS: Final = 0.5
-"""A worker that waits says so this often."""
+"""Interval of a waiting worker's messages."""
 SILENT_SECONDS: Final = 2.5
 """Of a worker that was silent for so long nothing is expected: it is dead, or frozen."""
 
@@ -108,11 +108,11 @@ class Host:
         self._pending: dict[int, float] = {}
         self._tickets: dict[str, int] = {}
         self._beats: dict[str, tuple[int, float]] = {}
-        """Of each worker that waits: how often it has said so, and when that was last seen to change."""
+        """For each waiting worker: its number of messages, and when this number was last seen to change."""
         self._felt = 0.0
 
     def listen(self) -> list[Arrival]:
-        """Return who has arrived, or said that it leaves, since this was last asked."""
+        """Return the workers that have arrived, or announced that they leave, since the last call."""
         count = self.store.add(_COUNT, 0)
         now = time.monotonic()
         self._pending.update(dict.fromkeys(range(self._heard + 1, count + 1), now))
@@ -144,7 +144,7 @@ class Host:
         return found
 
     def silent(self) -> frozenset[str]:
-        """Return the workers that wait no more, though they never said that they leave."""
+        """Return the workers that no longer wait, although they did not announce that they leave."""
         now = time.monotonic()
         # A leader that was busy for long has not looked; that is no silence of the others.
         if now - self._felt >= BEAT_SECONDS:

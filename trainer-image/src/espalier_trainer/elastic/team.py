@@ -32,7 +32,7 @@ GRACE_SECONDS: Final = 1.0
 REUNION_SECONDS: Final = 5.0
 """A leader that was started again waits so long for workers that may hold a newer state than its checkpoint."""
 WAIT_SECONDS: Final = 1.0
-"""While the leader does something else it says so this often: one that says nothing for long is taken for dead."""
+"""Interval of the leader's keep-alive messages while it is busy: a leader that is silent for long counts as dead."""
 _LEADER: Final = "leader"
 _MAX_BROKEN: Final = 5
 """Generations in a row that broke before a step: then the leader trains alone for a while."""
@@ -172,7 +172,7 @@ class Team:
         group = self._group
         if group is not None and (self._stale or self._noted):
             checkpoint = capture()
-            with self.stepping():  # the others have heard the word: half told is told to nobody
+            with self.stepping():  # all members receive the message, or none
                 if self._stale:
                     tell_state(group, checkpoint)
                 else:

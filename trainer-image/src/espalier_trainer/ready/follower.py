@@ -49,7 +49,7 @@ class Follower:
         return self.held.network
 
     def run(self, place: str) -> bool:
-        """Take part until the job ends (True), or until `stop` says to go (False)."""
+        """Take part until the job ends (returns True), or until `stop` returns True (returns False)."""
         for turn in self._member.turns(place):
             try:
                 self._step(turn)

@@ -1,1 +1,1 @@
-"""Jobs' statuses, Events and objects, brought up to what is remembered of them."""
+"""Writes jobs' statuses, Events and objects from their state."""

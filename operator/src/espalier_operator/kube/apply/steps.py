@@ -1,7 +1,7 @@
-"""What is to be done so that the cluster becomes what is remembered: pods made and deleted, leaders notified. Pure.
+"""The steps that bring the cluster to the state of a job: create and delete pods, notify leaders. Pure.
 
-Steps follow from the state alone, never from what was done before; doing one twice is doing it once. Nothing here
-waits: a step that is not possible yet (a name still taken by a pod on its way out) comes at a later look.
+Steps are derived from the state alone, never from earlier steps, and are idempotent. Nothing here waits: a step that is
+not possible yet (a terminating pod still has the name) is returned at a later observation.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Step = CreatePod | DeletePod | Annotate | DeleteJob
 def steps(
     job: KubeJob, state: JobState, pods: JobPods, status: JobStatus, now: float, settings: KubeSettings
 ) -> tuple[Step, ...]:
-    """Return what is to be done now for `job`, whose status was written as `status`."""
+    """Return the steps to take now for `job`, whose last written status is `status`."""
     return tuple(_steps(job, state, pods, status, now, settings))
 
 

@@ -1,4 +1,4 @@
-"""Flushes jobs: many at once, one job never twice at once, what is urgent before what is not."""
+"""Flushes jobs: many in parallel, each job at most once at a time, urgent ones first."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ logger = logging.getLogger(__name__)
 PARALLEL: Final = 16
 """Jobs that are flushed at once."""
 PATIENT: Final = 8
-"""At most this many of them may be such as have time: what is urgent finds a place, and an API server that is not
-busy."""
+"""Maximum number of these that are not urgent, so that urgent ones find a free place and an idle API server."""
 
 
 class WorkQueue:

@@ -1,7 +1,7 @@
-"""Brings one job's status, Events and objects up to what is remembered of it, in this order.
+"""Writes one job's status, Events and objects from its state, in this order.
 
-The status is written first, for it is the memory: whatever ends the operator after that is made up for by the next
-one, which reads it and takes the same steps. Every step is safe to take twice.
+The status is written first, because it stores the state: if the operator ends after that, its successor reads the
+status and takes the same steps. Every step is idempotent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TOO_MUCH: Final = (400, 413, 422)
 
 
 class Writer:
-    """Everything that is written about jobs goes through here."""
+    """Makes all writes for jobs."""
 
     def __init__(self, client: Client, store: Store, settings: KubeSettings, clock: Clock, metrics: Metrics) -> None:
         """Join the parts."""
@@ -50,14 +50,14 @@ class Writer:
         self._client, self._store, self._settings, self._clock = client, store, settings, clock
 
     async def flush(self, job: ManagedJob) -> None:
-        """Write and do what is due for `job`; what fails is tried again later, longer later each time."""
+        """Write what is due for `job` and take its steps; failures are retried with increasing delays."""
         due, now = job.take_due(), self._clock.now()
         status = job.status(now)
         state, pods, before = job.state, job.pods, job.written
         if job.must_write(status, due, now):
             try:
                 if not await self._write(job, status, now):
-                    # It is gone. The watch drops it when it hears of that; until then it counts as not written.
+                    # It is gone. The watch drops it once the deletion arrives; until then it counts as not written.
                     job.hear(News.NONE, due)
                     job.writing.failed(now)
                     job.plan_ahead(status, now)
@@ -109,7 +109,7 @@ class Writer:
         job.plan_ahead(job.status(now), now)
 
     async def _post(self, job: ManagedJob, news: Iterable[Event]) -> None:
-        """Post Events; they are for people, so one that cannot be posted holds nothing up."""
+        """Post Events. They are for people, so a failure delays nothing else."""
         for event in news:
             try:
                 await self._client.create(event_of(job, event, self._clock.now()), owner=None)
@@ -234,7 +234,7 @@ def _name(job: ManagedJob) -> tuple[str, str, str]:
 
 
 def _level(error: BackendError) -> int:
-    """Return how loudly `error` is logged: that nothing is made in a namespace that goes is as it should be."""
+    """Return the log level of `error`: it is expected that nothing can be created in a terminating namespace."""
     return (
         logging.DEBUG if isinstance(error, ApiRefusalError) and error.status.namespace_terminates else logging.WARNING
     )

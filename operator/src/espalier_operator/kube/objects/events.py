@@ -45,7 +45,7 @@ class Event:
 
 
 def events(before: JobStatus | None, after: JobStatus) -> tuple[Event, ...]:
-    """Return what is news in `after`, oldest cause first."""
+    """Return Events for the changes in `after`, oldest cause first."""
     was = before or JobStatus()
     found = [event for condition in after.conditions if (event := _of_condition(was, condition))]
     granted = _of_allocation(was, after)

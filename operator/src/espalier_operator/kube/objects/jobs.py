@@ -1,4 +1,4 @@
-"""A job as the API server holds it, parsed; or what is wrong with it."""
+"""Parses a job from the API server, or returns its problems."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class KubeJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidJob:
-    """A job that the API server took and that cannot be run."""
+    """A job that the API server accepted but that cannot be run."""
 
     key: str
     uid: str

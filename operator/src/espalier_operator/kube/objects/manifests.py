@@ -1,4 +1,4 @@
-"""The objects of a job, built: a typed job in, plain dicts out. No client, no clock, no environment."""
+"""Builds the objects of a job: a typed job in, plain dicts out. No client, no clock, no environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METRICS: Final = "metrics"
 METRICS_PORT: Final = 9464
 """Its number, unless the template has one for something else: that which OpenTelemetry's exporter took first."""
 RENDEZVOUS_PORT: Final = 29400
-"""At which the leader hears the other workers: that of torchrun's rendezvous."""
+"""Port on which the leader accepts the other workers: that of torchrun's rendezvous."""
 _CONTRACT_VOLUME: Final = "espalier-contract"
 _CHECKPOINT_VOLUME: Final = "espalier-checkpoints"
 _SCRATCH_VOLUME: Final = "espalier-tmp"

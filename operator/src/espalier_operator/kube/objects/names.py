@@ -1,4 +1,4 @@
-"""Names, labels and annotations of what the operator makes. Deterministic: making a thing twice meets itself."""
+"""Names, labels and annotations of the operator's objects. Deterministic: creating an object twice gives one object."""
 
 from __future__ import annotations
 

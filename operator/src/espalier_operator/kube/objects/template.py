@@ -1,7 +1,7 @@
-"""Changes to a pod template's spec, in place: what is needed is added, what the person wrote stays where it can.
+"""Changes a pod template's spec in place: adds what a worker needs, and keeps the user's fields where possible.
 
-The API server looks at most of a template only when a pod is made of it. So `problems` has to be asked first: what it
-lets pass can be changed here.
+The API server validates most of a template only when a pod is created from it. So call `problems` first: a template
+without problems can be changed here.
 """
 
 from __future__ import annotations

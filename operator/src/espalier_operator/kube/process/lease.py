@@ -1,7 +1,7 @@
 """One operator acts at a time: the holder of a Lease. `kubernetes.aio.leaderelection` does the electing.
 
-What it leaves open is added here: requests have deadlines and their failures are answers too, the holder stops in time
-before somebody else may begin, and one that ends in peace gives the Lease away, so that its successor need not wait.
+Added here: requests have deadlines, and a failed request counts as an answer; the holder stops before another operator
+may start; and an operator that ends normally releases the Lease, so that its successor need not wait.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Jobs as the operator has them in mind, from what the API server's objects say."""
+"""The operator's state of each job, derived from the API server's objects."""

@@ -1,7 +1,7 @@
-"""One job as the operator has it in mind: its state, its pods, and when something is to be written or done about it.
+"""The operator's view of one job: its state, its pods, and when its status or objects must be written.
 
-The state is read from the job's status when the job is first seen; from then on it is the truth and the status
-follows it. No I/O.
+The state is read from the job's status when the job is first seen. From then on the state in memory is authoritative,
+and the status is written from it. No I/O.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Due(IntEnum):
 
     NOTHING = 0
     FIGURES = 1
-    """When there is time: only figures are old."""
+    """At low priority: only figures have changed."""
     CHANGES = 2
-    """Now: more than figures changed, or something is still to be done."""
+    """Now: more than figures have changed, or a step is still to be taken."""
     REWRITE = 3
-    """Now, and its status is to be written even if it is as it was: somebody else has written it."""
+    """Now, and its status is written even if it has not changed, because another client has overwritten it."""
 
 
 class ManagedJob:
@@ -90,13 +90,13 @@ class ManagedJob:
         self._report: Report | None = None
         self._muted: Report | None = None
         self.refusal: Reason | None = None
-        """Why the last plan gave it nothing (more)."""
+        """Why the last plan granted it no (more) GPUs."""
         self.rejected: Trouble | None = None
         """The API server's last answer about its base workers' pods."""
         self.complaint: str | None = None
-        """The last message to people that no condition shows."""
+        """The last message for people that is in no condition."""
         self.equipped = False
-        """Its objects other than pods are there, as far as this operator has seen to it."""
+        """This operator has made sure that its objects other than pods exist."""
         self.facts: JobFacts | None = None
         """None as long as its specification cannot be run, and before the first look."""
         self.workers: tuple[Worker, ...] = ()
@@ -105,12 +105,12 @@ class ManagedJob:
         self.news = News.PODS | News.REPORT | News.FACTS
         self.due = Due.CHANGES
         self._due_later: dict[Due, float] = {}
-        """When it will be due though nothing happens."""
+        """When it is due next without any event."""
         self.writing, self.doing = Backoff(longest=10.0), Backoff()
         self.meet(seen)
 
     def meet(self, seen: JobObject) -> None:
-        """Take note of the job's object."""
+        """Update from the job's object."""
         self.object = seen
         if isinstance(seen.parsed, KubeJob):
             if self.job is not seen.parsed:
@@ -137,11 +137,11 @@ class ManagedJob:
 
     @property
     def due_at(self) -> float | None:
-        """When it is to be looked at or flushed though nothing happens."""
+        """When it must be observed or flushed without any event."""
         return min(self._due_later.values(), default=None)
 
     def hear(self, news: News, due: Due = Due.NOTHING) -> None:
-        """Take note that there is news, and that it is to be flushed."""
+        """Record which facts have changed, and how urgently the job must be flushed."""
         self.news |= news
         self.due = max(self.due, due)
 
@@ -151,7 +151,7 @@ class ManagedJob:
         return due
 
     def validate(self) -> None:
-        """Raise `ValueError` where its parts contradict each other. Costly: for tests."""
+        """Raise `ValueError` if its fields contradict each other. Expensive: for tests."""
         if self.job is None and (self.facts is not None or self.state.active):
             raise ValueError(f"{self.key}: it is planned for, or runs, without a specification")
         if self.state.extra and not self.state.active:
@@ -187,7 +187,7 @@ class ManagedJob:
     # ---- looking
 
     def look(self, now: float) -> None:
-        """Bring state and facts up to `now`."""
+        """Update state and facts to `now`."""
         for due, time in list(self._due_later.items()):
             if now >= time:
                 del self._due_later[due]
@@ -229,26 +229,26 @@ class ManagedJob:
             self.news = News.FACTS
 
     def act(self, action: Action) -> None:
-        """Remember a decision, from which all else follows. Its budgets are counted up to the last look first."""
+        """Apply a decision to the state. The budgets are first counted up to the last observation."""
         if self.job is not None:
             self._count_up()
             self.state = after(self.state, action, self.job.terms, self.looked_at, self._timing)
             self.hear(News.PODS, Due.CHANGES)
 
     def refuse(self, reason: Reason | None) -> None:
-        """Take note why the plan gave it nothing (more)."""
+        """Record why the plan granted it no (more) GPUs."""
         if reason is not self.refusal:
             self.refusal = reason
             self.hear(News.NONE, Due.CHANGES)
 
     def reject(self, trouble: Trouble | None) -> None:
-        """Take note of what the API server says to its pods; None: it takes them."""
+        """Record the API server's answer to its pods; None: it accepts them."""
         if trouble != self.rejected:
             self.rejected = trouble
             self.hear(News.PODS, Due.CHANGES)
 
     def condemn(self, message: str) -> None:
-        """Take note that the API server will never take its pods as they are."""
+        """Record that the API server will never accept its pods as they are."""
         if self.state.active and self.state.ended is None:
             verdict = Ended(reason=Reason.INVALID_SPEC, failed=True, message=message)
             self.state = replace(self.state, ended=verdict)
@@ -257,7 +257,7 @@ class ManagedJob:
     # ---- what is to be written, and when
 
     def status(self, now: float) -> JobStatus:
-        """Return the status that says what is remembered now; its figures are those of the last look."""
+        """Return the status for the current state; its figures are those of the last observation."""
         wall = utc(now)
         if self.job is None:
             problems = () if self.problems is None else self.problems.problems
@@ -273,18 +273,18 @@ class ManagedJob:
         return status_of(self._facts(), self.state, observed, self.sent, wall)
 
     def must_write(self, status: JobStatus, due: Due, now: float) -> bool:
-        """Return whether `status` is to be written now; figures alone have time."""
+        """Return whether `status` must be written now; a change of figures alone can wait."""
         if self.written is None or due is Due.REWRITE or _solid(status) != _solid(self.written):
             return True
         return now >= self.written_at + self._settings.persist_seconds and status != self.written
 
     def wrote(self, status: JobStatus, answered: Mapping[str, Any] | None, now: float) -> None:
-        """Take note of what was written, and what the API server made of it."""
+        """Record the status that was written, and the API server's answer."""
         self.written = self.sent = status
         self.written_at, self.answered = now, answered
 
     def plan_ahead(self, status: JobStatus, now: float) -> None:
-        """Set when it is to be looked at or flushed next though nothing happens; `status` is how it stands."""
+        """Set when it must be observed or flushed next without any event; `status` is the current one."""
         times = [self.writing.until, self.doing.until]
         if self.job is not None:
             times.append((self.state.outcome and expires_at(self.job, status)) or 0.0)
@@ -295,7 +295,7 @@ class ManagedJob:
         self._due_later = {due: time for due, time in later.items() if time is not None}
 
     def mute(self) -> bool:
-        """Leave the report out of the status until there is another; return whether there was one to leave out."""
+        """Leave the report out of the status until the next one; return whether there was a report."""
         had, self._muted = self._muted is not self._report, self._report
         return had
 

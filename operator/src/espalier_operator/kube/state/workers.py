@@ -1,4 +1,4 @@
-"""A job's pods sorted: who leads, who else works, who is on the way out; and what the planner counts of them. Pure."""
+"""Sorts a job's pods into leader, other workers and leaving ones, and counts them for the planner. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JobPods:
     rest: tuple[Pod, ...] = ()
     """Of earlier attempts, ended, or on their way out."""
     lost: Container[str] = frozenset()
-    """UIDs of pods whose node is gone, or not heard of."""
+    """UIDs of pods whose node is gone, or does not report."""
 
     @property
     def leader(self) -> Pod | None:
@@ -39,7 +39,7 @@ class JobPods:
 
 
 def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], ready: Container[str]) -> JobPods:
-    """Sort the pods of `job`; `ready` are the names of the nodes that are there and heard of."""
+    """Sort the pods of `job`; `ready` are the names of the nodes that exist and report."""
     base: list[Pod | None] = [None] * len(state.attempts)
     extra, rest, lost = [], [], set()
     for pod in pods:
@@ -58,7 +58,7 @@ def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], ready: Contain
 
 
 def observation_of(pods: JobPods, report: Report | None) -> Observation:
-    """Return what the pods and the last report say of the job's base workers."""
+    """Return the observation of the job's base workers from its pods and the last report."""
     return Observation(
         base=tuple(None if pod is None else _incarnation(pod, pod.uid in pods.lost) for pod in pods.base),
         extra_bound=sum(pod.node is not None for pod in pods.extra),
@@ -71,7 +71,7 @@ def observation_of(pods: JobPods, report: Report | None) -> Observation:
 def last_report(state: JobState, known: Report | None, found: Report) -> Report:
     """Return which report counts: `found`, or the `known` one where that is of the leader and `found` is not.
 
-    A leader on a node that was given up may go on for a while and write over what its successor reports.
+    A leader on a lost node may continue for a while, and overwrite the report of its successor.
     """
     leader = state.incarnations[0] if state.incarnations else ""
     successor_has_reported = known is not None and known.incarnation == leader != found.incarnation
@@ -79,7 +79,7 @@ def last_report(state: JobState, known: Report | None, found: Report) -> Report:
 
 
 def trouble_of(pods: JobPods) -> Trouble | None:
-    """Return what keeps a base worker from starting, the leader's trouble first."""
+    """Return what prevents a base worker from starting, preferably the leader."""
     for pod in pods.base:
         if pod is not None and pod.trouble is not None and pod.phase == "Pending":
             return Trouble(reason=pod.trouble, message=pod.message)

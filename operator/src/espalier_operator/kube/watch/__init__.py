@@ -1,1 +1,1 @@
-"""What is known of the cluster: lists and watches fill one store of indexers, one indexer for each kind."""
+"""The known state of the cluster: lists and watches fill one store, with one indexer for each kind."""

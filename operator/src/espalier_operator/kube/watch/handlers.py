@@ -1,6 +1,6 @@
-"""The part of kopf: watch events become facts. No decision and no API call is made here.
+"""The handlers of kopf: they turn watch events into facts. They make no decisions and no API calls.
 
-Only `on.event` handlers: they need no annotations and no finalizers, so nothing of ours ever holds up a deletion.
+Only `on.event` handlers: they need no annotations and no finalizers, so the operator never delays a deletion.
 """
 
 from __future__ import annotations

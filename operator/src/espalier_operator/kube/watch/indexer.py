@@ -42,13 +42,13 @@ class Indexer(Generic[T]):
         return self._values
 
     def is_gone(self, key: str, version: int) -> bool:
-        """Return whether the object is known not to be there as of `version`, rather than not heard of yet."""
+        """Return whether the object is known not to exist as of `version` (False if it was not seen yet)."""
         if key in self._values:
             return False
         return key in self._gone or (self.listed_version is not None and self.listed_version >= version)
 
     def put(self, raw: Raw) -> None:
-        """Take note of an object that is there."""
+        """Add or update an object."""
         key, version = key_of(raw), version_of(raw)
         if version <= self._versions.get(key, -1) or version <= self._gone.get(key, -1):
             return
@@ -62,7 +62,7 @@ class Indexer(Generic[T]):
         self._changed(key, before, after)
 
     def drop(self, key: str, version: int) -> None:
-        """Take note that an object went, as of `version`."""
+        """Record the deletion of an object, as of `version`."""
         if version >= self._versions.get(key, -1):
             self._forget(key, version, remember=True)
 

@@ -1,7 +1,7 @@
-"""Keeps the store up to date: lists of everything at intervals, kopf's watches, and reads of doubtful pods.
+"""Keeps the store up to date with complete lists at intervals, kopf's watches, and reads of doubtful pods.
 
-The next list corrects what kopf's watches may miss (a lost event, a stream that hangs). kopf is started again when it
-ends; the lists go on meanwhile.
+The next list corrects what kopf's watches may miss (a lost event, a stream that hangs). kopf is restarted when it ends;
+the lists continue meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONG_ENOUGH: Final = 60.0
 
 
 class Informer:
-    """All that reads from the API server for the store."""
+    """Reads from the API server for the store."""
 
     def __init__(
         self,

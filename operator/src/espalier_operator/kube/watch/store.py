@@ -1,7 +1,7 @@
-"""What is known of the cluster, in memory: filled by lists and watch events, read by the backend. No I/O, no decision.
+"""The known state of the cluster in memory: lists and watch events fill it, the backend reads it. No I/O, no decisions.
 
-Nothing may be concluded from what is not known: until every kind has been listed, and when the lists are too old,
-the world is unknown (`Store.unknown`).
+Nothing may be concluded from missing objects until every kind has been listed, or while the lists are too old: then the
+state of the cluster is unknown (`Store.unknown`).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Store:
         return self._by_uid.get(uid)
 
     def report(self, uid: str) -> ReportObject | None:
-        """Return what the leader of the job of this UID wrote last."""
+        """Return the last report of the leader of the job with this UID."""
         return self._reports.get(uid)
 
     def ready_for(self, pods: Iterable[Pod]) -> set[str]:

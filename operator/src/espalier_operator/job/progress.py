@@ -84,11 +84,13 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         until = max(read_at, min(now, now if leader.end.at is None else leader.end.at))
     else:
         kind, until = leader_of(seen, now, timing), now
-        if kind is Leader.TRAINING and _is_starting(seen):
-            kind = Leader.STARTING  # a silent one: counted from its start, by the allowance
-        elif kind is Leader.TRAINING and now - read_at > timing.gap and now - seen.reported_at > timing.quiet:
-            # Nobody watched: it trained while it reported so, and may have ended since, unseen by its node as well.
+        silent = kind is Leader.TRAINING and _is_starting(seen)
+        unwatched = now - read_at > timing.gap and now - seen.reported_at > timing.quiet
+        if kind is Leader.TRAINING and unwatched and (seen.fresh or not silent):
+            # Nobody watched: it ran while it reported so, and may have ended since, unseen by its node as well.
             until = max(read_at, seen.reported_at)
+        if silent:
+            kind = Leader.STARTING  # counted from its start, by the allowance
     meter = meter.advance(until, kind, gpus, timing.start_up_allowance, _reported(state, seen, now))
     return replace(
         state,

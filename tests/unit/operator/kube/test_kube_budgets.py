@@ -299,6 +299,16 @@ def test_what_may_not_have_been_trained_while_no_operator_was_there_does_not_cou
     assert account.look(76) == 74, "it was in the middle of a long step"
 
 
+def test_what_a_starting_leader_may_not_have_run_while_no_operator_was_there_does_not_count(account):
+    """Past the allowance it counts while it is seen, or reports; who only looks now does not know when it ended."""
+    account.runs()
+    account.says(STARTING, at=19)
+    assert account.look(20) == 20
+    account.restart_operator()
+    assert account.look(52) == 20
+    assert account.look(54) == 22
+
+
 def test_what_was_written_last_is_all_that_the_next_operator_knows(account):
     account.runs()
     account.says(TRAINING)

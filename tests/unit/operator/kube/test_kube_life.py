@@ -292,8 +292,9 @@ class LifeMachine(RuleBasedStateMachine):
         leaders = sorted(key for key in self.world.pods if "-base-0-" in key) if leader else []
         key = data.draw(st.sampled_from(leaders or sorted(self.world.pods)))
         note(f"{how} {key}")
-        if how == "evict" and node_of(self.world.pods[key]) and not is_over(self.world.pods[key]):
-            self.world.evict(key)
+        pod = self.world.pods[key]
+        if how == "evict" and node_of(pod) and self.is_heard_of(pod) and not is_over(pod):
+            self.world.evict(key)  # by its kubelet, which has to be there for that
         elif how != "evict":
             self.world.delete_pod(key, force=how == "force")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from operators import World
 
+from espalier_api.signal import ALLOCATION_ANNOTATION
+
 QUICK = {"preemption": {"noticeSeconds": 5, "cooldownSeconds": 0, "minRuntimeSeconds": 0}}
 """Preemption of jobs that are to be lent GPUs at once."""
 
@@ -83,8 +85,12 @@ def test_extra_gpus_are_lent_noticed_acknowledged_and_given_to_the_second_job(wo
     assert "deadline" in asked
     assert "first-extra-0-2" in world.running("first"), "it has until the deadline"
     world.until_condition("second", "Admitted", "False", "NoFreeGPU")
-    annotation = world.pods("first")["first-base-0-0"]["metadata"]["annotations"]["espalier.dev/allocation"]
-    assert '"generation": 3' in annotation, "the way without API access says the same"
+    world.until(
+        "the way without API access says the same: the annotation follows the status",
+        lambda: (
+            '"generation": 3' in world.pods("first")["first-base-0-0"]["metadata"]["annotations"][ALLOCATION_ANNOTATION]
+        ),
+    )
 
     world.trainers.stubborn.clear()
     world.jobs.server.request("PATCH", f"{world.jobs.path}/first", {"metadata": {"labels": {"look": "now"}}})

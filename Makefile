@@ -11,8 +11,8 @@ export UV_PYTHON_DOWNLOADS ?= never
 BUDGET ?= 20
 SEED ?= 0
 RUNS ?= runs
-# Number of tests at a time: one more than there are cores, for one of them mostly waits for a process.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores + 1 : 4)))
+# Number of tests at a time. Each may train a model or run an API server, so more than the cores are not faster.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
 # Tests start hundreds of processes. Without bytecode, each of them compiles torch again, which doubles the time.
 unexport PYTHONDONTWRITEBYTECODE
 

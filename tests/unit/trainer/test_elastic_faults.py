@@ -174,7 +174,7 @@ def test_a_leader_and_a_worker_die_together_while_a_third_lives(elastic: Callabl
     leader.join()
     place.start()
     first = until(lambda: epochs_of(place, 1), place, RESUMED_SECONDS)[0]
-    assert first.step > before  # nothing was saved: the third one held it
+    assert first.step >= before  # nothing was saved: the third one held it
     until(lambda: worlds(place)[-1:] == [2], place)
     trains_on(place)
     assert extras[1].is_alive()
@@ -218,7 +218,7 @@ def test_a_worker_finds_the_successor_of_a_leader_that_is_frozen(elastic: Callab
     until(lambda: "the leader is away" in place.logs(0), place)
     place.start()
     first = until(lambda: epochs_of(place, 1), place)[0]
-    assert first.step > before  # nothing was saved: it is the worker that held it
+    assert first.step >= before  # nothing was saved: it is the worker that held it, perhaps at the end of an epoch
     assert worlds(place) == [2, 2]
     assert extra.is_alive()
 

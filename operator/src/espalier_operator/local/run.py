@@ -303,17 +303,19 @@ class LocalRun:
         """End every process, read each one's last report, and save the state."""
         if self._agent is not None:
             self._agent.end(self._settings.stop_wall_seconds)
+        now = self._clock.now()
         for job in self._jobs.values():
-            job.interrupt(self._clock.now())
+            job.interrupt(now)
             if job.process is not None:
                 job.process.terminate(self._settings.stop_wall_seconds)
-            job.workers.end()
+            job.workers.end(now)
         while any(job.process is not None or not job.workers.has_ended for job in self._jobs.values()) or not (
             self._agent is None or self._agent.has_ended()
         ):
+            now = self._clock.now()
             for job in self._jobs.values():
-                job.look(self._clock.now())
-                job.workers.end()
+                job.look(now)
+                job.workers.end(now)
             await asyncio.sleep(self._settings.poll_wall_seconds)
         for job in self._jobs.values():
             job.close(self._clock.now())

@@ -84,8 +84,8 @@ class Workers:
         wanted: Sequence[WorkerSpec],
         command: Sequence[str],
         variables: Mapping[str, str],
-        now: float = 0.0,
-        may_start_base: bool = False,
+        now: float,
+        may_start_base: bool,
     ) -> None:
         """End the processes of workers that are not wanted, notice those that ended, start those that are missing.
 
@@ -112,9 +112,9 @@ class Workers:
             if key not in self._running and due:
                 self._start(spec, command, variables, now)
 
-    def end(self) -> None:
+    def end(self, now: float) -> None:
         """End all."""
-        self.look((), (), {})
+        self.look((), (), {}, now, may_start_base=False)
 
     def _start(self, spec: WorkerSpec, command: Sequence[str], variables: Mapping[str, str], now: float) -> None:
         if spec.role is Role.BASE:

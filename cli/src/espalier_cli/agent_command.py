@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import click
+from typing import Final
 
-from espalier_agent.commands.agent import agent as own
-from espalier_cli.collect.command import collect
+from espalier_agent.commands.agent import COMMANDS, HELP
+from espalier_agent.commands.lazy import LazyGroup
 
-agent = click.Group(
-    name=own.name,
-    help=own.help,
-    epilog=own.epilog,
-    commands={**own.commands, "collect": collect},
+agent: Final = LazyGroup(
+    name="agent", help=HELP, elsewhere={**COMMANDS, "collect": "espalier_cli.collect.command:collect"}
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
 import click
 from rich.console import Console
 
+from espalier_agent.commands.lazy import LazyGroup
 from espalier_api.documents import DocumentError
 from espalier_api.validation import JobFileError, load_jobs
 from espalier_cli.errors import InputError
@@ -19,38 +19,21 @@ Exit codes: 0 it worked, 1 a job failed or something broke, 2 what was given can
 
 
 _ELSEWHERE = {
-    "run": ("espalier_cli.run_command", "run"),
-    "agent": ("espalier_cli.agent_command", "agent"),
-    "list": ("espalier_cli.cluster.list_command", "list_jobs"),
-    "explain": ("espalier_cli.cluster.explain_command", "explain"),
-    "top": ("espalier_cli.cluster.top_command", "top"),
-    "watch": ("espalier_cli.cluster.watch_command", "watch"),
-    "snapshot": ("espalier_cli.cluster.plan_command", "snapshot"),
-    "plan": ("espalier_cli.cluster.plan_command", "plan"),
+    "run": "espalier_cli.run_command:run",
+    "agent": "espalier_cli.agent_command:agent",
+    "list": "espalier_cli.cluster.list_command:list_jobs",
+    "explain": "espalier_cli.cluster.explain_command:explain",
+    "top": "espalier_cli.cluster.top_command:top",
+    "watch": "espalier_cli.cluster.watch_command:watch",
+    "snapshot": "espalier_cli.cluster.plan_command:snapshot",
+    "plan": "espalier_cli.cluster.plan_command:plan",
 }
 """Commands whose imports take time (torch takes seconds); they are imported on use."""
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command of `_ELSEWHERE` on use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all names."""
-        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command, imported if need be."""
-        if cmd_name not in _ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
-        module, name = _ELSEWHERE[cmd_name]
-        command = getattr(importlib.import_module(module), name)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{module}.{name} is a {type(command).__name__}, not a click command")
-        return command
-
-
 @click.group(
     cls=LazyGroup,
+    elsewhere=_ELSEWHERE,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

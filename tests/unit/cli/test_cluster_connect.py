@@ -157,10 +157,16 @@ def test_the_first_error_of_several_calls_is_raised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["validate", str(EXAMPLE)], ["plan", "--snapshot", "-"], ["list", "--help"], ["watch", "--help"]],
+    [
+        ["--help"],
+        ["validate", str(EXAMPLE)],
+        ["plan", "--snapshot", "-"],
+        ["list", "--help"],
+        ["watch", "--help"],
+    ],
     ids=" ".join,
 )
-def test_commands_that_need_no_cluster_import_no_client(words: list[str]) -> None:
+def test_commands_that_need_neither_import_no_client_and_no_torch(words: list[str]) -> None:
     program = (
         "import sys; from espalier_cli.main import cli\n"
         f"try: cli({words!r})\n"

@@ -1,7 +1,8 @@
-"""`espalier agent serve`."""
+"""`espalier agent serve`, and the description of what it serves."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from espalier_agent.history.schema import StoreError
 from espalier_agent.history.store import MAX_DATABASE_BYTES
 from espalier_agent.policies.exploration import Exploration
 from espalier_agent.policies.files import PolicyError
+from espalier_agent.service.app import create_app
 from espalier_agent.service.server import ServerError
 from espalier_agent.service.server import serve as run_server
 from espalier_agent.service.serving import Settings
@@ -103,3 +105,9 @@ def serve(
         raise CommandError(
             str(error), "--port 0 takes a free port" if isinstance(error, ServerError) else None
         ) from error
+
+
+@click.command()
+def openapi() -> None:
+    """Print the service's OpenAPI description; `docs/openapi/agent.json` is this output."""
+    click.echo(json.dumps(create_app().openapi(), indent=1))

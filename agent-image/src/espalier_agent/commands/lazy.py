@@ -1,0 +1,34 @@
+"""A group of commands that are imported on use: torch alone takes seconds."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import click
+
+
+class LazyGroup(click.Group):
+    """A group some of whose commands are imported on use.
+
+    `elsewhere` gives for each name the module and the name in it, as `module:name`.
+    """
+
+    def __init__(self, *args: object, elsewhere: Mapping[str, str], **settings: object) -> None:
+        """Take the arguments of `click.Group` in addition."""
+        super().__init__(*args, **settings)  # type: ignore[arg-type]
+        self._elsewhere = elsewhere
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names."""
+        return sorted([*super().list_commands(ctx), *self._elsewhere])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, imported if need be."""
+        if cmd_name not in self._elsewhere:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = self._elsewhere[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}:{name} is a {type(command).__name__}, not a click command")
+        return command

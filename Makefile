@@ -11,8 +11,8 @@ export UV_PYTHON_DOWNLOADS ?= never
 BUDGET ?= 20
 SEED ?= 0
 RUNS ?= runs
-# Number of tests at a time. Each may train a model or run an API server, so more than the cores are not faster.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
+# Number of files of tests at a time: one more than the cores, since some only wait for a moment, and five at most.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores + 1 : 5)))
 # Tests start hundreds of processes. Without bytecode, each of them compiles torch again, which doubles the time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -42,8 +42,8 @@ run: .venv/.ready  ## run the example job with and without growth, and compare
 	@.venv/bin/espalier compare $(RUNS)/not-grown $(RUNS)/grown
 
 .PHONY: test test-all
-test: .venv/.ready  ## run the tests that need no cluster, WORKERS at a time, with a daily sample of the sweeps
-	OMP_NUM_THREADS=1 .venv/bin/pytest tests --ignore tests/e2e/cluster --numprocesses $(WORKERS) --dist worksteal
+test: .venv/.ready  ## run the tests that need no cluster, WORKERS files at a time, with a daily sample of the sweeps
+	OMP_NUM_THREADS=1 .venv/bin/pytest tests --ignore tests/e2e/cluster --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-all: export ESPALIER_SWEEPS := all
 test-all: test  ## the same with every case of the sweeps

@@ -9,6 +9,8 @@ from apiserver import JOBS
 from charts import CASES, CHART, ROOT, parse, pod_templates
 from releases import DEFINITION, Release, key, make_job, try_pods
 
+pytestmark = pytest.mark.slow
+
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 

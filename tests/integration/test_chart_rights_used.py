@@ -19,6 +19,8 @@ from trainers import Trainers
 from espalier_operator.kube.objects import manifests as objects
 from operator_world.kube_objects import kube_job
 
+pytestmark = pytest.mark.slow
+
 
 def may_grant(server: ApiServer, without: Right, granted: Iterable[Right]) -> bool:
     """Return whether one who has these rights but one may make a job's Role."""

@@ -23,6 +23,8 @@ from espalier_operator.facts import JobFacts, Snapshot
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).parents[2]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

@@ -35,6 +35,8 @@ from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Fail
 from espalier_kube.resources import JOBS
 from espalier_operator.actions import Fail, Finish
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-u", "-c", "from espalier_cli.main import main; main()", "watch"]
 _SECONDS = 40.0
 

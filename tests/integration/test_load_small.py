@@ -20,6 +20,8 @@ from load.objects import gpus_of  # noqa: E402
 from load.stages import measure  # noqa: E402
 from load.table import table  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 _BUILD_SECONDS = 1800
 
 

@@ -90,7 +90,7 @@ BOUNDED = {
 """What more jobs may bring to light, as pods end and answers come in another order: of a few values, not of jobs."""
 PATIENCE = 180.0
 """Seconds; the machine may be slow."""
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
 

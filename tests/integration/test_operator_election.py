@@ -8,10 +8,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from operator_process import OperatorProcess
 from operators import World
 
 from espalier_operator.facts import Snapshot
+
+pytestmark = pytest.mark.slow
 
 HOLDS = "holding the lease"
 LEASE_SECONDS = 4

@@ -17,6 +17,8 @@ import pytest
 from apiserver import ApiServer
 from operators import World
 
+pytestmark = pytest.mark.slow
+
 
 class Proxy:
     """A TCP proxy before the API server that can cut its connections, and refuse new ones."""

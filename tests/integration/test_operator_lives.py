@@ -12,6 +12,8 @@ from trainers import Raw
 from espalier_api.documents import dumps
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 
+pytestmark = pytest.mark.slow
+
 
 def named(*names: str, code: int = 0) -> Any:
     """Return an `ends_when` for leaders of these jobs."""

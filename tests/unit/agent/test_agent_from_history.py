@@ -36,6 +36,8 @@ from espalier_api.allocation import Allocation
 from espalier_api.growth.deepen import deepened
 from espalier_api.outcomes import OutcomeTable
 
+pytestmark = pytest.mark.slow
+
 QUICK = HistoryConfig(updates=60, learning_rate=5e-3)
 TERMS = Terms(margin=0.01, least_effective=10)
 MODEL = named_architecture("cnn1")

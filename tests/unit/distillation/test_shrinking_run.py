@@ -21,6 +21,8 @@ from espalier_trainer.distillation.shrinking import MEASURED_STEPS, Manner, Shri
 from espalier_trainer.ready import steps
 from espalier_trainer.scheduler import Arrival
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Any]
 
 

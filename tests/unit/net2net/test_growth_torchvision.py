@@ -22,6 +22,8 @@ from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import deepen, growth_points
 from espalier_trainer.net2net.deepening.deepen import insert, places_of
 
+pytestmark = pytest.mark.slow
+
 POINTS = {
     "resnet18": 17, "resnet50": 49, "vgg11_bn": 10, "mobilenet_v2": 35, "densenet121": 59, "googlenet": 57,
     "googlenet-aux": 61, "efficientnet_b0": 65, "convnext_tiny": 18, "regnet_y_400mf": 81,

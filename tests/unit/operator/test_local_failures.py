@@ -22,6 +22,8 @@ from espalier_api.status import JobPhase
 from espalier_operator.local import LocalRunError
 from espalier_operator.local.state import RunState, run_lock
 
+pytestmark = pytest.mark.slow
+
 ONE_RUN = """
 import asyncio, sys
 from pathlib import Path

@@ -13,6 +13,8 @@ from espalier_api.reasons import Reason
 from espalier_api.status import JobPhase
 from espalier_operator.local import GpuChange
 
+pytestmark = pytest.mark.slow
+
 
 def changes(story, job):
     """Return (replicas, direction, reason) of each allocation."""

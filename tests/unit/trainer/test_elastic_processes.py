@@ -13,6 +13,8 @@ import pytest
 
 from espalier_api.job import AdaptiveTrainingJob
 
+pytestmark = pytest.mark.slow
+
 Workplace = Any
 """That of `conftest.py`."""
 

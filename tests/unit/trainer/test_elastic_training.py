@@ -26,6 +26,8 @@ from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.follower import Follower
 from espalier_trainer.scheduler import Arrival
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Any]
 CPU = torch.device("cpu")
 

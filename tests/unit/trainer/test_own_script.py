@@ -18,6 +18,8 @@ import pytest
 
 from espalier_api.job import AdaptiveTrainingJob
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_script"
 Workplace = Any
 """That of `conftest.py`."""

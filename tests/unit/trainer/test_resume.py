@@ -14,6 +14,8 @@ from espalier_api.report import TrainerPhase
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.errors import CheckpointMismatchError
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = (Action.deepen("block0"), Action.deepen("block2"), Action.deepen("block0"))
 
 

@@ -24,6 +24,8 @@ from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
+pytestmark = pytest.mark.slow
+
 BLOCK0 = Action.deepen("block0")
 STEPS_AN_EPOCH = 17
 

@@ -27,6 +27,8 @@ from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
+pytestmark = pytest.mark.slow
+
 BOTH = {"actions": ["Deepen", "Widen"]}
 WIDEN = Action.widen("block0.0")
 GROUPS = ["block0.0", "block1.0", "block2.0"]

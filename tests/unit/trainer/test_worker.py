@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 60.0
 JOB = {
     "apiVersion": "espalier.dev/v1alpha1",

@@ -1,4 +1,4 @@
-"""The data sets that a job can name. One more is a module of the trainer with a `load`, and a line here."""
+"""The data sets that a job can name. One more is a function of the trainer that loads it, and a line here."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from espalier_api.registry import Registry
 
 _BUILT_IN: Final = {
     "digits": "espalier_trainer.data.digits:load",
-    "cifar8": "espalier_trainer.data.cifar8:load",
-    "cifar10": "espalier_trainer.data.cifar10:load",
-    "mnist": "espalier_trainer.data.mnist:load",
+    "cifar8": "espalier_trainer.data.torchvision_sets:cifar8",
+    "cifar10": "espalier_trainer.data.torchvision_sets:cifar10",
+    "mnist": "espalier_trainer.data.torchvision_sets:mnist",
     "imagefolder": "espalier_trainer.data.imagefolder:load",
 }
-DATASETS: Final[Registry[Callable[..., Any]]] = Registry(
-    "data set",
-    "espalier.datasets",
-    _BUILT_IN,
-)
+DATASETS: Final[Registry[Callable[..., Any]]] = Registry("data set", "espalier.datasets", _BUILT_IN)
 """Functions that take a `DatasetSpec` and return the trainer's `Data`."""
 
 DatasetName = Annotated[

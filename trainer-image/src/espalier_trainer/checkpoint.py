@@ -115,6 +115,10 @@ class Checkpoint:
     model: dict[str, Tensor]
     training: dict[str, Tensor]
 
+    def under(self, prefix: str) -> dict[str, Tensor]:
+        """Return the tensors in `training` whose names begin with `prefix`, by the rest of their names."""
+        return {name.removeprefix(prefix): each for name, each in self.training.items() if name.startswith(prefix)}
+
     def copied(self) -> Checkpoint:
         """Return one that does not change with the network it was made of, on the CPU: a device may be nearly full."""
         model, training = (

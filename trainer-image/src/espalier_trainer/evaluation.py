@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_trainer.data.source import Source
+from espalier_trainer.net2net.modules import mode
 
 BATCH = 1024
 """Examples at once: no gradients are kept, so more than in training; bounded by `batch_size` * 8."""
@@ -32,19 +33,14 @@ def evaluate(
     `batch_size` is the training batch size; eight times as much is taken at once, at most `BATCH`.
     """
     size = max(batch_size, min(BATCH, 8 * batch_size))
-    training = model.training
-    model.eval()
     correct: Tensor | float = 0.0
     loss: Tensor | float = 0.0
-    try:
-        with torch.no_grad():
-            for indices in torch.split(torch.arange(len(source)), size):
-                if until():
-                    return None
-                inputs, labels = source.batch(indices, None)
-                logits = model(inputs)
-                correct = correct + (logits.argmax(1) == labels).sum()
-                loss = loss + nn.functional.cross_entropy(logits, labels, reduction="sum").double()
-    finally:
-        model.train(training)
+    with torch.no_grad(), mode(model, training=False):
+        for indices in torch.split(torch.arange(len(source)), size):
+            if until():
+                return None
+            inputs, labels = source.batch(indices, None)
+            logits = model(inputs)
+            correct = correct + (logits.argmax(1) == labels).sum()
+            loss = loss + nn.functional.cross_entropy(logits, labels, reduction="sum").double()
     return Evaluation(float(correct) / len(source), float(loss) / len(source))

@@ -7,6 +7,7 @@ import math
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypedDict
 
 from espalier_api.events import (
     AdaptationFinished,
@@ -27,6 +28,17 @@ from espalier_trainer.report import Reporter
 from espalier_trainer.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+
+class _Stamp(TypedDict):
+    time: datetime
+    used_seconds: float
+
+
+class _Standing(TypedDict):
+    step: int
+    depth: int
+    parameters: int
 
 
 @dataclass
@@ -66,23 +78,17 @@ class Journal:
     def warn(self, reason: str, message: str) -> None:
         """Report a problem that does not stop training."""
         logger.warning("%s: %s", reason, message)
-        now, used = self._now()
-        self.reporter.record(Warned(time=now, used_seconds=used, reason=reason, message=message))
+        self.reporter.record(Warned(**self._stamp(), reason=reason, message=message))
 
     def started(self, resumed: bool, device: str) -> None:
         """Report that training begins: the time budget runs from here."""
-        now, used = self._now()
-        progress = self.progress
         self.reporter.record(
             TrainerStarted(
-                time=now,
-                used_seconds=used,
+                **self._stamp(),
+                **self._standing(),
                 incarnation=self.incarnation,
                 resumed=resumed,
-                epoch=progress.epoch,
-                step=progress.step,
-                depth=self.network.depth,
-                parameters=self.network.parameters,
+                epoch=self.progress.epoch,
                 device=device,
             )
         )
@@ -90,22 +96,18 @@ class Journal:
 
     def epoch_finished(self, train_loss: float, evaluation: Evaluation, max_step_gap: float) -> None:
         """Report an epoch and the evaluation after it."""
-        now, used = self._now()
         progress = self.progress
         if math.isfinite(evaluation.loss):
             self.reporter.record(
                 EpochFinished(
-                    time=now,
-                    used_seconds=used,
+                    **self._stamp(),
+                    **self._standing(),
                     # Reported before the epoch is counted: what a loop does after its batches belongs to it.
                     epoch=progress.epoch + (progress.cursor > 0),
-                    step=progress.step,
                     train_loss=train_loss,
                     validation_loss=evaluation.loss,
                     validation_accuracy=evaluation.accuracy,
                     learning_rate=progress.metrics.get("learning_rate", 0.0),
-                    depth=self.network.depth,
-                    parameters=self.network.parameters,
                     max_step_gap_seconds=max_step_gap,
                 )
             )
@@ -115,8 +117,7 @@ class Journal:
         """Report the result of a consultation."""
         if problem is not None:
             self.warn(*problem)
-        now, used = self._now()
-        self.reporter.record(AdaptationFinished(time=now, used_seconds=used, adaptation=adaptation))
+        self.reporter.record(AdaptationFinished(**self._stamp(), adaptation=adaptation))
         logger.info(
             "%s by %s: %s; depth %d to %d",
             adaptation.action,
@@ -128,65 +129,53 @@ class Journal:
 
     def trial_started(self, network: Network, seconds: float) -> None:
         """Report that a smaller model is tried for `seconds` of the budget."""
-        now, used = self._now()
-        started = TrialStarted(
-            time=now,
-            used_seconds=used,
-            step=self.progress.step,
-            depth=network.depth,
-            parameters=network.parameters,
-            seconds=seconds,
-        )
-        self.reporter.record(started)
+        self.reporter.record(TrialStarted(**self._stamp(), **self._standing(network), seconds=seconds))
         self.report(urgent=True)
 
     def workers_changed(self, workers: int, seconds: float) -> None:
         """Report that `workers` workers train together, after a pause of `seconds`."""
-        now, used = self._now()
         self.progress.metrics[WORKERS_METRIC] = workers
-        self.reporter.record(WorkersChanged(time=now, used_seconds=used, workers=workers, seconds=seconds))
+        self.reporter.record(WorkersChanged(**self._stamp(), workers=workers, seconds=seconds))
         self.report(urgent=True)
 
     def saved(self, path: str, seconds: float) -> None:
         """Report that a checkpoint is complete."""
-        now, used = self._now()
-        self.last_checkpoint = now
-        self.reporter.record(
-            CheckpointSaved(time=now, used_seconds=used, path=path, step=self.progress.step, seconds=seconds)
-        )
+        stamp = self._stamp()
+        self.last_checkpoint = stamp["time"]
+        self.reporter.record(CheckpointSaved(**stamp, path=path, step=self.progress.step, seconds=seconds))
 
     def finished(self, ending: Ending, test: Evaluation | None) -> None:
         """Report how the run ended."""
-        now, used = self._now()
         progress = self.progress
         if test is not None and math.isfinite(test.loss):
             progress.metrics |= {"test_accuracy": test.accuracy, "test_loss": test.loss}
         self.ending = ending
         self.reporter.record(
             TrainerFinished(
-                time=now,
-                used_seconds=used,
+                **self._stamp(),
+                **self._standing(),
                 phase=ending.phase,
                 reason=ending.reason,
                 message=ending.message,
                 epoch=progress.epoch,
-                step=progress.step,
                 test_accuracy=None if test is None else test.accuracy,
                 test_loss=None if test is None or not math.isfinite(test.loss) else test.loss,
-                depth=self.network.depth,
-                parameters=self.network.parameters,
                 max_step_gap_seconds=progress.max_step_gap_seconds,
             )
         )
         self.enter(ending.phase)
 
-    def _now(self) -> tuple[datetime, float]:
-        return datetime.now(UTC), self.scheduler.used_seconds()
+    def _stamp(self) -> _Stamp:
+        return {"time": datetime.now(UTC), "used_seconds": self.scheduler.used_seconds()}
+
+    def _standing(self, network: Network | None = None) -> _Standing:
+        network = network or self.network
+        return {"step": self.progress.step, "depth": network.depth, "parameters": network.parameters}
 
     def _report(self) -> Report:
-        now, used = self._now()
-        progress = self.progress
+        stamp, progress = self._stamp(), self.progress
         return Report(
+            **self._standing(),
             job=self.job,
             incarnation=self.incarnation,
             acknowledged_generation=self.acknowledged,
@@ -194,14 +183,11 @@ class Journal:
             reason=None if self.ending is None else self.ending.reason,
             message="" if self.ending is None else self.ending.message,
             epoch=progress.epoch,
-            step=progress.step,
-            used_seconds=used,
-            progress_percentage=min(100, int(100 * used / self.scheduler.time_budget())),
+            used_seconds=stamp["used_seconds"],
+            progress_percentage=min(100, int(100 * stamp["used_seconds"] / self.scheduler.time_budget())),
             metrics=progress.metric_tuple(),
-            depth=self.network.depth,
-            parameters=self.network.parameters,
             consultations=progress.consultations,
             adaptations=tuple(progress.adaptations),
             last_checkpoint_time=self.last_checkpoint,
-            updated_time=now,
+            updated_time=stamp["time"],
         )

@@ -16,6 +16,7 @@ from espalier_api.job import ModelSpec
 from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
 from espalier_trainer.errors import ModelError
 from espalier_trainer.net2net import DeepenBlock
+from espalier_trainer.net2net.modules import mode
 
 _FIELD = "training.model"
 _TORCHVISION_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -144,18 +145,14 @@ def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
 def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor) -> None:
     """Run the model once in eval mode, to report one that does not fit the data before the budget runs."""
     shape = tuple(example_input.shape)
-    training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), mode(model, training=False):
             outputs = model(example_input)
     except (RuntimeError, ValueError, TypeError) as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"{_FIELD}: {name} does not take this data set's inputs of shape {shape}: {first_line}"
         ) from error
-    finally:
-        model.train(training)
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != shape[0]:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ModelError(f"{_FIELD}: {name} returned {got} for inputs {shape}; it must return logits [N, classes]")

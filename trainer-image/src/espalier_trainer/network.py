@@ -107,11 +107,7 @@ def resumed_network(start: Network, checkpoint: Checkpoint, spec: OptimizerSpec,
             check_equal(module, architecture, example_input)
         module.load_state_dict(checkpoint.model)
         optimizer = build_optimizer(spec, module)
-        tensors = {
-            name.removeprefix(OPTIMIZER_PREFIX): tensor
-            for name, tensor in checkpoint.training.items()
-            if name.startswith(OPTIMIZER_PREFIX)
-        }
+        tensors = checkpoint.under(OPTIMIZER_PREFIX)
         load_optimizer_state(optimizer, module, state.optimizer_groups, tensors, state.optimizer_values)
     except (GrowthError, RuntimeError, ValueError, KeyError) as error:
         lines = str(error).strip().splitlines()

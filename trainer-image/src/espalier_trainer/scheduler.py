@@ -20,10 +20,11 @@ from espalier_trainer.allocations import AllocationSource
 
 
 class Scheduler(Protocol):
-    """What a trainer may ask; the first three are the paper's."""
+    """What a trainer may ask; the first three are the paper's. By default there is no demand to stop and no warning."""
 
     def time_left(self) -> float:
         """Return the budget seconds left, never below zero."""
+        return max(0.0, self.time_budget() - self.used_seconds())
 
     def time_budget(self) -> float:
         """Return the whole budget in seconds."""
@@ -36,6 +37,7 @@ class Scheduler(Protocol):
 
     def stop_reason(self) -> Reason | None:
         """Return why the job must end before its budget is used up; None while it may continue."""
+        return None
 
     def start(self, used_seconds: float) -> None:
         """Start the clock. `used_seconds` is the part of the budget already used, from the trainer's checkpoint."""
@@ -48,9 +50,11 @@ class Scheduler(Protocol):
 
     def step_finished(self, architecture: Architecture | None) -> None:
         """Called after each training step. Virtual time advances by it; real clocks ignore it."""
+        return
 
     def take_warnings(self) -> tuple[str, ...]:
         """Return the problems with the scheduler since the last call."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class _Asked:
 
 
 @dataclass
-class DocumentScheduler:
+class DocumentScheduler(Scheduler):
     """The adapter to a scheduler that publishes its grants as `AllocationDocument`s.
 
     Several sources may carry the documents of one scheduler (its API server, a file). The document of the newest
@@ -108,10 +112,6 @@ class DocumentScheduler:
         # A restarted trainer that finds extra replicas sees them as an `up`.
         self._asked = _Asked(spec.min_replicas)
         self._listen()
-
-    def time_left(self) -> float:
-        """Return the budget seconds left, never below zero."""
-        return max(0.0, self.time_budget() - self.used_seconds())
 
     def time_budget(self) -> float:
         """Return the budget of the newest document."""
@@ -152,9 +152,6 @@ class DocumentScheduler:
         """Return the wall seconds left."""
         return self.time_left() / self.time_scale
 
-    def step_finished(self, architecture: Architecture | None) -> None:
-        """Does nothing: the clock advances by itself."""
-
     def take_warnings(self) -> tuple[str, ...]:
         """Return the problems of the sources since the last call."""
         return tuple(warning for source in self.sources for warning in source.take_warnings())
@@ -169,7 +166,7 @@ class DocumentScheduler:
 
 
 @dataclass
-class VirtualScheduler:
+class VirtualScheduler(Scheduler):
     """Virtual time: it advances only by `step_seconds(architecture)` at each step.
 
     For tests, and for studies whose results must not depend on the load of the machine: a step costs its measured time;
@@ -191,10 +188,6 @@ class VirtualScheduler:
             raise ValueError(f"budget of {self.budget_seconds} s; it must be more than 0")
         self._asked = _Asked(self.base)
 
-    def time_left(self) -> float:
-        """Return the virtual seconds left."""
-        return max(0.0, self.budget_seconds - self._used)
-
     def time_budget(self) -> float:
         """Return the budget in virtual seconds."""
         return self.budget_seconds
@@ -209,10 +202,6 @@ class VirtualScheduler:
     def base_replicas(self) -> int:
         """Return the guaranteed workers."""
         return self.base
-
-    def stop_reason(self) -> Reason | None:
-        """Never."""
-        return None
 
     def start(self, used_seconds: float) -> None:
         """Begin at `used_seconds`."""
@@ -231,7 +220,3 @@ class VirtualScheduler:
         if self._cost is None or self._cost[0] is not architecture:
             self._cost = (architecture, self.step_seconds(architecture))
         self._used += self._cost[1] / self.speedup(self._asked.replicas)
-
-    def take_warnings(self) -> tuple[str, ...]:
-        """Return nothing: virtual time has no problems."""
-        return ()

@@ -40,26 +40,30 @@ class Moment:
 
 
 class Schedule(Protocol):
-    """The learning rate of every step."""
+    """The learning rate of every step. By default it has no state, and ignores epochs and restarts."""
 
     def rate(self, moment: Moment) -> float:
         """Return the learning rate of a step at `moment`."""
 
     def epoch_finished(self, validation_loss: float | None) -> None:
         """Take notice of the end of an epoch."""
+        return
 
     def restart(self, moment: Moment) -> None:
         """Begin again from the initial rate."""
+        return
 
     def state(self) -> State:
         """Return what `load_state` needs, as JSON types."""
+        return {}
 
     def load_state(self, state: State) -> None:
         """Go on from a saved state."""
+        return
 
 
 @dataclass
-class BudgetLinear:
+class BudgetLinear(Schedule):
     """Linearly to 0 at the deadline: η(t) = η₀ (B - t) / (B - t₀), t₀ being 0 or the last restart.
 
     A job with a time budget knows its end. After a restart the rate is again 0 at the same deadline.
@@ -72,9 +76,6 @@ class BudgetLinear:
         """Return η(t), between 0 and the initial rate."""
         span = moment.budget_seconds - self.origin
         return self.initial * min(1.0, moment.left / span) if span > 0 else 0.0
-
-    def epoch_finished(self, validation_loss: float | None) -> None:
-        """Epochs do not matter."""
 
     def restart(self, moment: Moment) -> None:
         """Set t₀."""
@@ -90,7 +91,7 @@ class BudgetLinear:
 
 
 @dataclass
-class Exponential:
+class Exponential(Schedule):
     """The paper's (Lamelas 6.4): η = η₀ · decay^n, n being the epochs finished since the start or the last restart."""
 
     initial: float
@@ -119,7 +120,7 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Schedule):
     """The initial rate."""
 
     initial: float
@@ -128,22 +129,9 @@ class Constant:
         """Return it."""
         return self.initial
 
-    def epoch_finished(self, validation_loss: float | None) -> None:
-        """Epochs do not matter."""
-
-    def restart(self, moment: Moment) -> None:
-        """It never left the initial rate."""
-
-    def state(self) -> State:
-        """There is none."""
-        return {}
-
-    def load_state(self, state: State) -> None:
-        """There is none."""
-
 
 @dataclass
-class TorchSchedule:
+class TorchSchedule(Schedule):
     """A scheduler of `torch.optim.lr_scheduler`, stepped once an epoch, and built again at a restart.
 
     It drives a separate optimizer with one dummy parameter: only the learning rate is taken over. Its state is

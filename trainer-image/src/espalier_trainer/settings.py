@@ -93,14 +93,14 @@ class Settings:
             checkpoint_folder=path(environment.CHECKPOINT_DIR),
             agent_url=variables.get(environment.AGENT_URL) or None,
             time_scale=_time_scale(variables.get(environment.TIME_SCALE) or "1"),
-            seed=_seed(variables.get(environment.SEED)),
+            seed=_whole(variables, environment.SEED, range(2**32), "a whole number from 0 to 2^32 - 1"),
             job_key=_job_key(variables),
             report_config_map=variables.get(environment.REPORT_CONFIG_MAP) or None,
             incarnation=variables.get(environment.INCARNATION, ""),
             role=_role(variables.get(environment.WORKER_ROLE) or Role.BASE),
-            index=_index(variables.get(environment.WORKER_INDEX) or "0"),
+            index=_whole(variables, environment.WORKER_INDEX, range(2**63), "a whole number from 0") or 0,
             rendezvous=variables.get(environment.RENDEZVOUS) or None,
-            metrics_port=_port(variables.get(environment.METRICS_PORT)),
+            metrics_port=_whole(variables, environment.METRICS_PORT, range(1, 65536), "a port, from 1 to 65535"),
         )
 
 
@@ -124,19 +124,12 @@ def _time_scale(text: str) -> float:
     return value
 
 
-def _port(text: str | None) -> int | None:
+def _whole(variables: Mapping[str, str], name: str, allowed: range, what: str) -> int | None:
+    text = variables.get(name)
     if not text:
         return None
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
-        raise SettingsError(f"{environment.METRICS_PORT} is {text!r}; it must be a port, from 1 to 65535")
-    return int(text)
-
-
-def _seed(text: str | None) -> int | None:
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise SettingsError(f"{environment.SEED} is {text!r}; it must be a whole number from 0 to 2^32 - 1")
+    if not (text.isascii() and text.isdecimal() and int(text) in allowed):
+        raise SettingsError(f"{name} is {text!r}; it must be {what}")
     return int(text)
 
 
@@ -155,9 +148,3 @@ def _role(text: str) -> Role:
         return Role(text)
     except ValueError:
         raise SettingsError(f"{environment.WORKER_ROLE} is {text!r}; it must be {' or '.join(Role)}") from None
-
-
-def _index(text: str) -> int:
-    if not text.isdecimal():
-        raise SettingsError(f"{environment.WORKER_INDEX} is {text!r}; it must be a whole number from 0")
-    return int(text)

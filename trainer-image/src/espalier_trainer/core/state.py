@@ -51,7 +51,7 @@ class TrainingState(Protocol):
 
 
 class StateCopy:
-    """A copy of the leader's training state; the `Holder` of `elastic.member`."""
+    """A worker's copy of the leader's training state."""
 
     def __init__(self, state: TrainingState, hooks: Hooks | None = None) -> None:
         self._state, self._hooks = state, hooks or Hooks()
@@ -67,7 +67,7 @@ class StateCopy:
 
     @property
     def step(self) -> int:
-        """Steps of the copy."""
+        """Steps of the copy, `NEWCOMER` while there is none."""
         return NEWCOMER if self._told is None else self._told.step
 
     def capture(self) -> Checkpoint:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from espalier_trainer.net2net.blocks import STACK
+from espalier_trainer.net2net.modules import mode
 
 RIDGE: Final = 1e-6
 """Of the mean square of the reader's inputs: what the batches do not tell stays as it was."""
@@ -39,10 +40,7 @@ def fold(smaller: nn.Module, larger: nn.Module, readers: Sequence[str], batches:
     are run in eval mode, once a reader (one reader's fit is the next one's input).
     """
     fitted = []
-    modes = [(module, module.training) for model in (smaller, larger) for module in model.modules()]
-    smaller.eval()
-    larger.eval()
-    try:
+    with mode(smaller, training=False), mode(larger, training=False):
         for name in readers:
             layer, original = smaller.get_submodule(name), larger.get_submodule(name)
             if not isinstance(layer, nn.Linear | nn.Conv2d) or not isinstance(original, nn.Linear | nn.Conv2d):
@@ -51,9 +49,6 @@ def fold(smaller: nn.Module, larger: nn.Module, readers: Sequence[str], batches:
                 continue
             if _fit(layer, original, smaller, larger, batches):
                 fitted.append(name)
-    finally:
-        for module, training in modes:
-            module.training = training
     return tuple(fitted)
 
 

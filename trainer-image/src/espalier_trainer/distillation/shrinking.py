@@ -43,7 +43,6 @@ from espalier_trainer.distillation.trial import (
     size_of,
     smaller_network,
     structure,
-    under,
     untried,
 )
 from espalier_trainer.errors import CheckpointMismatchError
@@ -188,10 +187,10 @@ class Shrinker(Hooks):
         self._kept = self.teacher = None
         if state.trial is not None:
             example = self._data.example_input()
-            self._kept = kept_network(state.trial, checkpoint.training, self._start, self._spec, example)
+            self._kept = kept_network(state.trial, checkpoint, self._start, self._spec, example)
         if state.taught:
             self.teacher = self._new_teacher()
-            self.teacher.load(under(checkpoint.training, LESSON))
+            self.teacher.load(checkpoint.under(LESSON))
         return network
 
     # ---- within

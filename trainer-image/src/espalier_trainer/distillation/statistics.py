@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from espalier_trainer.net2net.modules import mode
+
 Norm = nn.modules.batchnorm._BatchNorm
 
 
@@ -19,21 +21,18 @@ def recalibrate(model: nn.Module, batches: Sequence[Tensor]) -> None:
     norms = [module for module in model.modules() if isinstance(module, Norm) and module.track_running_stats]
     if not norms or not batches:
         return
-    modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
-    model.eval()
     try:
-        for norm in norms:
-            counted = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
-            norm.reset_running_stats()
-            if counted is not None and momenta[norm] is not None:
-                norm.num_batches_tracked = torch.zeros_like(counted)
-            norm.momentum = None  # a plain average over the batches
-            norm.training = True
-        for inputs in batches:
-            model(inputs)
+        with mode(model, training=False):
+            for norm in norms:
+                counted = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
+                norm.reset_running_stats()
+                if counted is not None and momenta[norm] is not None:
+                    norm.num_batches_tracked = torch.zeros_like(counted)
+                norm.momentum = None  # a plain average over the batches
+                norm.training = True
+            for inputs in batches:
+                model(inputs)
     finally:
         for norm, momentum in momenta.items():
             norm.momentum = momentum
-        for module, training in modes.items():
-            module.training = training

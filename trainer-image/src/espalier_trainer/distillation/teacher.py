@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from espalier_trainer.core.hooks import Criterion
 from espalier_trainer.distillation.objective import Teaching, distillation_loss
+from espalier_trainer.net2net.modules import mode
 
 CACHE_BYTES: Final = 64 * 2**20
 """Room for the logits of all training examples, as float32: 1.6 million examples of ten classes. Of a larger set none
@@ -97,11 +98,7 @@ class Teacher:
 
     @torch.no_grad()
     def _forward(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        training = module.training
-        module.eval()
-        try:
+        with mode(module, training=False):
             logits: Tensor = module(inputs)
-        finally:
-            module.train(training)
         self.asked += len(inputs)
         return logits.detach().float()

@@ -137,16 +137,11 @@ def lesson_tensors(lesson: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def kept_network(
-    trial: Trial, training: Mapping[str, Tensor], start: Network, spec: OptimizerSpec, example_input: Tensor
+    trial: Trial, checkpoint: Checkpoint, start: Network, spec: OptimizerSpec, example_input: Tensor
 ) -> Network:
     """Return the larger network of a trial, from a checkpoint's training tensors."""
-    optimizer = {
-        f"{OPTIMIZER_PREFIX}{name.removeprefix(KEPT_OPTIMIZER)}": tensor
-        for name, tensor in training.items()
-        if name.startswith(KEPT_OPTIMIZER)
-    }
-    checkpoint = Checkpoint(trial.kept, under(training, KEPT), optimizer)
-    return resumed_network(start, checkpoint, spec, example_input)
+    optimizer = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in checkpoint.under(KEPT_OPTIMIZER).items()}
+    return resumed_network(start, Checkpoint(trial.kept, checkpoint.under(KEPT), optimizer), spec, example_input)
 
 
 def untried(
@@ -156,12 +151,7 @@ def untried(
     if checkpoint.state.shrinking is None:
         return network
     trial = ShrinkingState.model_validate(checkpoint.state.shrinking).trial
-    return network if trial is None else kept_network(trial, checkpoint.training, start, spec, example_input)
-
-
-def under(training: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin so, without that."""
-    return {name.removeprefix(prefix): tensor for name, tensor in training.items() if name.startswith(prefix)}
+    return network if trial is None else kept_network(trial, checkpoint, start, spec, example_input)
 
 
 def _names(group: Mapping[str, object]) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
-from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group, GroupBrokenError
 from espalier_trainer.elastic.membership import Arrival, Plan
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, Visitor, answered
@@ -27,30 +27,6 @@ AGAIN_SECONDS: Final = 0.2
 """Between two attempts to find the leader."""
 PATIENCE_SECONDS: Final = 600.0
 """For which what is held is kept for a leader that is away; longer than any node takes to be given up."""
-
-
-class Holder(Protocol):
-    """Who holds this worker's copy of the training state."""
-
-    @property
-    def network(self) -> Network | None:
-        """The network, None while nothing is held."""
-
-    @property
-    def step(self) -> int:
-        """Steps of the state that is held, `NEWCOMER` while nothing is."""
-
-    def capture(self) -> Checkpoint:
-        """Return the state."""
-
-    def take(self, checkpoint: Checkpoint) -> Network:
-        """Hold this state from now on; returns its network."""
-
-    def note(self, state: CheckpointState) -> None:
-        """Take over what of the state is no tensor."""
-
-    def forget(self) -> None:
-        """Hold nothing: what is held grows old."""
 
 
 @dataclass
@@ -68,7 +44,7 @@ class Member:
 
     def __init__(
         self,
-        holder: Holder,
+        holder: StateCopy,
         seed: int,
         device: torch.device,
         *,

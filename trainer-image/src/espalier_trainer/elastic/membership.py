@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Self
+
+from pydantic import TypeAdapter, ValidationError
 
 PROTOCOL = 4
 """Rises when workers of two versions could no longer train together."""
@@ -16,8 +18,24 @@ class RecordError(ValueError):
     """A record of the rendezvous cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class _Message:
+    """What a worker or the leader leaves in the store."""
+
+    def to_json(self) -> str:
+        """Return it as text."""
+        return TypeAdapter(type(self)).dump_json(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read it back; raises `RecordError`."""
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            raise RecordError(f"{text[:200]!r} is no {cls.__name__.lower()}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Arrival(_Message):
     """A worker asks to take part in the next generation, or says that it leaves."""
 
     worker: str
@@ -30,40 +48,15 @@ class Arrival:
     leaving: bool = False
     protocol: int = PROTOCOL
 
-    def to_json(self) -> str:
-        """Return it as text."""
-        return json.dumps(asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> Arrival:
-        """Read it back; raises `RecordError`."""
-        try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError) as error:
-            raise RecordError(f"{text[:200]!r} is no arrival: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True)
+class Plan(_Message):
     """The members of a generation; a member's place is its rank, the leader is the first."""
 
     generation: int
     members: tuple[str, ...]
     source: int
     """Rank of the member whose state all take."""
-
-    def to_json(self) -> str:
-        """Return it as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Read it back; raises `RecordError`."""
-        try:
-            body = json.loads(text)
-            return cls(int(body["generation"]), tuple(body["members"]), int(body["source"]))
-        except (ValueError, TypeError, KeyError) as error:
-            raise RecordError(f"{text[:200]!r} is no plan: {error}") from error
 
 
 def chosen(candidates: Iterable[Arrival], replicas: int) -> tuple[Arrival, ...]:

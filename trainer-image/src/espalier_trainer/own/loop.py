@@ -146,23 +146,13 @@ class Step:
         for parameter in self._state.model.parameters():
             parameter.grad = None
 
-    def close(self) -> None:
-        """Undo what the forward needed."""
-        self._synced.close()
-
     def finish(self) -> Joint | None:
         """Return the result of the step; None if it was dropped: the same batch is repeated.
 
         Changes that the script made to schedulers at a dropped step are undone. Raises `OwnLoopError` if the script did
         not make the calls of a step.
         """
-        self._check()
-        if self.joint is None and self._steering is not None:
-            self._state.steer(self._steering)
-        return self.joint
-
-    def _check(self) -> None:
-        self.close()
+        self._synced.close()
         if not self.asked:
             raise OwnLoopError(
                 "the loop took the next batch before backward(loss) was called for this one; call it once for each "
@@ -173,6 +163,9 @@ class Step:
                 "optimizer.step() was not called after backward(loss); gradients are not added up over batches: give "
                 "the DataLoader a larger batch_size, and use bfloat16 where a GradScaler would leave steps out"
             )
+        if self.joint is None and self._steering is not None:
+            self._state.steer(self._steering)
+        return self.joint
 
 
 class Batches:

@@ -182,15 +182,11 @@ class OwnState:
             if state.architecture is not None and state.architecture != self.network.architecture:
                 self._rebuild(state.architecture)
             self.model.load_state_dict(checkpoint.model)
-            tensors = {
-                name.removeprefix(OPTIMIZER_PREFIX): tensor
-                for name, tensor in checkpoint.training.items()
-                if name.startswith(OPTIMIZER_PREFIX)
-            }
             # What the script gave to its optimizer, trained or frozen, and what has grown since.
             trained = {
                 name for name, parameter in self.model.named_parameters() if parameter.requires_grad or name in held
             } - left_out
+            tensors = checkpoint.under(OPTIMIZER_PREFIX)
             load_optimizer_state(
                 self.optimizer, self.model, state.optimizer_groups, tensors, state.optimizer_values, trained
             )

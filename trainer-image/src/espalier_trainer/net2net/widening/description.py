@@ -35,9 +35,8 @@ def channels_of(model: nn.Module, graph: Graph, groups: Groups, only: Container[
 
     `only` names the groups that may be offered; None: all.
     """
-    order = {operation.name: place for place, operation in enumerate(graph.ordered())}
     offered = tuple(group for group in _offered(graph, groups) if only is None or group.id in only)
-    return _Channels(model, graph, groups, order).of(offered)
+    return _Channels(model, graph, groups).of(offered)
 
 
 @lru_cache(maxsize=1024)
@@ -51,9 +50,7 @@ def insertion_channels(block: Block) -> Channels:
     model = nn.Sequential(OrderedDict([(_BEFORE, around[0]), (_BLOCK, build(block)), ("behind", around[1])]))
     graph = trace(model, torch.empty((2, block.channels, *size), device="meta"))
     groups = find_groups(model, graph)
-    order = {operation.name: place for place, operation in enumerate(graph.ordered())}
-    found = _Channels(model, graph, groups, order).of(groups.found)
-    return _inside(found)
+    return _inside(_Channels(model, graph, groups).of(groups.found))
 
 
 def _inside(channels: Channels) -> Channels:
@@ -122,9 +119,10 @@ def _offered(graph: Graph, groups: Groups) -> tuple[WideningGroup, ...]:
 class _Channels:
     """Describes the groups that were found in one trace."""
 
-    def __init__(self, model: nn.Module, graph: Graph, groups: Groups, order: Mapping[str, int]) -> None:
-        self._model, self._graph, self._groups, self._order = model, graph, groups, order
-        self._operations = tuple(graph.ordered())
+    def __init__(self, model: nn.Module, graph: Graph, groups: Groups) -> None:
+        self._model, self._graph, self._groups = model, graph, groups
+        self._operations = graph.ordered()
+        self._order = {operation.name: place for place, operation in enumerate(self._operations)}
 
     def of(self, offered: tuple[WideningGroup, ...]) -> Channels:
         by_space = {group.space: group for group in offered}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from espalier_trainer.net2net.modules import held
 from espalier_trainer.net2net.widening.spaces import Segment, Spaces
 
 
@@ -45,12 +46,9 @@ class EditBook:
     def __post_init__(self) -> None:
         self._owners: dict[int, list[str]] = {}
         self._tensors: dict[str, Tensor] = {}
-        for path, module in self.model.named_modules():
-            for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-                if tensor is not None:
-                    full = f"{path}.{name}" if path else name
-                    self._owners.setdefault(id(tensor), []).append(full)
-                    self._tensors[full] = tensor
+        for path, tensor in (*held(self.model, "_parameters"), *held(self.model, "_buffers")):
+            self._owners.setdefault(id(tensor), []).append(path)
+            self._tensors[path] = tensor
 
     def holds(self, path: str) -> bool:
         """Return whether there is a parameter or buffer at this path."""

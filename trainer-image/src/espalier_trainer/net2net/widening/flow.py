@@ -81,8 +81,7 @@ class Flow:
         return None
 
     def _module_of(self, op: Operation) -> nn.Module | None:
-        path = op.module if op.module is not None else op.scope
-        module = self._modules[path]
+        module = self._modules[self._path(op)]
         if op.module is None and not (op.operator == "LayerNorm" and isinstance(module, nn.LayerNorm)):
             return None
         return None if is_parametrized(module) else module
@@ -118,7 +117,7 @@ class Flow:
             self.book.resize(path, "groups", columns)
             self.depthwise[path] = columns
         else:
-            key = self.book.key(f"{path}.weight" if path else "weight")
+            key = self.book.key(_own(path, "weight"))
             if key not in self._made:
                 self._made[key] = self.spaces.open(rows)
             space = self._made[key]
@@ -128,24 +127,20 @@ class Flow:
                 self.makers[space].append(path)
             if groups > 1:
                 self.spaces.divide(space, groups)
-                columns = self._grouped(path, columns, groups)
-            self.book.edit(self._own(path, "weight"), 1, columns, split=True, groups=groups)
-        self.book.edit(self._own(path, "weight"), 0, made)
-        self.book.edit(self._own(path, "bias"), 0, made)
+                self._divide(path, columns, groups)
+            self.book.edit(_own(path, "weight"), 1, columns, split=True, groups=groups)
+        self.book.edit(_own(path, "weight"), 0, made)
+        self.book.edit(_own(path, "bias"), 0, made)
         self.book.resize(path, names[0], columns)
         self.book.resize(path, names[1], made)
         return Layout(axis, made)
 
-    def _grouped(self, path: str, columns: tuple[Segment, ...], groups: int) -> tuple[Segment, ...]:
+    def _divide(self, path: str, columns: tuple[Segment, ...], groups: int) -> None:
         first = columns[0]
         if len(columns) == 1 and first.space is not None and first.channels % groups == 0:
             self.spaces.divide(first.space, groups)
         else:
             self.spaces.freeze(columns, f"{path!r} divides a concatenation into {groups} groups")
-        return columns
-
-    def _own(self, path: str, name: str) -> str:
-        return f"{path}.{name}" if path else name
 
     def _single(
         self, op: Operation, module: nn.Module | None, layout: Layout, before: tuple[int, ...], after: tuple[int, ...]
@@ -161,12 +156,12 @@ class Flow:
             if layout.axis != 1:
                 return None
             for name in ("weight", "bias", "running_mean", "running_var"):
-                self.book.edit(self._own(path, name), 0, layout.segments)
+                self.book.edit(_own(path, name), 0, layout.segments)
             self.book.resize(path, size, layout.segments)
             return layout
         if kind in ("LayerNorm", "RMSNorm", "GroupNorm"):
             return self._joint_norm(kind, path, module, layout, before)
-        if kind in _ELEMENTWISE and before == after and self._tracked(op) == 1:
+        if kind in _ELEMENTWISE and before == after and len(set(op.inputs)) == 1:
             return layout
         if kind in _BINARY and before == after:
             return layout  # with a number
@@ -183,9 +178,6 @@ class Flow:
         ):
             return reshaped(layout, before, after)
         return self._moved(op, layout, before, after)
-
-    def _tracked(self, op: Operation) -> int:
-        return len(set(op.inputs))
 
     def _joint_norm(
         self, kind: str, path: str, module: nn.Module | None, layout: Layout, before: tuple[int, ...]
@@ -205,7 +197,7 @@ class Flow:
         else:
             self.spaces.ask_even(first.space)
         for name in ("weight", "bias"):
-            self.book.edit(self._own(path, name), 0, layout.segments)
+            self.book.edit(_own(path, name), 0, layout.segments)
         self.book.resize(path, size, layout.segments)
         return layout
 
@@ -286,3 +278,7 @@ class Flow:
         for name, layout in zip(op.inputs, layouts, strict=True):
             segments += layout.segments if layout else [Segment(None, self._shape(name)[dim % rank])]
         return Layout(dim % rank, tuple(segments))
+
+
+def _own(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -7,6 +7,10 @@ writer of the same version and is left aside. Both are frozen, and both are came
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,3 +41,17 @@ class Record(Strict):
     """Written by one part for another: unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+def field_docs(owner: type) -> dict[str, str]:
+    """Return the docstrings under the fields of a dataclass, or under the members of an enum, by name."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    docs = {}
+    for statement, following in pairwise(body.body if isinstance(body, ast.ClassDef) else []):
+        match statement, following:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                docs[name] = text
+    return docs

@@ -6,6 +6,8 @@ damaged the file. A reader rejects versions that it does not know.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import secrets
@@ -21,6 +23,8 @@ VERSION: Final = 1
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of a text file that is read. The files that Espalier writes are thousands of times smaller."""
+LONGEST_LINE: Final = 1 << 20
+"""Bytes of a line that is appended; an event is some hundreds."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -144,3 +148,24 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append a whole line or nothing; a torn last line (a kill, a full disk) is cut off first. Raises `OSError`."""
+    # Unbuffered: a buffer that could not be written would be tried again on closing.
+    with path.open("a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        if end:
+            file.seek(end - 1)
+            if file.read(1) != b"\n":
+                file.seek(max(0, end - LONGEST_LINE))
+                tail = file.read()
+                end -= len(tail) - (tail.rfind(b"\n") + 1)
+                file.truncate(end)
+        try:
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                file.truncate(end)
+            raise

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from espalier_api import environment
+from espalier_api.documents import first_fault
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
@@ -169,7 +170,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The leader has ended by itself and must not be started again."""
+    """How a job ended, or its leader, which has ended by itself and must not be started again."""
 
     reason: Reason
     failed: bool
@@ -277,8 +278,7 @@ class Snapshot:
         try:
             return _SNAPSHOT.validate_python(body)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise SnapshotError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise SnapshotError(first_fault(error)) from error
 
 
 _SNAPSHOT: TypeAdapter[Snapshot] = TypeAdapter(Snapshot)

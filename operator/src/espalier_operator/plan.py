@@ -32,12 +32,11 @@ from collections.abc import Container, Sequence
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Action, Admit, GrantExtra, Plan, Refusal, ReleaseExtra, Requeue, Stop
-from espalier_operator.capacity import Capacity, Supply
+from espalier_operator.capacity import Capacity, Supply, hold_promised
 from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
 from espalier_operator.lifecycle import ending, lendable, turning_points
 from espalier_operator.policies import Policy, Rank
 from espalier_operator.pool import Pool
-from espalier_operator.promises import hold_promised
 from espalier_operator.reclaims import ReclaimQueue
 
 

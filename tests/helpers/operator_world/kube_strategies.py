@@ -20,7 +20,7 @@ from espalier_operator.actions import (
     Stop,
 )
 from espalier_operator.facts import Ended, Reclaim, Stopping
-from espalier_operator.job.state import Grant, JobState, Outcome
+from espalier_operator.job.state import Grant, JobState
 from operator_world.kube_objects import EPOCH
 
 TIMES = st.sampled_from([0.0, EPOCH, EPOCH + 0.000001, EPOCH + 0.333333, EPOCH + 7, EPOCH + 1e6])
@@ -83,7 +83,7 @@ def _plain_states() -> st.SearchStrategy[JobState]:
         preemptions=COUNTS,
         attempts=st.lists(COUNTS, max_size=4).map(tuple),
         not_before=maybe_time,
-        outcome=st.none() | st.builds(Outcome, reason=REASONS, failed=st.booleans(), message=TEXTS.filter(bool)),
+        outcome=st.none() | st.builds(Ended, reason=REASONS, failed=st.booleans(), message=TEXTS.filter(bool)),
         ended=st.none() | st.builds(Ended, reason=REASONS, failed=st.booleans(), message=TEXTS),
     )
 

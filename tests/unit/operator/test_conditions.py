@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from espalier_api.reasons import Reason
 from espalier_api.report import Metric, Report, TrainerPhase
 from espalier_api.status import ConditionType, JobPhase
-from espalier_operator.facts import JobFacts, Reclaim, Terms
+from espalier_operator.facts import Ended, JobFacts, Reclaim, Terms
 from espalier_operator.job.conditions import Observed, status_of
-from espalier_operator.job.state import JobState, Outcome
+from espalier_operator.job.state import JobState
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 WAITING = JobFacts(key="ns/one", terms=Terms(min_replicas=1, max_replicas=2, time_budget_seconds=100), submitted_at=0)
@@ -68,7 +68,7 @@ def test_the_life_of_a_job_in_conditions():
     assert status.training.epoch == 2, "without a new report the last one stands"
 
     end = T0 + timedelta(seconds=9)
-    outcome = Outcome(reason=Reason.BUDGET_EXHAUSTED, failed=False)
+    outcome = Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False)
     over = replace(TRAINING, admitted_at=None, training=False, finished=True)
     status = status_of(over, JobState(outcome=outcome), Observed(), status, end)
     assert told(status)["Complete"] == ("True", "BudgetExhausted")
@@ -79,7 +79,7 @@ def test_the_life_of_a_job_in_conditions():
 
 
 def test_a_failure_and_a_suspension():
-    outcome = Outcome(reason=Reason.CRASH_LOOP, failed=True, message="4 failures")
+    outcome = Ended(reason=Reason.CRASH_LOOP, failed=True, message="4 failures")
     status = status_of(replace(WAITING, finished=True), JobState(outcome=outcome), Observed(), None, T0)
     assert told(status)["Failed"] == ("True", "CrashLoop")
     assert status.phase is JobPhase.FAILED

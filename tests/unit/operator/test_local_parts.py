@@ -22,9 +22,8 @@ from espalier_operator.facts import Ended, Role
 from espalier_operator.job.ends import Failure, Preemption, judge_exit
 from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
 from espalier_operator.local.files import EventTail
-from espalier_operator.local.gpus import Gpus, Holder, cuda_devices
+from espalier_operator.local.gpus import Gpus, Holder, Timeline, cuda_devices
 from espalier_operator.local.history import History
-from espalier_operator.local.timeline import Timeline
 
 
 def report(phase: TrainerPhase, reason: Reason | None = None, message: str = "") -> Report:

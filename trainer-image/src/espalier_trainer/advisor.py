@@ -19,6 +19,7 @@ import httpx
 from pydantic import ValidationError
 
 from espalier_api.advice import Action, AdviceRequest, AdviceResponse, OutcomeReport
+from espalier_api.documents import first_fault
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationSource
 from espalier_trainer.fallback import FallbackPolicy
@@ -169,11 +170,7 @@ class HTTPAdvisor:
         try:
             return AdviceResponse.model_validate_json(answer)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise self._away(
-                f"answered with something that is no advice ({place + ': ' if place else ''}{first['msg']})"
-            ) from error
+            raise self._away(f"answered with something that is no advice ({first_fault(error)})") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,14 @@ A full disk or a vanished folder is warned about on stderr, once until it works 
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from espalier_api.documents import DocumentError, read_document, write_document
+from espalier_api.documents import DocumentError, append_line, read_document, write_document
 from espalier_api.events import AnyEvent, EpochFinished
 from espalier_api.report import Report
 
@@ -23,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_WALL_SECONDS = 2.0
 """The longest time between two reports while nothing happens (Espalier's design, "Report")."""
-LONGEST_LINE = 1 << 20
-"""Bytes; an event is some hundreds."""
 
 
 class EventRecorder(Protocol):
@@ -88,7 +83,7 @@ class FileReporter:
             return
         try:
             self.events_path.parent.mkdir(parents=True, exist_ok=True)
-            _append_line(self.events_path, f"{_line(event)}\n".encode())
+            append_line(self.events_path, f"{_line(event)}\n".encode())
         except OSError as error:
             self._failed(self.events_path, error)
         else:
@@ -139,25 +134,3 @@ def previous_used_seconds(path: Path | None, job: str) -> float:
 
 def _line(event: AnyEvent) -> str:
     return event.model_dump_json(by_alias=True, exclude_none=True)
-
-
-def _append_line(path: Path, line: bytes) -> None:
-    """Append a whole line or nothing; a torn last line (a kill, a full disk) is cut off first."""
-    # Unbuffered: a buffer that could not be written would be tried again on closing.
-    with path.open("a+b", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        if end:
-            file.seek(end - 1)
-            if file.read(1) != b"\n":
-                file.seek(max(0, end - LONGEST_LINE))
-                tail = file.read()
-                end -= len(tail) - (tail.rfind(b"\n") + 1)
-                file.truncate(end)
-        try:
-            written = file.write(line)
-            if written != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except OSError:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
-                file.truncate(end)
-            raise

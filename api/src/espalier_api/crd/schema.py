@@ -7,18 +7,14 @@ Structural means: every value has one type, nothing is referred to (`$ref`), not
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Mapping, Sequence
-from enum import Enum
-from itertools import pairwise
 from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import EnumSchema
 
+from espalier_api.base import field_docs
 from espalier_api.crd.rules import Rule
 
 Schema = dict[str, Any]
@@ -55,21 +51,10 @@ class _WithMembers(GenerateJsonSchema):
 
     def enum_schema(self, schema: EnumSchema) -> JsonSchemaValue:
         described = super().enum_schema(schema)
-        if members := member_docs(schema["cls"]):
-            described[_MEMBERS] = [f"`{value}`: {text}" for value, text in members.items()]
+        kind = schema["cls"]
+        if members := field_docs(kind):
+            described[_MEMBERS] = [f"`{kind[name].value}`: {text}" for name, text in members.items()]
         return described
-
-
-def member_docs(enum: type[Enum]) -> dict[str, str]:
-    """Return the docstrings under the members of `enum`, by the member's value."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(enum))).body[0]
-    statements = body.body if isinstance(body, ast.ClassDef) else []
-    docs = {}
-    for statement, following in pairwise(statements):
-        match statement, following:
-            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
-                docs[str(enum[name].value)] = text
-    return docs
 
 
 class _Converter:

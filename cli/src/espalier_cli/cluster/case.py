@@ -54,7 +54,7 @@ def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSet
     pods = [parse_pod(raw, settings) for raw in view.lists[PODS].items if _is_worker(raw["metadata"], namespace, name)]
     leaders = [pod for pod in pods if (pod.job_uid, pod.role, pod.index) == (job.uid, Role.BASE, 0)]
     leader = max(leaders, key=lambda pod: pod.attempt, default=None)
-    report = parse_report(reports[0]) if reports else None
+    report = parse_report(reports[0])[0] if reports else None
     if view.blind:
         return Case(job=job, now=now, report=report, leader=leader, blind=view.blind)
     seen = seen_by_operator(view.lists, now, settings)

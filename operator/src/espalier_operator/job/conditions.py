@@ -18,8 +18,8 @@ from espalier_api.status import (
     JobStatus,
     TrainingStatus,
 )
-from espalier_operator.facts import JobFacts
-from espalier_operator.job.state import JobState, Outcome
+from espalier_operator.facts import Ended, JobFacts
+from espalier_operator.job.state import JobState
 from espalier_operator.job.status import Wall, memory_of, utc
 from espalier_operator.job.transitions import MAX_MESSAGE
 
@@ -89,7 +89,7 @@ def status_of_invalid(
     return before.model_copy(update={"observed_generation": generation, "conditions": (refused, *others)})
 
 
-def phase_of(job: JobFacts, outcome: Outcome | None) -> JobPhase:
+def phase_of(job: JobFacts, outcome: Ended | None) -> JobPhase:
     """Return the phase: one word for printing."""
     if outcome is not None:
         return JobPhase.FAILED if outcome.failed else JobPhase.COMPLETE
@@ -99,7 +99,7 @@ def phase_of(job: JobFacts, outcome: Outcome | None) -> JobPhase:
 
 
 def _conditions(
-    job: JobFacts, outcome: Outcome | None, observed: Observed, before: JobStatus, wall: datetime
+    job: JobFacts, outcome: Ended | None, observed: Observed, before: JobStatus, wall: datetime
 ) -> tuple[Condition, ...]:
     known = {condition.type: condition for condition in before.conditions}
     conditions = []
@@ -122,7 +122,7 @@ def _conditions(
     return tuple(conditions)
 
 
-def _judge(kind: ConditionType, job: JobFacts, outcome: Outcome | None, observed: Observed) -> tuple[bool, Reason, str]:
+def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: Observed) -> tuple[bool, Reason, str]:
     """Return whether the condition holds, why or why not, and a message where the reason's sentence is too little."""
     admitted = job.admitted_at is not None
     ended = None if outcome is None else (False, outcome.reason, outcome.message)

@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from espalier_api.allocation import Direction
-from espalier_api.reasons import Reason
 from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a finished job ended."""
-
-    reason: Reason
-    failed: bool
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +57,8 @@ class JobState:
     """By base worker: the incarnation that was last seen at this attempt, empty for none yet."""
     not_before: float | None = None
     """A worker that failed is not started again earlier."""
-    outcome: Outcome | None = None
+    outcome: Ended | None = None
+    """How the job ended, if it has."""
     ended: Ended | None = None
     """How the leader ended, until the planner has acted on it."""
 

@@ -16,14 +16,15 @@ from espalier_api.status import (
     StandingStop,
     TimeBudgetStatus,
 )
-from espalier_operator.facts import Reclaim, Stopping, Terms
-from espalier_operator.job.state import Grant, JobState, Outcome
+from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
+from espalier_operator.job.state import Grant, JobState
 
 Wall = Callable[[float], datetime]
 """Turns seconds of the backend's clock into a time of day."""
 
 _TIMES: Final = ("admitted_at", "granted_at", "changed_at", "promised_until", "counted_until", "not_before")
 _PLAIN: Final = ("gpu_type", "extra", "extra_generation", "trained", "failures", "last_failure", "attempts")
+_OF_GRANT: Final = ("generation", "replicas", "gpus", "direction", "reason")
 
 
 def utc(seconds: float) -> datetime:
@@ -68,11 +69,7 @@ def state_of(status: JobStatus | None, submitted_at: float | None = None) -> Job
     return JobState(
         submitted_at=submitted_at,
         grant=Grant(
-            generation=allocation.generation,
-            replicas=allocation.replicas,
-            gpus=allocation.gpus,
-            direction=allocation.direction,
-            reason=allocation.reason,
+            **{name: getattr(allocation, name) for name in _OF_GRANT},
             deadline=None if allocation.deadline is None else allocation.deadline.timestamp(),
         ),
         **{name: getattr(kept, name) for name in _PLAIN},
@@ -93,21 +90,17 @@ def state_of(status: JobStatus | None, submitted_at: float | None = None) -> Job
 def allocation_of(grant: Grant, wall: Wall = utc) -> Allocation:
     """Return `grant` in the form that trainers and people read."""
     return Allocation(
-        generation=grant.generation,
-        replicas=grant.replicas,
-        gpus=grant.gpus,
-        direction=grant.direction,
-        reason=grant.reason,
+        **{name: getattr(grant, name) for name in _OF_GRANT},
         deadline=None if grant.deadline is None else wall(grant.deadline),
     )
 
 
-def _outcome(status: JobStatus) -> Outcome | None:
+def _outcome(status: JobStatus) -> Ended | None:
     for condition in status.conditions:
         if condition.status is ConditionStatus.TRUE and condition.type in (
             ConditionType.COMPLETE,
             ConditionType.FAILED,
         ):
             failed = condition.type is ConditionType.FAILED
-            return Outcome(reason=condition.reason, failed=failed, message=condition.message)
+            return Ended(reason=condition.reason, failed=failed, message=condition.message)
     return None

@@ -20,8 +20,8 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.facts import Reclaim, Stopping, Terms
-from espalier_operator.job.state import Grant, JobState, Outcome, Timing
+from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
+from espalier_operator.job.state import Grant, JobState, Timing
 
 MAX_MESSAGE = 4096
 """Characters of a message that is kept."""
@@ -86,7 +86,7 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
             message = action.message or SENTENCES[action.reason]
             over = replace(
                 _without_workers(state),
-                outcome=Outcome(reason=action.reason, failed=isinstance(action, Fail), message=message[:MAX_MESSAGE]),
+                outcome=Ended(reason=action.reason, failed=isinstance(action, Fail), message=message[:MAX_MESSAGE]),
             )
             return _grant(over, 0, Direction.DOWN, action.reason, terms)
 

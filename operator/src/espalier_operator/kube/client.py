@@ -90,23 +90,12 @@ class Client:
     async def serves(self, resource: Resource) -> bool:
         """Return whether the API server serves this kind: a CRD is served a moment after it exists."""
         path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
-        try:
-            known = await self._request("discover", "GET", resource, path)
-        except ApiRefusalError as refusal:
-            if refusal.status.is_not_found:
-                return False
-            raise
+        known = await self._present("discover", "GET", resource, path) or {}
         return any(each.get("name") == resource.plural for each in known.get("resources") or ())
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw | None:
         """Return an object, None where it is not there."""
-        try:
-            found: Raw = await self._request("get", "GET", resource, resource.path(namespace, name))
-            return found
-        except ApiRefusalError as refusal:
-            if refusal.status.is_not_found:
-                return None
-            raise
+        return await self._present("get", "GET", resource, resource.path(namespace, name))
 
     async def create(self, manifest: Raw, owner: str | None) -> Raw | None:
         """Make an object and return it as it is there; one that is there already and belongs to `owner` (a UID) is it.
@@ -136,7 +125,8 @@ class Client:
     async def patch(self, resource: Resource, namespace: str, name: str, uid: str, body: Raw) -> Raw | None:
         """Merge `body` into the object of this UID and return it as it is then; None where there is none any more."""
         whole = {**body, "metadata": {**body.get("metadata", {}), "uid": uid}}
-        return await self._patch(resource, resource.path(namespace, name), whole, MERGE_PATCH)
+        path = resource.path(namespace, name)
+        return await self._present("patch", "PATCH", resource, path, body=whole, media=MERGE_PATCH)
 
     async def put_status(self, resource: Resource, namespace: str, name: str, uid: str, status: Raw) -> Raw | None:
         """Put `status` in place of that of the object of this UID, and return the object as it is then.
@@ -148,30 +138,26 @@ class Client:
             {"op": "test", "path": "/metadata/uid", "value": uid},
             {"op": "add", "path": "/status", "value": status},
         ]
-        return await self._patch(resource, resource.path(namespace, name, "status"), operations, JSON_PATCH)
-
-    async def _patch(self, resource: Resource, path: str, body: Body, media: str) -> Raw | None:
-        try:
-            patched: Raw = await self._request("patch", "PATCH", resource, path, body=body, media=media)
-            return patched
-        except ApiRefusalError as refusal:
-            if refusal.status.is_not_found or refusal.status.is_other_uid:
-                return None
-            raise
+        path = resource.path(namespace, name, "status")
+        return await self._present("patch", "PATCH", resource, path, body=operations, media=JSON_PATCH)
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> Raw | None:
         """Delete the object of this UID and return the server's answer; None where it is gone already."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         body["propagationPolicy"] = "Background"
+        return await self._present("delete", "DELETE", resource, resource.path(namespace, name), body=body)
+
+    # ---- one request
+
+    async def _present(self, verb: str, method: str, resource: Resource, path: str, **given: Any) -> Raw | None:
+        """Return what `_request` returns; None where the object is not there, or is another of the same name."""
         try:
-            left: Raw = await self._request("delete", "DELETE", resource, resource.path(namespace, name), body=body)
-            return left
+            answer: Raw = await self._request(verb, method, resource, path, **given)
+            return answer
         except ApiRefusalError as refusal:
             if refusal.status.is_not_found or refusal.status.is_other_uid:
                 return None
             raise
-
-    # ---- one request
 
     async def _request(
         self,

@@ -35,13 +35,18 @@ def parse_report_object(raw: Raw) -> ReportObject | None:
     job = controller_of(raw)
     if job.get("kind") != KIND or raw["metadata"]["name"] != names.report_name(job["name"]):
         return None
+    report, problem = parse_report(raw)
     text = (raw.get("data") or {}).get(REPORT_KEY)
-    if text is None:
-        return ReportObject(job_uid=job["uid"], text=None)
+    return ReportObject(job_uid=job["uid"], text=text, report=report, problem=problem)
+
+
+def parse_report(raw: Raw) -> tuple[Report | None, str]:
+    """Return the report that a ConfigMap holds, None where there is none yet, or one that cannot be read, and why."""
+    text = (raw.get("data") or {}).get(REPORT_KEY)
     try:
-        return ReportObject(job_uid=job["uid"], text=text, report=loads(text, Report, "its report ConfigMap"))
+        return None if text is None else loads(text, Report, "its report ConfigMap"), ""
     except DocumentError as error:
-        return ReportObject(job_uid=job["uid"], text=text, problem=str(error))
+        return None, str(error)
 
 
 def news_of(report: Report | None) -> tuple[object, ...]:

@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from espalier_api.documents import DocumentError, loads
 from espalier_api.reasons import Reason
-from espalier_api.report import Report
-from espalier_api.signal import REPORT_KEY
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_kube.lists import Listing
-from espalier_kube.resources import JOBS, Raw, Resource
+from espalier_kube.resources import JOBS, Resource
 from espalier_operator.facts import Rules, Snapshot, Worker
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.settings import KubeSettings
@@ -86,17 +83,6 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
         jobs=tuple(job.facts for job in planned if job.facts is not None and (not job.facts.finished or job.workers)),
         rules=rules,
     )
-
-
-def parse_report(raw: Raw) -> Report | None:
-    """Return the report that a ConfigMap holds; None where there is none yet, or one that cannot be read."""
-    text = (raw.get("data") or {}).get(REPORT_KEY)
-    if text is None:
-        return None
-    try:
-        return loads(text, Report, raw["metadata"]["name"])
-    except DocumentError:
-        return None
 
 
 def rejection_of(status: JobStatus | None) -> Trouble | None:

@@ -10,9 +10,8 @@ from espalier_operator.actions import Action, GrantExtra, Plan
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Node, Role, Rules, Snapshot, Worker, WorkerState
 from espalier_operator.job.budget import Leader
-from espalier_operator.local.gpus import Gpus, Holder
+from espalier_operator.local.gpus import Gpus, Holder, Timeline
 from espalier_operator.local.job import LocalJob
-from espalier_operator.local.timeline import Timeline
 from espalier_operator.loop import BackendError
 
 NODE: Final = "local"

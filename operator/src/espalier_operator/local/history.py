@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from espalier_api.documents import append_line
 from espalier_api.events import AnyEvent
 from espalier_operator.local.files import EventTail, offset_after
 from espalier_operator.local.layout import EVENTS_FILE, HISTORY_FILE
@@ -26,10 +25,8 @@ class History:
         known: set[str] = set()
         if self._path.exists():
             data = self._path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if whole < len(data):  # the scheduler was killed while it wrote
-                os.truncate(self._path, whole)
-            known = set(filter(None, data[:whole].decode("utf-8", errors="replace").split("\n")))
+            whole = data[: data.rfind(b"\n") + 1]  # the scheduler may have been killed while it wrote
+            known = set(filter(None, whole.decode("utf-8", errors="replace").split("\n")))
         events = directory / EVENTS_FILE
         self._tail = EventTail(events, offset_after(events, known) if known else 0)
 
@@ -45,21 +42,11 @@ class History:
         return self._tail.damaged_lines - before
 
     def _append(self, line: str, event: AnyEvent) -> None:
-        self._write(line + "\n")
-        self._on_event(event)
-
-    def _write(self, text: str) -> None:
-        whole = None
         try:
-            with self._path.open("ab", buffering=0) as file:
-                whole = file.tell()
-                data = text.encode()
-                if file.write(data) < len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append_line(self._path, f"{line}\n".encode())
             self._failing = False
         except OSError as error:
-            if whole is not None:  # half a line would damage the next one too
-                os.truncate(self._path, whole)
             if not self._failing:
                 logger.warning("%s cannot be written, events are lost: %s", self._path, error)
             self._failing = True
+        self._on_event(event)

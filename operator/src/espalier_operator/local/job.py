@@ -29,10 +29,17 @@ from espalier_operator.job.observation import End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.status import Wall, allocation_of, memory_of
 from espalier_operator.job.view import facts_of
-from espalier_operator.local.command import command_of, contract_variables
 from espalier_operator.local.files import AllocationFile, ReportFile
 from espalier_operator.local.history import History
-from espalier_operator.local.layout import ALLOCATION_FILE, CHECKPOINT_FOLDER, JOB_FILE, REPORT_FILE, TRAINER_LOG
+from espalier_operator.local.layout import (
+    ALLOCATION_FILE,
+    CHECKPOINT_FOLDER,
+    JOB_FILE,
+    REPORT_FILE,
+    TRAINER_LOG,
+    command_of,
+    contract_variables,
+)
 from espalier_operator.local.process import Process
 from espalier_operator.local.state import KeptJob, digest, resumed
 from espalier_operator.local.workers import Workers, WorkerSpec

@@ -1,8 +1,12 @@
-"""The names of a local run's files: those of a job lie in its folder, the others in the run's."""
+"""The files of a local run: those of a job lie in its folder, the others in the run's; and how workers get at them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
+
+from espalier_api import environment
+from espalier_api.job import AdaptiveTrainingJob
 
 JOB_FILE: Final = "job.yaml"
 ALLOCATION_FILE: Final = "allocation.json"
@@ -27,3 +31,27 @@ FILES: Final = (
     AGENT_LOG,
 )
 """The files of a run in addition to its checkpoints."""
+
+
+def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
+    """Return the command of the template's first container, empty where it says none."""
+    if job.spec.template is None:
+        return ()
+    container = job.spec.template.spec.containers[0]
+    return (*container.command, *container.args) if container.command else ()
+
+
+def contract_variables(directory: Path, agent_url: str | None) -> dict[str, str]:
+    """Return the variables that tell a worker where the files of its contracts lie."""
+    files = {
+        environment.JOB_FILE: JOB_FILE,
+        environment.ALLOCATION_FILE: ALLOCATION_FILE,
+        environment.REPORT_FILE: REPORT_FILE,
+        environment.EVENTS_FILE: EVENTS_FILE,
+        environment.CHECKPOINT_DIR: CHECKPOINT_FOLDER,
+        environment.RENDEZVOUS: RENDEZVOUS_FILE,
+    }
+    variables = {name: str((directory / file).resolve()) for name, file in files.items()}
+    if agent_url is not None:
+        variables[environment.AGENT_URL] = agent_url
+    return variables

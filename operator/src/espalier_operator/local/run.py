@@ -21,13 +21,12 @@ from espalier_operator.facts import Role, Rules, Terms
 from espalier_operator.job.budget import Leader
 from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
-from espalier_operator.local.gpus import Gpus
+from espalier_operator.local.gpus import Gpus, Timeline
 from espalier_operator.local.job import PID_FILE, LocalJob, Starter
 from espalier_operator.local.layout import STATE_FILE
 from espalier_operator.local.process import Process, end_orphan
 from espalier_operator.local.settings import LocalRunError, LocalSettings
 from espalier_operator.local.state import RunState, load_state, run_lock
-from espalier_operator.local.timeline import Timeline
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
 from espalier_operator.local.workers import PID_FILES, WorkerSpec
 from espalier_operator.loop import Loop

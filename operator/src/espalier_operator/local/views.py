@@ -13,10 +13,9 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_api.status import JobPhase
 from espalier_operator.facts import Role
-from espalier_operator.local.gpus import Gpus
+from espalier_operator.local.gpus import Gpus, Timeline
 from espalier_operator.local.job import LocalJob
 from espalier_operator.local.layout import HISTORY_FILE
-from espalier_operator.local.timeline import Timeline
 from espalier_operator.loop import Loop
 
 

@@ -15,7 +15,7 @@ from espalier_operator.actions import Admit, GrantExtra, Requeue
 from espalier_operator.facts import Ended, Reclaim, Role, Stopping
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import turning_points
-from espalier_operator.job.state import Grant, JobState, Outcome
+from espalier_operator.job.state import Grant, JobState
 from espalier_operator.job.status import utc
 from espalier_operator.job.transitions import after
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
@@ -49,7 +49,7 @@ KEPT = replace(STARTED, promised_until=None)
 OVER = replace(
     KEPT,
     extra=0,
-    outcome=Outcome(reason=Reason.COMPLETED, failed=False, message="well"),
+    outcome=Ended(reason=Reason.COMPLETED, failed=False, message="well"),
     grant=Grant(generation=3),
 )
 

@@ -22,9 +22,9 @@ from espalier_operator.actions import (
     ReleaseExtra,
     Requeue,
 )
-from espalier_operator.facts import JobFacts, Reclaim, Stopping, Terms
+from espalier_operator.facts import Ended, JobFacts, Reclaim, Stopping, Terms
 from espalier_operator.job.conditions import Observed, status_of
-from espalier_operator.job.state import Grant, JobState, Outcome, Timing
+from espalier_operator.job.state import Grant, JobState, Timing
 from espalier_operator.job.status import state_of, utc
 from espalier_operator.job.transitions import after
 from operator_world.kube_objects import EPOCH
@@ -215,11 +215,11 @@ def test_one_loss_is_counted_once(state, reason, preemptions):
     [
         (
             Finish(job=J, reason=Reason.COMPLETED, message="well"),
-            Outcome(reason=Reason.COMPLETED, failed=False, message="well"),
+            Ended(reason=Reason.COMPLETED, failed=False, message="well"),
         ),
         (
             Fail(job=J, reason=Reason.CRASH_LOOP),
-            Outcome(reason=Reason.CRASH_LOOP, failed=True, message=SENTENCES[Reason.CRASH_LOOP]),
+            Ended(reason=Reason.CRASH_LOOP, failed=True, message=SENTENCES[Reason.CRASH_LOOP]),
         ),
     ],
 )

@@ -17,9 +17,9 @@ from ruamel.yaml import YAML
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_api.status import ConditionType, JobStatus
-from espalier_operator.facts import JobFacts, Terms
+from espalier_operator.facts import Ended, JobFacts, Terms
 from espalier_operator.job.conditions import MAX_METRICS, Observed, status_of, status_of_invalid
-from espalier_operator.job.state import JobState, Outcome
+from espalier_operator.job.state import JobState
 from espalier_operator.job.transitions import MAX_MESSAGE
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
 from espalier_operator.kube.objects.pods import parse_pod
@@ -192,7 +192,7 @@ def test_messages_are_cut_down(facts):
     last = grown(1, reason=Reason.AGENT_UNAVAILABLE, message="x" * 10**6)
     status = status_with(report("a", adaptations=(last,)), **facts)
     assert max(len(condition.message) for condition in status.conditions) == MAX_MESSAGE
-    outcome = Outcome(reason=Reason.CRASH_LOOP, failed=True, message="x" * 10**6)
+    outcome = Ended(reason=Reason.CRASH_LOOP, failed=True, message="x" * 10**6)
     over = status_of(replace(FACTS, finished=True), JobState(outcome=outcome), Observed(), None, T0)
     assert max(len(condition.message) for condition in over.conditions) == MAX_MESSAGE
 

@@ -10,7 +10,7 @@ import pytest
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.facts import Ended, JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
-from espalier_operator.job.state import Grant, JobState, Outcome
+from espalier_operator.job.state import Grant, JobState
 from espalier_operator.job.view import Trouble, promise_of
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
@@ -180,7 +180,7 @@ def test_the_facts_of_a_job_that_trains():
 
 
 def test_a_job_that_is_over_is_finished_to_the_planner():
-    over = replace(STATE, outcome=Outcome(reason=Reason.COMPLETED, failed=False))
+    over = replace(STATE, outcome=Ended(reason=Reason.COMPLETED, failed=False))
     assert facts_of(JOB, over, EPOCH, SETTINGS).finished
     assert not facts_of(JOB, STATE, EPOCH, SETTINGS).finished
     ended = Ended(reason=Reason.COMPLETED, failed=False)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from espalier_api.job import GROUP, KIND
 from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
+from espalier_kube.resources import Raw
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.reading import count, entries, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
-
-Raw = Mapping[str, Any]
 
 MAX_MESSAGE: Final = 1000
 """Characters of what is kept of a pod's own words."""

@@ -56,6 +56,7 @@ async def _load(configuration: Configuration, kubeconfig: Path | None) -> Corout
         file = None if kubeconfig is None else str(kubeconfig)
         loader = await load_kube_config(file, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError) as error:
-        raise AccessError(f"{tried}no kubeconfig that can be used: {error}") from error
+        hint = "give --kubeconfig FILE, or run it in a cluster"
+        raise AccessError(f"{tried}no kubeconfig that can be used: {error}; hint: {hint}") from error
     fresh: Coroutine[Any, Any, None] = refresh_token(loader, configuration)  # type: ignore[no-untyped-call]
     return fresh

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
 import math
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar, get_type_hints
 
 import click
 
+from espalier_api.base import field_docs
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.policies import POLICIES
 
@@ -23,7 +20,7 @@ _MAY_BE_ZERO = ("grace_seconds", "start_up_allowance_seconds", "persist_seconds"
 
 def settings_options(command: F) -> F:
     """Give `command` one option for each field of `KubeSettings`, with the field's sentence as its help."""
-    sentences = _sentences()
+    sentences = {name: " ".join(text.replace("`", "").split()) for name, text in field_docs(KubeSettings).items()}
     types = get_type_hints(KubeSettings)
     for field in reversed(fields(KubeSettings)):
         many = types[field.name] == tuple[str, ...]
@@ -69,15 +66,3 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
     elif name == "image_pull_policy" and value not in (None, "Always", "IfNotPresent", "Never"):
         raise click.BadParameter(f"{value!r} is none; give Always, IfNotPresent or Never", context, parameter)
     return value
-
-
-def _sentences() -> dict[str, str]:
-    """Return by field the docstring under it in the source."""
-    module = ast.parse(textwrap.dedent(inspect.getsource(KubeSettings)))
-    lines = [line for statement in module.body if isinstance(statement, ast.ClassDef) for line in statement.body]
-    found = {}
-    for statement, below in itertools.pairwise(lines):
-        match statement, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.replace("`", "").split())
-    return found

@@ -63,10 +63,7 @@ async def run_operator(settings: KubeSettings, invocation: Invocation) -> Exit:
     service.catch_signals()
     try:
         await service.run()
-    except AccessError as error:
-        logger.error("%s; hint: give --kubeconfig FILE, or run it in a cluster", error)
-        return Exit.NO_ACCESS
-    except AddressError as error:
+    except (AccessError, AddressError) as error:
         logger.error("%s", error)
         return Exit.NO_ACCESS
     except LeaseLostError as error:

@@ -54,22 +54,18 @@ class AdvisorError(Exception):
 
 
 class Advisor(Protocol):
-    """Who is asked how to grow."""
+    """Who is asked how to grow. By default nobody there wants to know of outcomes."""
 
     def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
         """Return a decision on one of `request.actions()` within `wall_seconds`; raises `AdvisorError`."""
 
     def report_outcome(self, outcome: OutcomeReport) -> None:
         """Tell how the job ended. Best effort: never raises, never takes long."""
+        return
 
 
 Cancelled = Callable[[], bool]
 """Tells that training is to end: waiting stops."""
-
-
-def never() -> bool:
-    """Return False."""
-    return False
 
 
 @dataclass
@@ -81,7 +77,7 @@ class HTTPAdvisor:
     """
 
     url: str
-    cancelled: Cancelled = never
+    cancelled: Cancelled = lambda: False
     _client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -173,8 +169,8 @@ class HTTPAdvisor:
             raise self._away(f"answered with something that is no advice ({first_fault(error)})") from error
 
 
-@dataclass(frozen=True, slots=True)
-class NoAgent:
+@dataclass(frozen=True)
+class NoAgent(Advisor):
     """The job has no agent: neither `adaptation.agent.url` nor a default of the installation."""
 
     def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
@@ -182,9 +178,6 @@ class NoAgent:
         raise AdvisorError(
             Reason.AGENT_UNAVAILABLE, "no agent is known: set adaptation.agent.url or ESPALIER_AGENT_URL"
         )
-
-    def report_outcome(self, outcome: OutcomeReport) -> None:
-        """Nobody wants to know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import sys
 
 from espalier_api.environment import ExitCode
 from espalier_api.validation import JobFileError, load_job
-from espalier_trainer import worker
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.settings import Settings, StopSignal, require_scratch
+from espalier_trainer.worker import Leave, work
 
 
 def main() -> int:
@@ -23,13 +23,14 @@ def main() -> int:
     stop.install()
     try:
         settings = Settings.from_environment(os.environ)
+        leave = Leave()
         if not settings.leads:
-            worker.install_signals()
+            leave.install()
         # The trainer does not know the cluster's GPU resource; the operator has checked the template.
         job = load_job(settings.job_file, resource=None)
         require_scratch()
         if not settings.leads:
-            worker.work(settings, job)
+            work(settings, job, leave)
         # Imported here: torch takes seconds, and a job file with a mistake should not have to wait for it.
         from espalier_trainer.session import train
 

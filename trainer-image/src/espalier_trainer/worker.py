@@ -39,15 +39,7 @@ class Leave:
         self.asked = True
 
 
-_leave = Leave()
-
-
-def install_signals() -> None:
-    """Let SIGTERM end this process, as done: it holds nothing that would have to be put away."""
-    _leave.install()
-
-
-def work(settings: Settings, job: AdaptiveTrainingJob) -> NoReturn:
+def work(settings: Settings, job: AdaptiveTrainingJob, leave: Leave) -> NoReturn:
     """Import what the job's training needs; take part in it, where it is elastic; then wait for a signal.
 
     Raises `TrainerError` where the job's own code cannot be imported.
@@ -64,11 +56,11 @@ def work(settings: Settings, job: AdaptiveTrainingJob) -> NoReturn:
         time.monotonic() - started,
     )
     if settings.rendezvous is not None and job.spec.training.elastic_batch is not None:
-        follower = session.follower(settings, job, _leave)
-        _leave.takes_part = True  # not before: what only loads is needed by nobody, and ends at once
+        follower = session.follower(settings, job, leave)
+        leave.takes_part = True  # not before: what only loads is needed by nobody, and ends at once
         follower.run(settings.rendezvous)
-        _leave.takes_part = False  # from here on a signal ends it at once; an earlier one takes effect now
-        if _leave.asked:
+        leave.takes_part = False  # from here on a signal ends it at once; an earlier one takes effect now
+        if leave.asked:
             os._exit(0)
     while True:
         signal.pause()

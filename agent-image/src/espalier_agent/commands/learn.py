@@ -1,4 +1,4 @@
-"""`espalier agent learn`, and what it shares with `evaluate`: where tables and policies come from."""
+"""`espalier agent learn`, and what it shares with `evaluate` and `promote`: their inputs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import click
 import pydantic
 
 from espalier_agent.commands.console import CommandError, ProgressLines, print_evaluation
-from espalier_agent.commands.history import history_option, read_history
 from espalier_agent.data import carried_tables, table_sets
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
-from espalier_agent.history import history_files
+from espalier_agent.history import decisions, history_files
+from espalier_agent.history.episodes import Gathered, gather
 from espalier_agent.history.schema import StoreError
 from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
 from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS
-from espalier_agent.policies.files import PolicyError, default_policy, load_policy, save_policy
+from espalier_agent.policies.files import PolicyError, load_policy, save_policy
+from espalier_agent.policies.files import open_policy as open_policy
 from espalier_agent.policies.network import ENCODERS
-from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import TableError, read_playable, table_digest
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError
@@ -49,11 +49,6 @@ def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
     return tuple(tables)
 
 
-def open_policy(path: Path | None) -> Policy:
-    """Return the policy in this folder, or the shipped one; raises `PolicyError`."""
-    return default_policy() if path is None else load_policy(path)
-
-
 SEEDS = click.IntRange(0, 2**32 - 1)
 """Of a job's seed, too. torch takes 64 bits, and `distilled` multiplies."""
 
@@ -66,6 +61,34 @@ outcomes_option = click.option(
     metavar="SET|DIR|FILE",
     help="Outcome tables: an included set (lamelas: the paper's six), a folder or a file. Repeatable.",
 )
+
+history_option = click.option(
+    "--from-history",
+    "histories",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="Database of `serve --explore SHARE --outcomes-db FILE`, or a folder of them (*.db), with decisions and their "
+    "outcomes. Repeatable.",
+)
+
+
+def read_history(sources: tuple[Path, ...]) -> Gathered:
+    """Read a history and print on stderr which part of it can be used. Raise `StoreError` if it cannot be read."""
+    history = gather(decisions(*sources))
+    click.echo(
+        f"history: {len(history.episodes)} jobs with {history.decisions} decisions; left out: "
+        f"{history.without_outcome} decisions without outcome, {history.certain} jobs with a choice that was certain, "
+        f"{history.alone} jobs alone of their kind",
+        err=True,
+    )
+    if history.certain and not history.episodes:
+        click.echo(
+            "warning: the service took its best action always, and nothing tells what another would have led to; "
+            "`agent serve --explore SHARE` tries others",
+            err=True,
+        )
+    return history
 
 
 def _split(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

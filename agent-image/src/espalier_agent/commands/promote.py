@@ -11,9 +11,8 @@ import click
 import torch
 
 from espalier_agent.commands.console import CommandError
-from espalier_agent.commands.history import history_option, read_history
-from espalier_agent.commands.learn import USER_ERRORS, gather_tables
-from espalier_agent.evaluation.gate import GateError, Judgement, OnHistory, OnTables, Terms, judge
+from espalier_agent.commands.learn import USER_ERRORS, gather_tables, history_option, read_history
+from espalier_agent.evaluation.gate import GateError, Judgement, OnHistory, Terms, judge
 from espalier_agent.history.off_policy import Unit
 from espalier_agent.policies.files import load_policy, save_policy
 
@@ -104,15 +103,11 @@ def promote(
 
 
 def _print(judgement: Judgement) -> None:
-    if judgement.tables is not None:
-        _print_tables(judgement.tables)
+    if (found := judgement.tables) is not None:
+        click.echo(f"tables   {len(found.tables)} held out ({', '.join(found.tables)})")
+        click.echo(f"         mean regret {found.regret:.4f}, in service {found.regret_in_service:.4f}")
     if judgement.history is not None:
         _print_history(judgement.history)
-
-
-def _print_tables(found: OnTables) -> None:
-    click.echo(f"tables   {len(found.tables)} held out ({', '.join(found.tables)})")
-    click.echo(f"         mean regret {found.regret:.4f}, in service {found.regret_in_service:.4f}")
 
 
 def _print_history(found: OnHistory) -> None:

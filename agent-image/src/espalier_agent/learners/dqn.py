@@ -22,8 +22,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.learning import Learner, LearningError, Progress, ProgressCallback, Start
-from espalier_agent.learners.rollouts import Rollouts
+from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Start, time_shifts
+from espalier_agent.learners.rollouts import Rollouts, descend
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.rewards import Reward
@@ -103,7 +103,7 @@ def train(start: Start, config: DqnConfig, progress: ProgressCallback) -> int:
     for update in range(updates):
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * (1.0 - update / updates)
-        shifts = rollouts.shifts(config.time_jitter, generator)
+        shifts = time_shifts(config.time_jitter, len(games.games), generator)
         values = rollouts.checked(games.logits(network, shifts))
 
         # Play a batch, greedy but for the share at random; remember its decisions.
@@ -123,12 +123,7 @@ def train(start: Start, config: DqnConfig, progress: ProgressCallback) -> int:
 
         # One step of the optimiser.
         loss = torch.nn.functional.mse_loss(values[states, actions], goals)
-        if not bool(torch.isfinite(loss)):
-            raise LearningError(f"the loss is {loss.item()} after {update} updates; lower the learning rate")
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
-        optimizer.step()
+        descend(optimizer, loss, network, config.gradient_norm, update)
         accuracy = games.accuracies[played.ended].mean().item()
         progress(Progress((update + 1) * batch, updates * batch, loss.item(), accuracy))
     return updates * batch

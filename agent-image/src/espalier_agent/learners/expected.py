@@ -16,14 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from espalier_agent.history.episodes import Gathered
-from espalier_agent.learners.learning import (
-    NOT_FINITE,
-    Learner,
-    LearningError,
-    Progress,
-    ProgressCallback,
-    Start,
-)
+from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Start, ascend, time_shifts
 from espalier_agent.tables.game import Games, Returns
 from espalier_api.base import Record
 
@@ -83,13 +76,6 @@ def slow_down(optimizer: torch.optim.Optimizer, learning_rate: float, done: floa
         group["lr"] = learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def time_shifts(config: ExpectedConfig, count: int, generator: torch.Generator) -> Tensor:
-    """Draw by which share of the budget times left are shifted, (count,); 0, and nothing is drawn, without jitter."""
-    if config.time_jitter == 0:
-        return torch.zeros(count, dtype=torch.float64)
-    return config.time_jitter * (2.0 * torch.rand(count, generator=generator, dtype=torch.float64) - 1.0)
-
-
 def schedule(optimizer: torch.optim.Optimizer, config: ExpectedConfig, update: int) -> float:
     """Set the learning rate of an update, and return the weight of the entropy in it."""
     done = update / config.updates
@@ -106,14 +92,10 @@ def train(start: Start, config: ExpectedConfig, progress: ProgressCallback) -> i
     episodes = 0
     for update in range(config.updates):
         entropy = schedule(optimizer, config, update)
-        shifts = time_shifts(config, len(games.games), generator)
+        shifts = time_shifts(config.time_jitter, len(games.games), generator)
         log_probabilities = games.log_probabilities(network, shifts=shifts)
         wanted, returns, accuracies = objective(games, log_probabilities, entropy, config.imitation)
-        if not bool(torch.isfinite(wanted)):
-            raise LearningError(NOT_FINITE)
-        optimizer.zero_grad()
-        torch.autograd.backward(-wanted)
-        optimizer.step()
+        ascend(optimizer, wanted)
         episodes += len(games.returns)
         total = config.updates * len(games.returns)
         progress(Progress(episodes, total, -returns.mean().item(), accuracies.mean().item()))

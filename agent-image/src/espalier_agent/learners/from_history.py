@@ -23,16 +23,17 @@ from torch import Tensor
 
 from espalier_agent.history.episodes import Gathered, comparable, episodes_digest, split, standardised
 from espalier_agent.history.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
-from espalier_agent.learners.expected import ExpectedConfig, objective, optimizer_of, schedule, time_shifts
+from espalier_agent.learners.expected import ExpectedConfig, objective, optimizer_of, schedule
 from espalier_agent.learners.learning import (
-    NOT_FINITE,
     Learner,
     LearningError,
     Progress,
     ProgressCallback,
+    ascend,
     finish_learning,
     one_thread,
     start_learning,
+    time_shifts,
 )
 from espalier_agent.policies.policy import LearntHistory, Policy
 from espalier_agent.tables.game import Games
@@ -121,19 +122,16 @@ class HistoryLearner(Learner):
                 entropy = schedule(optimizer, config, update)
                 wanted, accuracies = torch.zeros((), dtype=torch.float64), torch.tensor([0.0])
                 if games is not None:
-                    shifts = time_shifts(config, len(games.games), generator)
+                    shifts = time_shifts(config.time_jitter, len(games.games), generator)
                     rows = games.log_probabilities(network, shifts=shifts)
                     of_tables, _, accuracies = objective(games, rows, entropy, config.imitation)
                     wanted = wanted + of_tables
                 if states is not None:
-                    answers = states.answers(network, time_shifts(config, len(log.decisions), generator))
+                    shifts = time_shifts(config.time_jitter, len(log.decisions), generator)
+                    answers = states.answers(network, shifts)
                     of_history, _ = history_objective(log, *answers, entropy, config.caution)
                     wanted = wanted + config.history_weight * of_history
-                if not bool(torch.isfinite(wanted)):
-                    raise LearningError(NOT_FINITE)
-                optimizer.zero_grad()
-                torch.autograd.backward(-wanted)
-                optimizer.step()
+                ascend(optimizer, wanted)
                 done = (update + 1) * each
                 progress(Progress(done, config.updates * each, -wanted.item(), accuracies.mean().item()))
         return finish_learning(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from espalier_agent.history.episodes import Gathered
 from espalier_agent.policies.files import make_policy
@@ -126,6 +127,25 @@ class Learner:
             )
         if parent is not None and not self.continues:
             raise LearningError(f"learner {self.name} starts from a fresh network; leave --from out")
+
+
+def time_shifts(jitter: float, count: int, generator: torch.Generator) -> Tensor:
+    """Draw by which share of the budget, at most `jitter`, times left are shifted either way, (count,), float64.
+
+    0, and nothing is drawn, without jitter.
+    """
+    if jitter == 0:
+        return torch.zeros(count, dtype=torch.float64)
+    return jitter * (2.0 * torch.rand(count, generator=generator, dtype=torch.float64) - 1.0)
+
+
+def ascend(optimizer: torch.optim.Optimizer, wanted: Tensor) -> None:
+    """Take a step towards more of what is wanted, its sum; `LearningError` where it is not finite."""
+    if not bool(torch.isfinite(wanted).all()):
+        raise LearningError(NOT_FINITE)
+    optimizer.zero_grad()
+    torch.autograd.backward(-wanted.sum())
+    optimizer.step()
 
 
 NOT_FINITE: Final = "the network's answers are not finite any more; lower the learning rate"

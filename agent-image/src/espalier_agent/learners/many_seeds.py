@@ -31,15 +31,15 @@ from espalier_agent.learners.expected import (
     objective,
     optimizer_of,
     schedule,
-    time_shifts,
 )
 from espalier_agent.learners.learning import (
-    NOT_FINITE,
     LearningError,
     Start,
+    ascend,
     finish_learning,
     one_thread,
     start_learning,
+    time_shifts,
 )
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.policy import Policy
@@ -84,13 +84,8 @@ def learn_many(
     with one_thread():
         for update in range(config.updates):
             entropy = schedule(optimizer, config, update)
-            shifts = torch.stack([time_shifts(config, len(games.games), generator) for generator in generators])
-            wanted = wanted_of(weights, returns, shifts, entropy)
-            if not bool(torch.isfinite(wanted).all()):
-                raise LearningError(NOT_FINITE)
-            optimizer.zero_grad()
-            torch.autograd.backward(-wanted.sum())
-            optimizer.step()
+            shifts = torch.stack([time_shifts(config.time_jitter, len(games.games), each) for each in generators])
+            ascend(optimizer, wanted_of(weights, returns, shifts, entropy))
     return tuple(
         _finished(run, start, {key: value[place] for key, value in weights.items()}, config, name)
         for place, run in enumerate(runs)

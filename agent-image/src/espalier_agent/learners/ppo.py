@@ -17,8 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.learning import Learner, LearningError, Progress, ProgressCallback, Start
-from espalier_agent.learners.rollouts import Rollouts
+from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Start, time_shifts
+from espalier_agent.learners.rollouts import Rollouts, descend
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.rewards import Reward
 from espalier_api.base import Record
@@ -76,7 +76,7 @@ def train(start: Start, config: PpoConfig, progress: ProgressCallback) -> int:
             group["lr"] = config.learning_rate * left
 
         # Play a batch by the policy as it is.
-        shifts = rollouts.shifts(config.time_jitter, generator)
+        shifts = time_shifts(config.time_jitter, len(games.games), generator)
         with torch.no_grad():
             before = rollouts.checked(games.log_probabilities(network, shifts=shifts))
         played = rollouts.play(before.exp(), config.episodes_per_update, generator)
@@ -94,12 +94,7 @@ def train(start: Start, config: PpoConfig, progress: ProgressCallback) -> int:
             now = games.log_probabilities(network, shifts=shifts)
             loss = clipped_loss(now[steps], before[steps], gained[played.playing], config.clip)
             total = loss - config.entropy * left * entropy(now[steps[0]]).mean()
-            if not bool(torch.isfinite(total)):
-                raise LearningError(f"the loss is {total.item()} after {update} updates; lower the learning rate")
-            optimizer.zero_grad()
-            torch.autograd.backward(total)
-            torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
-            optimizer.step()
+            descend(optimizer, total, network, config.gradient_norm, update)
             losses.append(loss.item())
         accuracy = games.accuracies[played.ended].mean().item()
         progress(Progress((update + 1) * batch, updates * batch, sum(losses) / len(losses), accuracy))

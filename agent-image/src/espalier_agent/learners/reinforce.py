@@ -87,7 +87,7 @@ def train(start: Start, config: ReinforceConfig, progress: ProgressCallback) -> 
     # Embeddings and time encodings are fixed; encoders and decider are the trainable components (Lamelas 5.7).
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
     played = 0
-    for stage in _stages(config.order, games):
+    for stage in [[game] for game in games] if config.order is Order.CURRICULUM else [games]:
         played = _learn_stage(stage, network, optimizer, generator, config, played, progress, len(games))
     return played
 
@@ -104,10 +104,6 @@ def counted_objective(log_probabilities: Tensor, returns: Tensor, counts: Tensor
     """Return `objective` of episodes that are given as how many of them took each sequence."""
     each = (-log_probabilities * returns[:, None]).mean(dim=1)
     return (each * counts).sum() / counts.sum()
-
-
-def _stages(order: Order, games: list[Game]) -> list[list[Game]]:
-    return [[game] for game in games] if order is Order.CURRICULUM else [games]
 
 
 def _learn_stage(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from espalier_agent.learners.learning import NOT_FINITE, LearningError
+from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.tables.game import Games
 from espalier_agent.tables.rewards import Reward
 
@@ -49,12 +50,6 @@ class Rollouts:
             raise LearningError(NOT_FINITE)
         return answers
 
-    def shifts(self, jitter: float, generator: torch.Generator) -> Tensor | None:
-        """Draw how far to shift each table's times left: uniform shares of the budget up to `jitter`, either way."""
-        if jitter == 0:
-            return None
-        return jitter * (2 * torch.rand(len(self.first), generator=generator, dtype=torch.float64) - 1)
-
     def play(self, probabilities: Tensor, episodes: int, generator: torch.Generator) -> Episodes:
         """Play episodes on each table, actions drawn by their probabilities (states, actions) in each state."""
         count = len(self.legal)
@@ -69,3 +64,13 @@ class Rollouts:
             playing.append(on)
             at = torch.where(on, self.next_states[state, action], at)
         return Episodes(torch.stack(states, 1), torch.stack(actions, 1), torch.stack(playing, 1), at - count)
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor, network: PolicyNetwork, norm: float, updates: int) -> None:
+    """Take a step to less loss, gradients shortened to `norm`; `LearningError` where it is not finite."""
+    if not bool(torch.isfinite(loss)):
+        raise LearningError(f"the loss is {loss.item()} after {updates} updates; lower the learning rate")
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(network.parameters(), norm)
+    optimizer.step()

@@ -197,6 +197,11 @@ def default_policy() -> Policy:
         return load_policy(folder)
 
 
+def open_policy(folder: Path | None) -> Policy:
+    """Return the policy of a folder, or the shipped one; raises `PolicyError`."""
+    return default_policy() if folder is None else load_policy(folder)
+
+
 def _weights(network: PolicyNetwork, vocabulary: Vocabulary) -> bytes:
     tensors = {NETWORK_PREFIX + key: value.contiguous() for key, value in network.state_dict().items()}
     return save({**tensors, EMBEDDINGS: vocabulary.embeddings.contiguous()})

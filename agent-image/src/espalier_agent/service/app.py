@@ -22,10 +22,11 @@ from fastapi.concurrency import run_in_threadpool
 from espalier_agent.history.store import NotStoredError
 from espalier_agent.policies.advice import answer_of, decide
 from espalier_agent.policies.exploration import explored
+from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Lineage, Policy
 from espalier_agent.service.errors import ErrorBody, ServiceError, install_error_handlers
 from espalier_agent.service.middleware import BodyLimit, CountedRequests
-from espalier_agent.service.serving import Serving, Settings, policy_of
+from espalier_agent.service.serving import Serving, Settings
 from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReceipt, OutcomeReport, PolicyVersion
 from espalier_api.base import Record
 from espalier_api.exporting import CONTENT_TYPE, Metrics
@@ -81,7 +82,7 @@ def create_app(settings: Settings | None = None, policy: Policy | None = None) -
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loaded = policy_of(chosen.policy_path) if policy is None else policy
+        loaded = open_policy(chosen.policy_path) if policy is None else policy
         serving = Serving(chosen, loaded, metrics)
         serving.start()
         app.state.serving = serving

@@ -13,9 +13,9 @@ import torch
 import uvicorn
 
 from espalier_agent.history.schema import check_file
-from espalier_agent.policies.files import load_policy
+from espalier_agent.policies.files import load_policy, open_policy
 from espalier_agent.service.app import create_app
-from espalier_agent.service.serving import Settings, policy_of
+from espalier_agent.service.serving import Settings
 from espalier_api.documents import write_text_atomically
 
 DRAIN_SECONDS: Final = 1
@@ -43,7 +43,7 @@ def serve(
     """
     chosen = settings or Settings()
     # Before the port is taken, so that what cannot be used is a plain error.
-    policy = policy_of(chosen.policy_path)
+    policy = open_policy(chosen.policy_path)
     if chosen.shadow_path is not None:
         load_policy(chosen.shadow_path)
     if chosen.outcomes_path is not None:

@@ -13,7 +13,7 @@ from espalier_agent.history.records import DecisionRecord, ShadowRecord
 from espalier_agent.history.store import MAX_DATABASE_BYTES, OutcomeStore
 from espalier_agent.policies.advice import Decision
 from espalier_agent.policies.exploration import Exploration
-from espalier_agent.policies.files import default_policy, load_policy
+from espalier_agent.policies.files import load_policy
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.shadow import Shadow
 from espalier_agent.service.watch import LOOK_SECONDS, PolicyWatch
@@ -44,11 +44,6 @@ class Settings(Record):
     max_body_bytes: int = MAX_BODY_BYTES
     policy_look_seconds: float = Field(default=LOOK_SECONDS, gt=0)
     """How often the folders of the policies are looked at."""
-
-
-def policy_of(folder: Path | None) -> Policy:
-    """Return the policy of a folder, or the shipped one; raises `PolicyError`."""
-    return default_policy() if folder is None else load_policy(folder)
 
 
 class Serving:

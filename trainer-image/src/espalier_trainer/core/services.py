@@ -17,7 +17,7 @@ from torch import nn
 
 from espalier_api import environment
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Stragglers
-from espalier_trainer.advisor import Advisor, Cancelled, HTTPAdvisor, NoAgent, WithFallback, never
+from espalier_trainer.advisor import Advisor, Cancelled, HTTPAdvisor, NoAgent, WithFallback
 from espalier_trainer.checkpoint import CheckpointStore
 from espalier_trainer.contracts import connected
 from espalier_trainer.elastic.states import digest
@@ -45,10 +45,6 @@ TeamMaker = Callable[[Journal], Team]
 """Makes the team of workers that train together, given the function that receives events."""
 
 
-def _ignored(seconds: float) -> None:
-    """Take no notice."""
-
-
 @dataclass(frozen=True, slots=True)
 class Services:
     """What a run is connected to. By default it runs alone and in memory."""
@@ -61,13 +57,13 @@ class Services:
     """None: nothing is kept."""
     team: TeamMaker | None = None
     """None: this worker trains alone."""
-    stop: Cancelled = never
+    stop: Cancelled = lambda: False
     """Asked at each step boundary; when it returns True the run is saved and ends as `Stopped`."""
     used_seconds: float = 0.0
     """Budget seconds that earlier incarnations reported."""
     incarnation: str = ""
     """Name of the process in reports; generated if empty."""
-    step_took: Callable[[float], None] = _ignored
+    step_took: Callable[[float], None] = lambda seconds: None
     """Called with the wall seconds between the ends of two optimizer steps."""
     clock: Callable[[], float] = time.monotonic
 
@@ -124,22 +120,12 @@ def team_of(
 ) -> TeamMaker | None:
     """Return the function that makes the team of the job's workers, None if each trains alone."""
     training = job.spec.training
-    place, policy = settings.rendezvous, training.elastic_batch
+    place, policy, stragglers = settings.rendezvous, training.elastic_batch, training.stragglers or Stragglers.REPORT
     if place is None or policy is None:
         return None
-
-    def make(journal: Journal) -> Team:
-        return Team(
-            place,
-            policy,
-            device,
-            journal.warn,
-            journal.workers_changed,
-            stragglers=training.stragglers or Stragglers.REPORT,
-            hashed=hashed,
-        )
-
-    return make
+    return lambda journal: Team(
+        place, policy, device, journal.warn, journal.workers_changed, stragglers=stragglers, hashed=hashed
+    )
 
 
 def open_checkpoints(job: AdaptiveTrainingJob, folder: Path | None) -> CheckpointStore:

@@ -13,10 +13,8 @@ Whether to do so is a pure decision (`decision`); `shrinking` does it in a run, 
 from espalier_trainer.core.hooks import Criterion
 from espalier_trainer.distillation.decision import Facts, Rule, Verdict, decide
 from espalier_trainer.distillation.filling import ShrinkError, fill, readers, shrink_optimizer
-from espalier_trainer.distillation.folding import fold
-from espalier_trainer.distillation.objective import Teaching, distillation_loss
-from espalier_trainer.distillation.statistics import recalibrate
-from espalier_trainer.distillation.teacher import Teacher
+from espalier_trainer.distillation.folding import fold, recalibrate
+from espalier_trainer.distillation.teacher import Teacher, Teaching, distillation_loss
 
 __all__ = [
     "Criterion",

@@ -32,6 +32,10 @@ _CHUNK: Final = 1 << 22
 """Numbers of patches at once."""
 
 
+Norm = nn.modules.batchnorm._BatchNorm
+"""Batch norms, whose running statistics `recalibrate` estimates again for a model that lost layers."""
+
+
 @torch.no_grad()
 def fold(smaller: nn.Module, larger: nn.Module, readers: Sequence[str], batches: Sequence[Tensor]) -> tuple[str, ...]:
     """Fit the readers of `smaller`, in place, to what they put out in `larger`; returns those that were fitted.
@@ -142,3 +146,29 @@ def _watched(
         watch.remove()
     found: Tensor = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
     return found.detach()
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Set running means and variances to the averages over `batches`, in place, as `torch.optim.swa_utils.update_bn`.
+
+    Only batch norms are in train mode meanwhile: no dropout. Weights, modes and momenta are left as they are.
+    """
+    norms = [module for module in model.modules() if isinstance(module, Norm) and module.track_running_stats]
+    if not norms or not batches:
+        return
+    momenta = {norm: norm.momentum for norm in norms}
+    try:
+        with mode(model, training=False):
+            for norm in norms:
+                counted = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
+                norm.reset_running_stats()
+                if counted is not None and momenta[norm] is not None:
+                    norm.num_batches_tracked = torch.zeros_like(counted)
+                norm.momentum = None  # a plain average over the batches
+                norm.training = True
+            for inputs in batches:
+                model(inputs)
+    finally:
+        for norm, momentum in momenta.items():
+            norm.momentum = momentum

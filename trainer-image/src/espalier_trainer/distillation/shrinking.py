@@ -26,10 +26,8 @@ from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.decision import Facts, Rule, better, decide
 from espalier_trainer.distillation.filling import ShrinkError, readers
-from espalier_trainer.distillation.folding import fold
-from espalier_trainer.distillation.objective import Teaching
-from espalier_trainer.distillation.statistics import recalibrate
-from espalier_trainer.distillation.teacher import Teacher
+from espalier_trainer.distillation.folding import fold, recalibrate
+from espalier_trainer.distillation.teacher import Teacher, Teaching
 from espalier_trainer.distillation.trial import (
     LESSON,
     Pending,

@@ -30,7 +30,7 @@ class Size(Record):
     @property
     def key(self) -> str:
         """What tells this structure from others."""
-        return key_of(self.state)
+        return "" if self.state.architecture is None else self.state.architecture.fingerprint
 
 
 class StepTimes(Record):
@@ -79,11 +79,6 @@ class ShrinkingState(Record):
     trial: Trial | None = None
     taught: bool = False
     """A smaller model took the larger one's place and still learns from its answers."""
-
-
-def key_of(state: CheckpointState) -> str:
-    """Return what tells one structure from another."""
-    return "" if state.architecture is None else state.architecture.fingerprint
 
 
 def structure(state: CheckpointState) -> CheckpointState:

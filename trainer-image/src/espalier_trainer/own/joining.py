@@ -22,7 +22,7 @@ from espalier_trainer.errors import OwnLoopError, TrainerError
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.leading import Leading
-from espalier_trainer.own.loop import Alone, Batches, Loop
+from espalier_trainer.own.loop import Alone, Loop
 from espalier_trainer.own.state import OwnState, Stateful
 from espalier_trainer.settings import Settings, StopSignal
 from espalier_trainer.worker import Leave
@@ -71,7 +71,7 @@ def join(
     except TrainerError as error:
         print(error, file=sys.stderr)
     else:
-        return loop, Batches(loop)
+        return loop, loop
     raise SystemExit(int(ExitCode.INVALID))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -166,17 +166,6 @@ class Step:
         if self.joint is None and self._steering is not None:
             self._state.steer(self._steering)
         return self.joint
-
-
-class Batches:
-    """What the script loops over in place of its `DataLoader`."""
-
-    def __init__(self, owner: Iterable[Any]) -> None:
-        self._owner = owner
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield this worker's parts of the epoch's batches."""
-        return iter(self._owner)
 
 
 class Hooks:

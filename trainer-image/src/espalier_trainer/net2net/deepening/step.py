@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Literal, Self
 
 from torch import nn
 from torch.optim import Optimizer
 
 from espalier_api.advice import Action
-from espalier_api.architecture import Architecture, GrowthPoint
+from espalier_api.architecture import Architecture
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.deepening.deepen import deepen
 from espalier_trainer.net2net.deepening.trial import tried_places
@@ -67,13 +66,9 @@ def rebuild(model: nn.Module, architecture: Architecture, example_input: Example
 def history_of(architecture: Architecture) -> tuple[Deepened, ...]:
     """Return the deepening steps in a description, point by point: their original order is unknown."""
     names = {layer.name for layer in architecture.layers}
+    kinds = (Insertion.EXACT, Insertion.IDENTITY_BATCH_NORM)
     return tuple(
-        Deepened(point=point.id, insertion=_insertion(point, index, names))
+        Deepened(point=point.id, insertion=kinds[f"{point.block}.{index}.norm" in names])
         for point in architecture.growth_points
         for index in range(point.grown)
     )
-
-
-def _insertion(point: GrowthPoint, index: int, names: Container[str]) -> Insertion:
-    normed = f"{point.block}.{index}.norm" in names
-    return Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT

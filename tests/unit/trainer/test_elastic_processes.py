@@ -248,10 +248,25 @@ def test_a_worker_asked_to_end_leaves_between_two_steps(
     assert "broke" not in place.log  # nobody had to find out
 
 
+TELLS_SILENCE = """
+from pathlib import Path
+from espalier_trainer.elastic.rendezvous import Host
+look = Host.silent
+def silent(self):
+    found = look(self)
+    if found:
+        Path({folder!r}, "silent").touch()
+    return found
+Host.silent = silent
+"""
+"""The leader leaves a mark once it has missed a worker that waits."""
+
+
 def test_a_newcomer_that_died_while_it_waited_costs_nobody_anything(
     workplace: Callable[..., Workplace], elastic: Callable[..., AdaptiveTrainingJob]
 ) -> None:
     place = workplace(elastic())
+    place.prelude = TELLS_SILENCE.format(folder=str(place.folder))
     place.allocate(1)
     leader = place.start()
     until(lambda: steps(place) > 0, place)
@@ -260,7 +275,7 @@ def test_a_newcomer_that_died_while_it_waited_costs_nobody_anything(
     trains_on(place)  # both have arrived
     os.kill(waiting[0].pid, signal.SIGKILL)
     waiting[0].join()
-    time.sleep(3.5)  # longer than one that waits is ever silent
+    until((place.folder / "silent").exists, place)
     before = place.report().metrics
     place.allocate(3)
     until(lambda: worlds(place) == [2], place)

@@ -248,7 +248,7 @@ def test_the_loss_curve_does_not_depend_on_who_came_when(scripted: Callable[...,
 
 
 STEERED = """
-import os, sys, time
+import os, pathlib, sys, time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -287,9 +287,9 @@ for epoch in loop.epochs():
         check((epoch + 1) * batches)
     print(f"epoch {epoch}: ends", flush=True)
     if loop.leads and os.path.exists("end"):
-        time.sleep(1)  # the other one is through
-        with open("end") as file:
-            how = file.read()
+        while f"epoch {epoch}: ends" not in pathlib.Path("log-0").read_text():
+            time.sleep(0.01)
+        how = pathlib.Path("end").read_text()
         os.remove("end")
         if how == "die":
             os.kill(os.getpid(), 9)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from espalier_api.documents import dumps
+from espalier_api.documents import dumps, loads
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.signal import ALLOCATION_ANNOTATION, REPORT_KEY
@@ -224,5 +224,11 @@ class Process:
             step=int(self.used * 10),
             updated_time=utc(world.now),
         )
-        world.reported[self.job_uid] = max(world.reported[self.job_uid], self.used)
+        there = config_map.get("data", {}).get(REPORT_KEY)
+        successor = world.processes.get(there and loads(there, Report, "the ConfigMap").incarnation)
+        if successor is not None and successor.started_at > self.started_at:
+            # What it trained on a lost node, next to its successor, does not count; what that reported may be unseen.
+            world.reported[self.job_uid] = min(world.reported[self.job_uid], self.used)
+        else:
+            world.reported[self.job_uid] = max(world.reported[self.job_uid], self.used)
         world.config_maps[key] = {**config_map, "data": {REPORT_KEY: dumps(said)}}

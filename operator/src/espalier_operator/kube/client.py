@@ -71,6 +71,7 @@ class Client:
         `requested` is called for each try: verb, resource, HTTP code (0: no answer) and the seconds that it took.
         """
         self._api, self._retries, self._requested = api, retries or Retries(), requested
+        self._random = random.Random()
         self.requests: Counter[tuple[str, str, int]] = Counter()
         """Tries by verb, resource and HTTP code; 0 where no answer came."""
 
@@ -193,7 +194,7 @@ class Client:
             if code and not refusal.status.is_transient:
                 raise refusal
             if tried < self._retries.tries:
-                wait = self._retries.wait(tried, retry_after, random.random())
+                wait = self._retries.wait(tried, retry_after, self._random.random())
                 logger.debug("%s; trying again in %.2f s", trouble, wait)
                 await asyncio.sleep(wait)
         raise BackendError(f"{what}: tried {self._retries.tries} times: {trouble}")

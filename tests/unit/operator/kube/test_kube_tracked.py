@@ -11,7 +11,7 @@ import pytest
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_kube import resources
-from espalier_operator.actions import Admit, Finish, GrantExtra, ReleaseExtra
+from espalier_operator.actions import Admit, Finish, GrantExtra, ReleaseExtra, Requeue
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.objects.jobs import KubeJob
@@ -140,6 +140,25 @@ def test_figures_are_written_now_and_then_and_all_else_at_once() -> None:
     desk.managed.refuse(Reason.COOLDOWN)
     assert desk.managed.due is Due.CHANGES
     assert desk.flush()
+
+
+def test_the_count_of_a_leader_that_reports_after_its_job_waits_again_is_written() -> None:
+    desk = Desk()
+    desk.train()
+    desk.look(3.0)
+    desk.managed.act(Requeue(job="ns/one", reason=Reason.GPU_LOST))
+    desk.look()
+    desk.flush()
+    said = report("uid-of-one-base-0-0", TrainerPhase.TRAINING, acknowledged_generation=1, used_seconds=5.0)
+    desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
+    assert desk.look(6.0).due is Due.FIGURES
+    desk.flush()
+    assert desk.managed.due_at is not None
+    desk.look(desk.managed.due_at - desk.now)
+    desk.flush()
+    written = desk.managed.written
+    assert written is not None
+    assert written.time_budget.used_seconds == 5.0
 
 
 def test_a_report_stirs_by_what_it_says_and_not_by_its_figures() -> None:

@@ -210,6 +210,8 @@ class ManagedJob:
         self.news = News.NONE
         if trained != self.facts.training or _essence(before) != _essence(self.state):
             self.hear(News.NONE, Due.CHANGES)
+        elif not self.state.active and before.used_seconds != self.state.used_seconds:
+            self.hear(News.NONE, Due.FIGURES)  # the last leader's late report; of active jobs figures are due anyway
 
     def observe(self) -> None:
         """Read its report and sort its pods again where there is news of them."""

@@ -34,8 +34,8 @@ from torchvision import models
 from torchvision.ops import StochasticDepth
 
 from espalier_trainer.net2net import Insertion, deepen
-from espalier_trainer.net2net.deepening.deepen import deepen_in_place, places_of
-from espalier_trainer.net2net.deepening.points import Place
+from espalier_trainer.net2net.deepening.deepen import deepen_in_place, insertion_points
+from espalier_trainer.net2net.deepening.points import InsertionPoint
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Row:
     published_train: float
 
 
-def published(model: nn.Module, place: Place, example: Tensor) -> nn.Module:
+def published(model: nn.Module, place: InsertionPoint, example: Tensor) -> nn.Module:
     """Return the model grown as published: gamma 1 in a batch norm of mean 0 and variance 1."""
     grown = deepen(model, place.id, example, Insertion.IDENTITY_BATCH_NORM)
     norm = grown.get_submodule(f"{place.stack}.{place.grown}.norm")
@@ -99,7 +99,7 @@ def measure(name: str, size: int) -> Row:
     progress(name)
     model, example = built(name, size)
     wanted = outputs(model, example)
-    places = places_of(model, example).found
+    places = insertion_points(model, example).found
     deepen(model, places[0].id, example)  # imports that torch does on first use
     times, copies = [], []
     worst = [0.0, 0.0, 0.0, 0.0]

@@ -86,11 +86,11 @@ class TimedTeam(Team):
         self.growths = 0
         clock.team = self
 
-    def meet(self, replicas: int, *arguments: Any) -> None:
+    def update_members(self, replicas: int, *arguments: Any) -> None:
         """Take in or let go as `Team` does, at once."""
         before = self.world
         self._listened = 0.0  # it would look for arrivals every 50 ms, whatever came meanwhile
-        super().meet(replicas, *arguments)
+        super().update_members(replicas, *arguments)
         if self.world > before:
             self._virtual.pause(self._costs.join_s)
         elif self.world < before:

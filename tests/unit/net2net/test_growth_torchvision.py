@@ -20,7 +20,7 @@ from espalier_api.growth.deepen import deepened
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import deepen, growth_points
-from espalier_trainer.net2net.deepening.deepen import insert, places_of
+from espalier_trainer.net2net.deepening.deepen import insert, insertion_points
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ POINTS = {
 def test_every_place_keeps_what_the_model_computes(name: str) -> None:
     case = torchvision_case(name)
     before_run = copy.deepcopy(case.model.state_dict())
-    places = places_of(case.model, case.example).found
+    places = insertion_points(case.model, case.example).found
     assert len(places) == POINTS[name]
     before = behaviour(copy.deepcopy(case.model), case.example)
     for place in places:

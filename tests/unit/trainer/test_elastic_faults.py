@@ -191,12 +191,12 @@ def test_a_leader_and_a_worker_die_together_while_a_third_lives(elastic: Callabl
 
 ASKS = """
 from pathlib import Path
-from espalier_trainer.elastic.rendezvous import Visitor
-at_once = Visitor.plan
+from espalier_trainer.elastic.rendezvous import RendezvousClient
+at_once = RendezvousClient.plan
 def plan(self, *given):
     Path({folder!r}, "asks").touch()
     return at_once(self, *given)
-Visitor.plan = plan
+RendezvousClient.plan = plan
 """
 """The worker tells when it has arrived."""
 

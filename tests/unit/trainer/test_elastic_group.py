@@ -23,7 +23,7 @@ from espalier_trainer.data.source import MapSource
 from espalier_trainer.elastic import group as groups
 from espalier_trainer.elastic import states
 from espalier_trainer.elastic.group import Group
-from espalier_trainer.elastic.states import Word, align, hear_state, tell_state
+from espalier_trainer.elastic.states import Command, align, broadcast_state, receive_state
 from espalier_trainer.elastic.step import joint_step, share_of
 from espalier_trainer.network import Network
 
@@ -147,9 +147,9 @@ def test_a_state_may_take_longer_than_any_answer(
 
         assert align(group, 0, held if group.rank < 2 else None, capture, take, lambda network: 7)
         if group.rank == 0:
-            tell_state(group, checkpoint)
+            broadcast_state(group, checkpoint)
         else:
-            got.append(hear_state(group, Word.hear(group)))
+            got.append(receive_state(group, Command.receive(group)))
         return got
 
     found = together(4, act)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_trainer.elastic.stragglers import MAX_DROPS, PAUSE_SECONDS, STEPS, Watch, straggler, watched
+from espalier_trainer.elastic.stragglers import MAX_DROPS, PAUSE_SECONDS, STEPS, Speeds, observed, straggler
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.02, 0.1, 0.2, 1.0])
 WORKERS = ["leader", "a", "b", "c"]
@@ -21,10 +21,10 @@ def test_a_straggler_is_one_that_is_much_slower_than_the_middle_of_the_others() 
 @settings(deadline=None)
 @given(st.lists(st.lists(SECONDS, min_size=4, max_size=4), max_size=120))
 def test_only_who_is_slow_for_many_steps_in_a_row_is_found_and_only_once(steps: list[list[float]]) -> None:
-    watch = Watch()
+    speeds = Speeds()
     slowest = [straggler(seconds, 5.0) for seconds in steps]
     for number, seconds in enumerate(steps):
-        watch, found = watched(watch, WORKERS, seconds)
+        speeds, found = observed(speeds, WORKERS, seconds)
         row = slowest[max(0, number - STEPS + 1) : number + 1]
         begins = number < STEPS or slowest[number - STEPS] != slowest[number]
         expected = len(row) == STEPS and len(set(row)) == 1 and row[0] is not None and begins
@@ -38,15 +38,15 @@ def test_a_straggler_comes_again_after_longer_and_longer_and_not_for_ever(
     found: list[str], data: st.DataObject
 ) -> None:
     """However members come and go, one process costs the others `MAX_DROPS` times `STEPS` slow steps at most."""
-    watch, now, dropped = Watch(), 0.0, dict.fromkeys(WORKERS, 0)
+    speeds, now, dropped = Speeds(), 0.0, dict.fromkeys(WORKERS, 0)
     for worker in found:
-        if worker in watch.out(now):
+        if worker in speeds.out(now):
             continue  # who is left out cannot be found slow
         pauses = PAUSE_SECONDS * 2 ** dropped[worker]
-        watch = watch.dropping(worker, now).changed()
+        speeds = speeds.dropping(worker, now).changed()
         dropped[worker] += 1
-        assert watch.drops(worker) == dropped[worker] <= MAX_DROPS
-        assert worker in watch.out(now)
-        assert (worker in watch.out(now + pauses)) == (dropped[worker] == MAX_DROPS)
+        assert speeds.drops(worker) == dropped[worker] <= MAX_DROPS
+        assert worker in speeds.out(now)
+        assert (worker in speeds.out(now + pauses)) == (dropped[worker] == MAX_DROPS)
         now += data.draw(st.sampled_from([0.0, 1.0, PAUSE_SECONDS, 4 * PAUSE_SECONDS]))
-    assert "leader" not in watch.out(now)
+    assert "leader" not in speeds.out(now)

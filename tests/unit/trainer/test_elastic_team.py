@@ -80,7 +80,7 @@ class Pair:
         deadline = time.monotonic() + 30
         while self.team.world < 2:
             assert time.monotonic() < deadline
-            self.team.meet(2, self._network, 0, self.capture, self.holder.take)
+            self.team.update_members(2, self._network, 0, self.capture, self.holder.take)
             time.sleep(0.01)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ def test_news_that_cannot_be_told_leave_nobody_waiting(
         raise error("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(teams, "tell_state", fail)
+        patched.setattr(teams, "broadcast_state", fail)
         pair.team.grown()
         with pytest.raises(error):
             pair.team.share_news(pair.capture)
@@ -123,7 +123,7 @@ def test_news_that_a_broken_generation_did_not_hear_are_told_in_the_next(
         def broken(*given: Any) -> None:
             raise GroupBrokenError("the member did not hear it")
 
-        patched.setattr(teams, "tell_state", broken)
+        patched.setattr(teams, "broadcast_state", broken)
         pair.team.grown()
         with pytest.raises(GroupBrokenError):
             pair.team.share_news(pair.capture)

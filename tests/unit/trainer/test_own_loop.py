@@ -26,7 +26,7 @@ from espalier_api.report import Report
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.member import Turn
-from espalier_trainer.elastic.states import Code, Word
+from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.own.feed import Feed
@@ -449,10 +449,10 @@ def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_st
     loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
 
     def turns() -> Any:
-        yield Turn(OneMember(), Word(Code.STEP, 0, 0))
+        yield Turn(OneMember(), Command(Code.STEP, 0, 0))
         loop._held.take(loop._held.capture().copied())  # the leader was started again, from before
-        yield Turn(OneMember(), Word(Code.STEP, 0, 0))
-        yield Turn(OneMember(), Word(Code.STEP, 0, 1))
+        yield Turn(OneMember(), Command(Code.STEP, 0, 0))
+        yield Turn(OneMember(), Command(Code.STEP, 0, 1))
 
     loop._turns = turns()
     seen: list[int] = []

@@ -31,7 +31,7 @@ def tensors(draw):
 def test_every_tensor_comes_as_it_was(make_checkpoint, model, training):
     whole = make_checkpoint(5)
     content = packed(replace(whole, model=model, training=training))
-    received = Packed.room(content.head)
+    received = Packed.allocate(content.head)
     received.model.copy_(content.model)
     received.training.copy_(content.training)
     got = unpacked(received)
@@ -85,4 +85,4 @@ def test_what_is_too_short_is_refused(make_checkpoint, lost):
 def test_a_head_that_says_nothing_of_use_is_refused(make_checkpoint, old, new):
     text = packed(make_checkpoint()).head.numpy().tobytes().decode().replace(old, new, 1)
     with pytest.raises(ValueError, match="."):
-        Packed.room(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+        Packed.allocate(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))

@@ -53,7 +53,7 @@ class Packed:
     """Apart from the model's, which are copied and dropped: an optimizer keeps these."""
 
     @classmethod
-    def room(cls, head: Tensor) -> Packed:
+    def allocate(cls, head: Tensor) -> Packed:
         """Return room for what `head` announces. Raises `ValueError` where it announces nothing that can be."""
         read = _head(head)
         return cls(head, *(torch.empty(_places(each)[1], dtype=torch.uint8) for each in (read.model, read.training)))

@@ -71,10 +71,10 @@ class KubeBackend:
         now = self._clock.now()
         self._require_known(now)
         for uid in self._store.take_changed():
-            self._meet(uid, now)
-        for uid in self._store.take_heard():
+            self._update_job(uid, now)
+        for uid in self._store.take_reported():
             if uid in self.jobs:
-                self.jobs[uid].hear(News.REPORT)
+                self.jobs[uid].mark_dirty(News.REPORT)
         self._notice_overwriting()
         for job in self.jobs.values():
             job.look(now)
@@ -94,7 +94,7 @@ class KubeBackend:
         if age > LISTS_KEPT * self._settings.resync_seconds:
             raise BackendError(f"what is known is {age:.0f} s old: the API server gives no lists")
 
-    def _meet(self, uid: str, now: float) -> None:
+    def _update_job(self, uid: str, now: float) -> None:
         """Update the state of one job from the store."""
         seen, job = self._store.job(uid), self.jobs.get(uid)
         if seen is None or seen.deleting:
@@ -115,8 +115,8 @@ class KubeBackend:
             self.jobs[uid] = job
             self._uids[seen.key] = uid
         else:
-            job.meet(seen)
-        job.hear(News.PODS, Due.CHANGES)
+            job.update(seen)
+        job.mark_dirty(News.PODS, Due.CHANGES)
 
     def _notice_overwriting(self) -> None:
         """Write the status of jobs again if another client has changed it."""
@@ -127,7 +127,7 @@ class KubeBackend:
             self._store.overwritten.discard(uid)
             if job is not None and seen is not None and seen.status != job.answered:
                 logger.warning("%s: its status was changed by somebody else; it is written again", job.key)
-                job.hear(News.NONE, Due.REWRITE)
+                job.mark_dirty(News.NONE, Due.REWRITE)
 
     def live(self) -> list[LiveJob]:
         """Return the jobs that are there, for metrics."""

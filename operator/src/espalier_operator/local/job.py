@@ -193,7 +193,7 @@ class LocalJob:
             kind = Fail if ended.failed else Finish
             self.act(kind(job=self.key, reason=ended.reason, message=ended.message), now)
         elif not self.finished and self.reason not in (Reason.TOO_LARGE, Reason.SUSPENDED):
-            self._tell(JobPhase.SUSPENDED, Reason.INTERRUPTED, SENTENCES[Reason.INTERRUPTED])
+            self._record_phase(JobPhase.SUSPENDED, Reason.INTERRUPTED, SENTENCES[Reason.INTERRUPTED])
 
     def write_allocation(self) -> None:
         """Write the allocation file as things stand."""
@@ -227,7 +227,7 @@ class LocalJob:
         except OSError as error:
             before, message = self.state, f"cannot be started: {error}"
             self.state = ends.failed(before, 0, message, self.terms, now, self._timing)
-            self._tell_restart(before, now)
+            self._record_restart(before, now)
         else:
             self._attempt = self.state.attempts[0]
             self._incarnation = Incarnation(id=uuid.uuid4().hex, running=True, started_at=now)
@@ -260,7 +260,7 @@ class LocalJob:
         self.seen = self._observe()
         self.state = progress.look(before, self.seen, self.terms, now, self._timing)
         if self.state.attempts != before.attempts:
-            self._tell_restart(before, now)
+            self._record_restart(before, now)
             self.seen = self._observe()
         self.leader = progress.leader_of(self.seen, now, self._timing)
         goes_on = self.state.active and self.state.stopping is None
@@ -303,7 +303,7 @@ class LocalJob:
                 seconds = time.monotonic() - self._allocated_at
                 self.history.add(AllocationAcknowledged(**self.stamp(), generation=generation, seconds=seconds))
 
-    def _tell_restart(self, before: JobState, now: float) -> None:
+    def _record_restart(self, before: JobState, now: float) -> None:
         """Record that the leader is to be started again, unless its GPUs are gone: the planner decides then."""
         lost = self._incarnation is not None and self._incarnation.lost is not None
         leads = self.state.restarts > before.restarts
@@ -314,14 +314,14 @@ class LocalJob:
         seconds = (self._wall(now + wait) - self._wall(now)).total_seconds()
         text = f"{self.state.last_failure}; started again in {seconds:.3g} s"
         if leads:
-            self._tell(JobPhase.STARTING, Reason.TRAINER_FAILED, text)
+            self._record_phase(JobPhase.STARTING, Reason.TRAINER_FAILED, text)
         else:
             self.warn("WorkerFailed", text)
 
     def _stands(self, now: float, reason: Reason, message: str = "") -> None:
-        self._tell(phase_of(self.facts(now), self.state.outcome), reason, message)
+        self._record_phase(phase_of(self.facts(now), self.state.outcome), reason, message)
 
-    def _tell(self, phase: JobPhase, reason: Reason, message: str) -> None:
+    def _record_phase(self, phase: JobPhase, reason: Reason, message: str) -> None:
         """Record where the job stands, with an event if that is news."""
         self.phase, self.reason, self.message = phase, reason, message
         if self._said != (phase, reason, message):

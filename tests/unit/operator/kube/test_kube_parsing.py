@@ -386,8 +386,8 @@ def test_a_side_car_that_was_ended_last_is_not_the_worker_s_failure():
 def test_what_a_pod_was_told(text, told):
     raw = raw_worker(JOB)
     raw["metadata"]["annotations"] = {"espalier.dev/allocation": text}
-    assert pod_of(raw).told == told
-    assert worker().told is None
+    assert pod_of(raw).announced == told
+    assert worker().announced is None
 
 
 # ---- jobs

@@ -280,9 +280,9 @@ def test_reports_are_heard_only_from_the_job_s_own_config_map(world: World) -> N
         world.take(resources.CONFIG_MAPS, forged)
     assert world.store.report("uid-1") is None
     world.take(resources.CONFIG_MAPS, said)
-    assert world.store.take_heard() == {"uid-1"}
+    assert world.store.take_reported() == {"uid-1"}
     world.take(resources.CONFIG_MAPS, said)
-    assert world.store.take_heard() == set(), "the same words are no news"
+    assert world.store.take_reported() == set(), "the same words are no news"
     world.take(resources.CONFIG_MAPS, said, "DELETED")
     assert world.store.report("uid-1") is not None, "its last word counts while the job is there"
     world.take(resources.JOBS, raw_job(), "DELETED")

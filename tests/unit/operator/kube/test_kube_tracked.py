@@ -59,9 +59,9 @@ class Desk:
         """Let time pass, hand the news on as the backend does, and look."""
         self.now += seconds
         if self.store.take_changed():
-            self.managed.hear(News.PODS)
-        if self.store.take_heard():
-            self.managed.hear(News.REPORT)
+            self.managed.mark_dirty(News.PODS)
+        if self.store.take_reported():
+            self.managed.mark_dirty(News.REPORT)
         self.managed.look(self.now)
         return self.managed
 
@@ -200,7 +200,7 @@ def test_a_running_job_keeps_its_last_good_specification_and_a_waiting_one_does_
         desk.take(resources.JOBS, broken)
         seen = desk.store.job("uid-1")
         assert seen is not None
-        desk.managed.meet(seen)
+        desk.managed.update(seen)
         desk.look()
         assert (desk.managed.job is not None) is runs
         assert desk.managed.problems is not None
@@ -233,7 +233,7 @@ def test_what_the_api_server_says_to_its_pods_is_shown_until_it_takes_them() -> 
     assert (running.reason, running.message) == (Reason.POD_REJECTED, "exceeded quota")
     desk.managed.reject(None)
     assert facts(desk.look()).trouble is None
-    desk.managed.condemn("spec.containers[0]: Invalid")
+    desk.managed.mark_invalid("spec.containers[0]: Invalid")
     ended = facts(desk.look()).ended
     assert (ended.reason, ended.failed, ended.message) == (Reason.INVALID_SPEC, True, "spec.containers[0]: Invalid")
 

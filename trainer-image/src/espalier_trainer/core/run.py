@@ -255,10 +255,10 @@ class Run:
         if self.team is not None and (self._resumed or self._used > 0):
             # The leader was started again; the other workers may have gone on for a while after its checkpoint.
             self.allocation = scheduler.allocation()
-            if self.allocation.replicas > 1 and self.team.reunite(self.progress.step):
-                self._meet()
+            if self.allocation.replicas > 1 and self.team.wait_for_members(self.progress.step):
+                self._update_members()
                 while self.team.broken:  # a handful of times at most
-                    self._meet()
+                    self._update_members()
         scheduler.start(self._used)
         self._saver.begin(scheduler.used_seconds())
         self.journal.started(self._resumed, str(self.state.device))
@@ -276,7 +276,7 @@ class Run:
     def _looked(self) -> Ending | None:
         scheduler = self._scheduler
         self.allocation = scheduler.allocation()
-        self._meet()
+        self._update_members()
         self.journal.acknowledge(self.allocation.generation)
         if scheduler.time_left() <= 0:
             return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
@@ -309,11 +309,11 @@ class Run:
         self.journal.report()
         return None
 
-    def _meet(self) -> None:
+    def _update_members(self) -> None:
         """Admit workers that wait, and release those beyond the allocation."""
         if self.team is not None:
             replicas, step = self.allocation.replicas, self.progress.step
-            self.team.meet(replicas, self.state.network, step, self._capture, self._take_over)
+            self.team.update_members(replicas, self.state.network, step, self._capture, self._take_over)
 
     def _due(self, batches: int, rate: Callable[[], float]) -> Due:
         team, progress = self.team, self.progress

@@ -10,7 +10,7 @@ from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.membership import NEWCOMER
-from espalier_trainer.elastic.states import Word
+from espalier_trainer.elastic.states import Command
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.optimizers import optimizer_state
 from espalier_trainer.schedules import Moment
@@ -55,7 +55,7 @@ class StateCopy:
 
     def __init__(self, state: TrainingState, hooks: Hooks | None = None) -> None:
         self._state, self._hooks = state, hooks or Hooks()
-        self._told: CheckpointState | None = None
+        self._received: CheckpointState | None = None
         """The leader's last message about the state; None while this worker holds no copy."""
         self.taken = 0
         """Number of states that this worker has received."""
@@ -63,20 +63,20 @@ class StateCopy:
     @property
     def network(self) -> Network | None:
         """The network, None while this worker holds no copy."""
-        return None if self._told is None else self._state.network
+        return None if self._received is None else self._state.network
 
     @property
     def step(self) -> int:
         """Steps of the copy, `NEWCOMER` while there is none."""
-        return NEWCOMER if self._told is None else self._told.step
+        return NEWCOMER if self._received is None else self._received.step
 
     def capture(self) -> Checkpoint:
         """Return the copy."""
-        if self._told is None:
+        if self._received is None:
             raise GroupBrokenError("this worker holds no state")
         network = self._state.network
         groups, tensors, values = optimizer_state(network.optimizer, network.module)
-        now = self._told.model_copy(
+        now = self._received.model_copy(
             update={
                 "schedule": self._state.state(),
                 "optimizer_groups": tuple(groups),
@@ -89,36 +89,36 @@ class StateCopy:
 
     def take(self, checkpoint: Checkpoint) -> Network:
         """Hold a copy of this state from now on."""
-        self._told = None
+        self._received = None
         self._state.load(checkpoint)
-        self._told = checkpoint.state
+        self._received = checkpoint.state
         self.taken += 1
         return self._state.network
 
     def note(self, state: CheckpointState) -> None:
         """Load the part of the state that is not tensors."""
         self._state.note(state)
-        self._told = state
+        self._received = state
 
     def forget(self) -> None:
         """Discard the copy, which becomes outdated."""
-        self._told = None
+        self._received = None
 
-    def stepped(self, word: Word, loss: float, batches: int) -> None:
-        """Count the step that `word` was for, which took `batches` batches of the epoch."""
-        if self._told is None:
+    def stepped(self, command: Command, loss: float, batches: int) -> None:
+        """Count the step that `command` was for, which took `batches` batches of the epoch."""
+        if self._received is None:
             return
-        before = self._told.epoch_loss_sum if word.cursor else 0.0
-        self._told = self._told.model_copy(
+        before = self._received.epoch_loss_sum if command.cursor else 0.0
+        self._received = self._received.model_copy(
             update={
-                "epoch": word.epoch,
-                "cursor": word.cursor + batches,
-                "step": self._told.step + 1,
+                "epoch": command.epoch,
+                "cursor": command.cursor + batches,
+                "step": self._received.step + 1,
                 "epoch_loss_sum": before + loss * batches,
             }
         )
 
     def epoch_finished(self, epoch: int) -> None:
         """Count an epoch, so that a leader restarted from this copy does not repeat the end of that epoch."""
-        if self._told is not None:
-            self._told = self._told.model_copy(update={"epoch": epoch + 1, "cursor": 0, "epoch_loss_sum": 0.0})
+        if self._received is not None:
+            self._received = self._received.model_copy(update={"epoch": epoch + 1, "cursor": 0, "epoch_loss_sum": 0.0})

@@ -73,7 +73,7 @@ class Group:
         with _broken():
             self._group.recv([tensor], member, 0).wait(timedelta(seconds=COLLECTIVE_SECONDS))
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all members are here."""
         self.all_reduce(torch.zeros(1, device=self.device))
 

@@ -17,8 +17,8 @@ import torch
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group, GroupBrokenError
 from espalier_trainer.elastic.membership import Arrival, Plan
-from espalier_trainer.elastic.rendezvous import LeaderAwayError, Visitor, answered
-from espalier_trainer.elastic.states import Code, Word, align, digest, hear_note, hear_state
+from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, answered
+from espalier_trainer.elastic.states import Code, Command, align, digest, receive_note, receive_state
 from espalier_trainer.network import Network
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Turn:
     """A step that this worker is to take part in; with `Code.EPOCH` the end of an epoch."""
 
     group: Group
-    word: Word
+    command: Command
     broken: GroupBrokenError | None = None
     """Set by who takes the step, where the group broke in it."""
 
@@ -64,15 +64,15 @@ class Member:
 
     def turns(self, place: str) -> Iterator[Turn]:
         """Yield what to do next, until the job has `ended` or `stop` returns True."""
-        visitor: Visitor | None = None
+        client: RendezvousClient | None = None
         while not self._stop() and not self.ended:
             try:
-                visitor = visitor or Visitor(place, self._stop)
-                yield from self._visit(visitor)
+                client = client or RendezvousClient(place, self._stop)
+                yield from self._arrive(client)
             except GroupBrokenError:
-                visitor = None  # Maybe it was the leader that is gone, and its successor is somewhere else.
+                client = None  # Maybe it was the leader that is gone, and its successor is somewhere else.
             except LeaderAwayError as error:
-                visitor = None
+                client = None
                 now = time.monotonic()
                 if self._away_since is None:
                     self._away_since = now
@@ -83,22 +83,22 @@ class Member:
                     self._holder.forget()
                 time.sleep(AGAIN_SECONDS)
 
-    def _visit(self, visitor: Visitor) -> Generator[Turn, None, None]:
+    def _arrive(self, client: RendezvousClient) -> Generator[Turn, None, None]:
         """Arrive, and take part in a generation if there is a place.
 
         Raises `GroupBrokenError`, and `LeaderAwayError`.
         """
-        ticket = visitor.arrive(self._arrival())
+        ticket = client.arrive(self._arrival())
         self._away_since = None
-        plan = visitor.plan(ticket)
+        plan = client.plan(ticket)
         if plan is None:
-            visitor.arrive(self._arrival(leaving=True))  # so that nobody waits for it in vain
+            client.arrive(self._arrival(leaving=True))  # so that nobody waits for it in vain
         elif self._worker not in plan.members:
             logger.info("generation %d does without this worker", plan.generation)
             self._holder.forget()
         else:
             try:
-                yield from self._take_part(visitor, plan)
+                yield from self._take_part(client, plan)
             except GroupBrokenError as error:
                 logger.info("generation %d broke: %s", plan.generation, error)
                 raise
@@ -106,11 +106,11 @@ class Member:
     def _arrival(self, *, leaving: bool = False) -> Arrival:
         return Arrival(self._worker, self._base, self._index, self._holder.step, leaving)
 
-    def _take_part(self, visitor: Visitor, plan: Plan) -> Generator[Turn, None, None]:
+    def _take_part(self, client: RendezvousClient, plan: Plan) -> Generator[Turn, None, None]:
         rank = plan.members.index(self._worker)
-        world, address, port = len(plan.members), visitor.address, visitor.port
+        world, address, port = len(plan.members), client.address, client.port
         group = answered(  # a group is formed by way of the leader's store
-            lambda: Group(visitor.store, plan.generation, rank, world, self._device, address, port),
+            lambda: Group(client.store, plan.generation, rank, world, self._device, address, port),
             self._stop,
             FORM_SECONDS + COLLECTIVE_SECONDS,
         )
@@ -121,29 +121,29 @@ class Member:
             # What chance a layer draws (dropout) is each member's own.
             torch.manual_seed(hash((self._seed, plan.generation, rank)) % 2**63)
             logger.info("generation %d: rank %d of %d", plan.generation, rank, len(plan.members))
-            yield from self._serve(group, visitor)
+            yield from self._serve(group, client)
         finally:
             group.close()
 
-    def _serve(self, group: Group, visitor: Visitor) -> Generator[Turn, None, None]:
+    def _serve(self, group: Group, client: RendezvousClient) -> Generator[Turn, None, None]:
         while True:
-            word = Word.hear(group)
-            if word.code is Code.END:
+            command = Command.receive(group)
+            if command.code is Code.END:
                 self.ended = True
                 return
-            if word.code is Code.FORM:
+            if command.code is Code.FORM:
                 return
-            if word.code is Code.STATE:
-                self._holder.take(hear_state(group, word))
-            elif word.code is Code.NOTE:
-                self._holder.note(hear_note(group, word))
-            elif word.code in (Code.STEP, Code.EPOCH):
+            if command.code is Code.STATE:
+                self._holder.take(receive_state(group, command))
+            elif command.code is Code.NOTE:
+                self._holder.note(receive_note(group, command))
+            elif command.code in (Code.STEP, Code.EPOCH):
                 if self._holder.network is None:
                     raise GroupBrokenError("the leader steps before it gave its state")
-                turn = Turn(group, word)
+                turn = Turn(group, command)
                 yield turn
                 if turn.broken is not None:
                     raise turn.broken
             if self._stop() and not self._said_leaving:
                 self._said_leaving = True
-                visitor.arrive(self._arrival(leaving=True))
+                client.arrive(self._arrival(leaving=True))

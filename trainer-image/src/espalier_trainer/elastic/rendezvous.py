@@ -77,7 +77,7 @@ def answered(ask: Callable[[], T], stop: Callable[[], bool], seconds: float = AN
     return answer.result()
 
 
-class Host:
+class RendezvousServer:
     """The leader's end: holds the store, hears who arrives, answers with plans."""
 
     def __init__(self, place: str) -> None:
@@ -164,11 +164,11 @@ class Host:
         self.store.set(f"plan/{ticket}", plan.to_json())
 
 
-class Visitor:
+class RendezvousClient:
     """A worker's end."""
 
     def __init__(self, place: str, stop: Callable[[], bool]) -> None:
-        """Connect to the leader's store at `place` (see `Host`); `LeaderAwayError` where it is not there.
+        """Connect to the leader's store at `place` (see `RendezvousServer`); `LeaderAwayError` where it is not there.
 
         `stop` says that this worker is to go: then it waits for no answer for long.
         """

@@ -1,4 +1,4 @@
-"""What passes between members: the word before each step, and a whole training state."""
+"""What is sent between members: the command before each step, and a whole training state."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Code(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """The leader's word; of a step: where in the data it is, and how fast to learn."""
+class Command:
+    """A command of the leader; for a step: its place in the data, and the learning rate."""
 
     code: Code
     epoch: int = 0
@@ -49,51 +49,51 @@ class Word:
     """Bytes that follow."""
 
     def send(self, group: Group) -> None:
-        """Tell all members."""
+        """Send it to all members."""
         numbers = [float(self.code), self.epoch, self.cursor, self.rate, self.size]
         group.broadcast(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
 
     @classmethod
-    def hear(cls, group: Group) -> Word:
-        """Wait for the leader's next word."""
+    def receive(cls, group: Group) -> Command:
+        """Wait for the leader's next command."""
         tensor = torch.zeros(5, dtype=torch.float64, device=group.device)
         group.broadcast(tensor, 0)
         code, epoch, cursor, rate, size = tensor.tolist()
         return cls(Code(int(code)), int(epoch), int(cursor), rate, int(size))
 
 
-def tell_state(group: Group, checkpoint: Checkpoint) -> None:
+def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:
     """Give all members the leader's state."""
     state = packed(checkpoint)
-    _tell(group, Code.STATE, state.head)
+    _broadcast(group, Code.STATE, state.head)
     for each in (state.model, state.training):
         group.broadcast(each.to(group.device), 0)
 
 
-def tell_note(group: Group, state: CheckpointState) -> None:
+def broadcast_note(group: Group, state: CheckpointState) -> None:
     """Give all members what of the leader's state is no tensor."""
-    _tell(group, Code.NOTE, torch.frombuffer(bytearray(dumps(state).encode()), dtype=torch.uint8))
+    _broadcast(group, Code.NOTE, torch.frombuffer(bytearray(dumps(state).encode()), dtype=torch.uint8))
 
 
-def hear_state(group: Group, word: Word) -> Checkpoint:
-    """Take the leader's state that `word` announces."""
-    head = torch.empty(word.size, dtype=torch.uint8, device=group.device)
+def receive_state(group: Group, command: Command) -> Checkpoint:
+    """Take the leader's state that `command` announces."""
+    head = torch.empty(command.size, dtype=torch.uint8, device=group.device)
     group.broadcast(head, 0)
-    room = Packed.room(head.cpu())
+    room = Packed.allocate(head.cpu())
     model, training = (each.to(group.device) for each in (room.model, room.training))
     group.broadcast(model, 0)
     group.broadcast(training, 0)
     return unpacked(Packed(room.head, model.cpu(), training.cpu()))
 
 
-def hear_note(group: Group, word: Word) -> CheckpointState:
-    """Take the note that `word` announces."""
-    content = torch.zeros(word.size, dtype=torch.uint8, device=group.device)
+def receive_note(group: Group, command: Command) -> CheckpointState:
+    """Take the note that `command` announces."""
+    content = torch.zeros(command.size, dtype=torch.uint8, device=group.device)
     group.broadcast(content, 0)
     return loads(content.cpu().numpy().tobytes().decode(), CheckpointState, "note")
 
 
-def hand_over(group: Group, source: int, lacking: Sequence[int], state: Packed | None) -> Checkpoint | None:
+def transfer(group: Group, source: int, lacking: Sequence[int], state: Packed | None) -> Checkpoint | None:
     """Give the `state` of the member `source`, which alone has to know it, to those `lacking`; returns it to them.
 
     Every member calls it, and all meet after each piece: none waits for longer than a piece takes, neither one that
@@ -116,7 +116,7 @@ def hand_over(group: Group, source: int, lacking: Sequence[int], state: Packed |
                     came = piece.to(group.device)
                     group.receive(came, source)
                     piece.copy_(came)
-                group.meet()
+                group.barrier()
     return unpacked(state) if lacks else None
 
 
@@ -164,13 +164,13 @@ def align(
     if not lacking:
         return True
     if group.rank == source:
-        hand_over(group, source, lacking, packed(capture()))
-    elif (state := hand_over(group, source, lacking, None)) is not None:
+        transfer(group, source, lacking, packed(capture()))
+    elif (state := transfer(group, source, lacking, None)) is not None:
         network = None  # the one that it held, which `take` gives up
         own = hashed(take(state))
     return len(set(digests(group, own))) == 1
 
 
-def _tell(group: Group, code: Code, content: Tensor) -> None:
-    Word(code, size=len(content)).send(group)
+def _broadcast(group: Group, code: Code, content: Tensor) -> None:
+    Command(code, size=len(content)).send(group)
     group.broadcast(content.to(group.device), 0)

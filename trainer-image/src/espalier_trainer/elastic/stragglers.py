@@ -1,4 +1,4 @@
-"""Who slows the others down, and for how long is done without. Pure: times are the caller's."""
+"""Who slows the others down, and for how long it is excluded. Pure: times are the caller's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class Speeds:
     """What is known of the members' speed."""
 
     slow: str | None = None
@@ -42,15 +42,15 @@ class Watch:
         found = self.dropped.get(worker)
         return 0 if found is None else found.times
 
-    def changed(self) -> Watch:
+    def changed(self) -> Speeds:
         """Return what is known after a change of members: nothing about who is slower than the others."""
         return replace(self, slow=None, steps=0)
 
-    def dropping(self, worker: str, now: float) -> Watch:
+    def dropping(self, worker: str, now: float) -> Speeds:
         """Return what is known once `worker` is left out from `now` on."""
         times = self.drops(worker) + 1
         until = float("inf") if times >= MAX_DROPS else now + PAUSE_SECONDS * 2 ** (times - 1)
-        return Watch(dropped={**self.dropped, worker: Dropped(times, until)})
+        return Speeds(dropped={**self.dropped, worker: Dropped(times, until)})
 
 
 def straggler(seconds: Sequence[float], factor: float) -> int | None:
@@ -62,12 +62,12 @@ def straggler(seconds: Sequence[float], factor: float) -> int | None:
     return slowest if seconds[slowest] > factor * others[len(others) // 2] else None
 
 
-def watched(watch: Watch, workers: Sequence[str], seconds: Sequence[float]) -> tuple[Watch, str | None]:
+def observed(speeds: Speeds, workers: Sequence[str], seconds: Sequence[float]) -> tuple[Speeds, str | None]:
     """Return what is known after a step in which `workers` computed for `seconds`, and who is now found a straggler.
 
     Each is found once, until the members change.
     """
     rank = straggler(seconds, FACTOR)
     slow = None if rank is None else workers[rank]
-    steps = watch.steps + 1 if slow is not None and slow == watch.slow else int(slow is not None)
-    return replace(watch, slow=slow, steps=steps), slow if steps == STEPS else None
+    steps = speeds.steps + 1 if slow is not None and slow == speeds.slow else int(slow is not None)
+    return replace(speeds, slow=slow, steps=steps), slow if steps == STEPS else None

@@ -17,10 +17,10 @@ from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.elastic.batches import consumed
 from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, chosen, planned
-from espalier_trainer.elastic.rendezvous import Host
-from espalier_trainer.elastic.states import Code, Word, align, digest, tell_note, tell_state
+from espalier_trainer.elastic.rendezvous import RendezvousServer
+from espalier_trainer.elastic.states import Code, Command, align, broadcast_note, broadcast_state, digest
 from espalier_trainer.elastic.step import Joint
-from espalier_trainer.elastic.stragglers import Watch, watched
+from espalier_trainer.elastic.stragglers import Speeds, observed
 from espalier_trainer.network import Network
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Team:
         policy: ElasticBatch,
         device: torch.device,
         warn: Callable[[str, str], None],
-        tell: Callable[[int, float], None],
+        on_change: Callable[[int, float], None],
         *,
         stragglers: Stragglers = Stragglers.REPORT,
         hashed: Callable[[Network], int] = digest,
@@ -60,12 +60,12 @@ class Team:
     ) -> None:
         """Open the rendezvous at `place`; raises `RendezvousError`.
 
-        `warn` gets problems that do not stop training, `tell` the number of members after a change, and the seconds for
-        which training paused. `hashed` is what must be equal in all members.
+        `warn` gets problems that do not stop training, `on_change` the new number of members after a change, and
+        the seconds for which training paused. `hashed` is what must be equal in all members.
         """
-        self._host = Host(place)
+        self._rendezvous = RendezvousServer(place)
         self._policy, self._device, self._warn, self._clock = policy, device, warn, clock
-        self._tell = tell
+        self._on_change = on_change
         self._stragglers, self._hashed = stragglers, hashed
         self._waiting: dict[str, Arrival] = {}
         self._members: tuple[Arrival, ...] = ()
@@ -75,12 +75,12 @@ class Team:
         self._generation = 0
         self._stale = self._noted = False
         self._patience = GRACE_SECONDS
-        self._told = 1
+        self._reported_world = 1
         self._broken = 0
         self._broken_once = self._reuniting = False
         self._alone_until = 0.0
         self._listened = self._spoke = 0.0
-        self._watched = Watch()
+        self._speeds = Speeds()
 
     @property
     def world(self) -> int:
@@ -95,10 +95,10 @@ class Team:
 
     @property
     def broken(self) -> bool:
-        """Whether the generation broke and `meet` has not mended it yet."""
+        """Whether the generation broke and `update_members` has not mended it yet."""
         return self._broken_once
 
-    def reunite(self, step: int) -> bool:
+    def wait_for_members(self, step: int) -> bool:
         """Wait for workers that may hold a state newer than `step`; returns whether one does.
 
         They come within a moment of the store's opening, and none at all come to a job that just begins.
@@ -114,7 +114,7 @@ class Team:
             time.sleep(LISTEN_SECONDS)
         return False
 
-    def meet(self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore) -> None:
+    def update_members(self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore) -> None:
         """Take in who waits, let go who leaves, as far as `replicas` workers go. Called at each step boundary."""
         now = self._clock()
         urgent = self._broken_once or self._reuniting or self.world > replicas
@@ -134,7 +134,7 @@ class Team:
         if group is None:
             raise GroupBrokenError("there is no group")
         with self.stepping():
-            Word(Code.STEP, epoch, cursor, rate).send(group)
+            Command(Code.STEP, epoch, cursor, rate).send(group)
         self._spoke = self._clock()
         return group
 
@@ -153,7 +153,7 @@ class Team:
     def stepped(self, joint: Joint) -> None:
         """Take notice of a step that was taken, and of who was slow in it."""
         self._broken = 0
-        self._watch(joint.seconds)
+        self._find_straggler(joint.seconds)
 
     def rate(self, rate: float, cursor: int, batches: int) -> float:
         """Return the learning rate of the step at `cursor`: times the batches that it takes."""
@@ -174,43 +174,43 @@ class Team:
             checkpoint = capture()
             with self.stepping():  # all members receive the message, or none
                 if self._stale:
-                    tell_state(group, checkpoint)
+                    broadcast_state(group, checkpoint)
                 else:
-                    tell_note(group, checkpoint.state)
+                    broadcast_note(group, checkpoint.state)
         self._stale = self._noted = False
 
     def wait(self) -> None:
         """Let the members wait: called now and then while the leader evaluates."""
         if self._clock() - self._spoke >= WAIT_SECONDS:
-            self._say(Code.WAIT)
+            self._send(Code.WAIT)
 
     def end_epoch(self, epoch: int) -> None:
         """Tell the members that `epoch` is over, where they do something of their own then."""
-        self._say(Code.EPOCH, epoch)
+        self._send(Code.EPOCH, epoch)
 
     def close(self, *, done: bool) -> None:
         """Leave the members: for good when the job is `done`, else they wait for a leader to come again."""
         if self._group is not None and done:
             try:
-                Word(Code.END).send(self._group)
+                Command(Code.END).send(self._group)
             except GroupBrokenError as error:
                 logger.info("a member was gone at the end: %s", error)
         self._drop()
 
     # ---- within
 
-    def _say(self, code: Code, epoch: int = 0) -> None:
+    def _send(self, code: Code, epoch: int = 0) -> None:
         if self._group is None:
             return
         self._spoke = self._clock()
         try:
-            Word(code, epoch).send(self._group)
+            Command(code, epoch).send(self._group)
         except GroupBrokenError as error:
             self._break(str(error))
 
     def _listen(self) -> None:
         self._listened = self._clock()
-        for arrival in self._host.listen():
+        for arrival in self._rendezvous.listen():
             if arrival.leaving:
                 self._leaving.add(arrival.worker)
                 self._waiting.pop(arrival.worker, None)
@@ -219,7 +219,7 @@ class Team:
                 self._waiting[arrival.worker] = arrival
 
     def _wanted(self, candidates: Sequence[Arrival], replicas: int) -> tuple[Arrival, ...]:
-        gone = self._leaving | self._host.silent() | self._watched.out(self._clock())
+        gone = self._leaving | self._rendezvous.silent() | self._speeds.out(self._clock())
         present = {each.worker: each for each in candidates if each.worker not in gone}
         return chosen(present.values(), replicas)
 
@@ -231,7 +231,7 @@ class Team:
         holders = {arrival.worker for arrival in self._members if arrival.step != NEWCOMER}
         if self._group is not None:
             try:
-                Word(Code.FORM).send(self._group)
+                Command(Code.FORM).send(self._group)
             except GroupBrokenError as error:
                 self._break(str(error))
         self._drop()
@@ -244,12 +244,12 @@ class Team:
         let_go = [name for name in before if name in self._waiting and name not in plan.members]
         for name in (*plan.members[1:], *let_go):
             self._waiting.pop(name, None)
-            self._host.answer(name, plan)
+            self._rendezvous.answer(name, plan)
         self._leaving.clear()
         self._members = wanted
         if wanted:
             try:
-                host = self._host
+                host = self._rendezvous
                 self._group = Group(
                     host.store, plan.generation, 0, len(plan.members), self._device, host.address, host.port
                 )
@@ -271,11 +271,11 @@ class Team:
         # Only now: as long as no generation has formed, some member may still hold what the checkpoint does not.
         self._reuniting = False
         self._spoke = self._clock()
-        self._watched = self._watched.changed()
+        self._speeds = self._speeds.changed()
         paused = self._clock() - began
-        if self.world != self._told:
-            self._told = self.world
-            self._tell(self.world, paused)
+        if self.world != self._reported_world:
+            self._reported_world = self.world
+            self._on_change(self.world, paused)
         logger.info("generation %d: %d members, after a pause of %.3f s", plan.generation, self.world, paused)
 
     def _gather(self, expected: set[str]) -> None:
@@ -308,9 +308,9 @@ class Team:
             self._group.close()
         self._group = None
 
-    def _watch(self, seconds: Sequence[float]) -> None:
+    def _find_straggler(self, seconds: Sequence[float]) -> None:
         workers = [_LEADER, *(member.worker for member in self._members)]
-        self._watched, slow = watched(self._watched, workers, seconds)
+        self._speeds, slow = observed(self._speeds, workers, seconds)
         if slow is None:
             return
         rank = workers.index(slow)
@@ -319,9 +319,9 @@ class Team:
         what = "all wait for it at each step"
         if rank and self._stragglers is Stragglers.DROP:
             now = self._clock()
-            self._watched = self._watched.dropping(slow, now)
-            pause = self._watched.dropped[slow].until - now
-            times = self._watched.drops(slow)
+            self._speeds = self._speeds.dropping(slow, now)
+            pause = self._speeds.dropped[slow].until - now
+            times = self._speeds.drops(slow)
             what = (
                 f"it is left out for {pause:.0f} s"
                 if math.isfinite(pause)

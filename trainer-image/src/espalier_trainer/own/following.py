@@ -68,8 +68,8 @@ class Following:
         """Yield the leader's epochs; does not return, because only the leader runs the code after the loop."""
         self._leave.takes_part = True
         while (turn := self._due()) is not None:
-            if turn.word.epoch == self._epoch and self._left_early == self._held.taken:
-                if turn.word.code is Code.STEP:
+            if turn.command.epoch == self._epoch and self._left_early == self._held.taken:
+                if turn.command.code is Code.STEP:
                     raise OwnLoopError(
                         f"this worker left epoch {self._epoch} early and the leader did not; leave the loop over the "
                         "batches by what all workers share, such as what backward() returns"
@@ -77,9 +77,9 @@ class Following:
                 self._turn = self._left_early = None
                 continue
             # Also where only the script's code after the batches is left of the epoch.
-            self._epoch, self._in_body, self._through, self._left_early = turn.word.epoch, True, False, None
+            self._epoch, self._in_body, self._through, self._left_early = turn.command.epoch, True, False, None
             self._state.enter_epoch()
-            yield turn.word.epoch
+            yield turn.command.epoch
             self._epoch_left()
         self._wait_to_end()
 
@@ -90,13 +90,13 @@ class Following:
         if not self._in_body:
             raise OwnLoopError(ONCE)
         self._state.enter_batches()
-        while (turn := self._due()) is not None and (turn.word.code, turn.word.epoch) == (Code.STEP, self._epoch):
-            group, word = turn.group, turn.word
-            part = self._feed.part(word.epoch, word.cursor, group.rank, group.world)
+        while (turn := self._due()) is not None and (turn.command.code, turn.command.epoch) == (Code.STEP, self._epoch):
+            group, command = turn.group, turn.command
+            part = self._feed.part(command.epoch, command.cursor, group.rank, group.world)
             self._step = self._hooks.step = Step(self._state, part, group, sync_batch_norm=self._sync)
             yield self._step.part.batch
         self._in_body = False
-        if turn is not None and turn.word.epoch == self._epoch:
+        if turn is not None and turn.command.epoch == self._epoch:
             self._turn, self._through = None, True
         elif turn is not None:
             # This worker was away, and the script's code after the batches belongs to a state that is gone.
@@ -136,7 +136,7 @@ class Following:
         self._step = self._hooks.step = self._turn = None
         joint = step.finish()
         if joint is not None:
-            self._held.stepped(turn.word, joint.loss, step.part.batches)
+            self._held.stepped(turn.command, joint.loss, step.part.batches)
 
     def _epoch_left(self) -> None:
         """Take notice that the script has run the code after its batches."""

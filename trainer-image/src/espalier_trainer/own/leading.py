@@ -39,7 +39,7 @@ class Leading:
         self._hooks = Hooks(state.optimizer)
         self._step: Step | None = None
         self._due: Due | None = None
-        self._inside = self._epoch_told = self._closed = False
+        self._inside = self._epoch_end_sent = self._closed = False
         """Whether the script is in an epoch; whether the other workers know that its batches are over; whether the
         loop over epochs has ended."""
         run.resume()
@@ -64,7 +64,7 @@ class Leading:
                 self._commit()
                 if self._run.ending is None:
                     self._batches_over()
-                    self._epoch_told = False
+                    self._epoch_end_sent = False
                     self._state.leave_epoch()
             self._ended()
         except LossNotFiniteError as error:
@@ -82,7 +82,7 @@ class Leading:
         """Yield this worker's parts of the batches of an epoch."""
         if not self._inside:
             raise OwnLoopError("the batches belong to an epoch: loop over them within `for epoch in loop.epochs(...)`")
-        if self._epoch_told:
+        if self._epoch_end_sent:
             raise OwnLoopError(ONCE)
         self._state.enter_batches()
         run = self._run
@@ -138,8 +138,8 @@ class Leading:
 
     def _batches_over(self) -> None:
         """Let the other workers run the script's code after the batches at the same time as this worker."""
-        if not self._epoch_told:
-            self._epoch_told = True
+        if not self._epoch_end_sent:
+            self._epoch_end_sent = True
             if self._run.team is not None:
                 self._run.team.end_epoch(self._run.progress.epoch)
 

@@ -58,13 +58,13 @@ class Follower:
         return self._member.ended
 
     def _step(self, turn: Turn) -> None:
-        network, group, word = self.held.network, turn.group, turn.word
+        network, group, command = self.held.network, turn.group, turn.command
         if network is None:
             raise GroupBrokenError("the leader steps before it gave its state")
-        if self._order is None or self._order.epoch != word.epoch:
+        if self._order is None or self._order.epoch != command.epoch:
             examples, size = len(self._data.train), self._training.batch_size
-            self._order = epoch_order(examples, size, self._seed, word.epoch, self._device)
+            self._order = epoch_order(examples, size, self._seed, command.epoch, self._device)
         network.module.train()
-        source, cursor, rate = self._data.train, word.cursor, word.rate
+        source, cursor, rate = self._data.train, command.cursor, command.rate
         joint, batches = steps.take(self._training, network, self.hooks, group, self._order, source, cursor, rate)
-        self.held.stepped(word, joint.loss, batches)
+        self.held.stepped(command, joint.loss, batches)

@@ -82,7 +82,7 @@ def _steps(
     yield from _extra(job, state, pods, status, now, settings)
     leader = pods.leader
     document = allocation_document(job.job, status)
-    if leader is not None and not leader.ended and leader.told != (document.allocation.generation, document.stop):
+    if leader is not None and not leader.ended and leader.announced != (document.allocation.generation, document.stop):
         yield Annotate(pod=leader, annotations={ALLOCATION_ANNOTATION: dumps(document)})
 
 

@@ -58,12 +58,12 @@ class Writer:
             try:
                 if not await self._write(job, status, now):
                     # It is gone. The watch drops it once the deletion arrives; until then it counts as not written.
-                    job.hear(News.NONE, due)
+                    job.mark_dirty(News.NONE, due)
                     job.writing.failed(now)
                     job.plan_ahead(status, now)
                     return
             except BackendError as error:
-                job.hear(News.NONE, max(due, Due.CHANGES))
+                job.mark_dirty(News.NONE, max(due, Due.CHANGES))
                 self._failed(job, error, "its status cannot be written")
                 return
             job.writing.succeeded()
@@ -187,7 +187,7 @@ class Writer:
         except (ApiRefusalError, NotOwnedError) as error:
             trouble = _trouble(error)
             if base and isinstance(error, ApiRefusalError) and error.status.code in _INVALID:
-                job.condemn(trouble.message)
+                job.mark_invalid(trouble.message)
             elif base:
                 job.reject(trouble)
             else:

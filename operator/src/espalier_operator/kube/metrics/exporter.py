@@ -65,17 +65,17 @@ class Metrics:
 
     # ---- scraping
 
-    def look(self, jobs: Iterable[LiveJob], snapshot: Snapshot | None, heard: Mapping[str, float]) -> None:
+    def look(self, jobs: Iterable[LiveJob], snapshot: Snapshot | None, received_at: Mapping[str, float]) -> None:
         """Make the series of what is there now, for `text`; call it where `jobs` and `snapshot` belong together.
 
-        `heard`: by resource, the epoch seconds at which a list or watch last brought something.
+        `received_at`: by resource, the epoch seconds at which a list or watch last brought something.
         """
         now = self._clock()
         jobs = list(jobs)
         for measurement in self._owners.gone((job.owner for job in jobs), now):
             self._counted.forget(measurement.metric, *measurement.labels)
         series = series_of(jobs, snapshot, now)
-        ages: dict[tuple[str, ...], float] = {(resource,): max(0.0, now - at) for resource, at in heard.items()}
+        ages: dict[tuple[str, ...], float] = {(resource,): max(0.0, now - at) for resource, at in received_at.items()}
         self._scraped.series = {**series, "espalier_watch_age_seconds": ages}
 
     def text(self, *, leads: bool) -> bytes:

@@ -74,7 +74,7 @@ class Pod:
     """What keeps it from starting."""
     message: str
     """On its trouble or its end, for a person."""
-    told: tuple[int, str | None] | None
+    announced: tuple[int, str | None] | None
     """Generation and stop of the allocation annotation."""
 
     @property
@@ -134,7 +134,7 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         exit_code=code,
         trouble=None if ended or code is not None else trouble,
         message=_end_message(status, ends) if ended or code is not None else message,
-        told=None if owner is None else _told(metadata),
+        announced=None if owner is None else _announced(metadata),
     )
 
 
@@ -214,7 +214,7 @@ def _end_message(status: Raw, ends: Iterable[Raw]) -> str:
     return ": ".join(word for word in words if word)[:MAX_MESSAGE]
 
 
-def _told(metadata: Raw) -> tuple[int, str | None] | None:
+def _announced(metadata: Raw) -> tuple[int, str | None] | None:
     try:
         document = json.loads(text(metadata, "annotations", ALLOCATION_ANNOTATION))
     except (ValueError, RecursionError):

@@ -149,7 +149,7 @@ class _Service:
     async def _scrape(self) -> bytes:
         operator = self._operator
         if operator is not None:
-            self._metrics.look(operator.backend.live(), operator.snapshot, operator.store.heard_at)
+            self._metrics.look(operator.backend.live(), operator.snapshot, operator.store.received_at)
         # The text of a thousand jobs takes longer than a tick.
         return await asyncio.to_thread(self._metrics.text, leads=operator is not None)
 

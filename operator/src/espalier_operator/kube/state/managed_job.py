@@ -107,21 +107,21 @@ class ManagedJob:
         self._due_later: dict[Due, float] = {}
         """When it is due next without any event."""
         self.writing, self.doing = Backoff(longest=10.0), Backoff()
-        self.meet(seen)
+        self.update(seen)
 
-    def meet(self, seen: JobObject) -> None:
+    def update(self, seen: JobObject) -> None:
         """Update from the job's object."""
         self.object = seen
         if isinstance(seen.parsed, KubeJob):
             if self.job is not seen.parsed:
-                self.hear(News.PODS, Due.CHANGES)
+                self.mark_dirty(News.PODS, Due.CHANGES)
                 self.doing.succeeded()  # what was refused may be taken now
             self.job, self.problems = seen.parsed, None
             if self.state.admitted_at is not None:
                 self.state = self.state.with_workers(self.job.terms.min_replicas)
         elif self.problems is not seen.parsed:
             self.problems = seen.parsed
-            self.hear(News.NONE, Due.CHANGES)
+            self.mark_dirty(News.NONE, Due.CHANGES)
             if self.state.admitted_at is None and self.state.outcome is None:
                 self.job, self.facts = None, None  # one that runs, or is over, keeps its last good specification
 
@@ -140,7 +140,7 @@ class ManagedJob:
         """When it must be observed or flushed without any event."""
         return min(self._due_later.values(), default=None)
 
-    def hear(self, news: News, due: Due = Due.NOTHING) -> None:
+    def mark_dirty(self, news: News, due: Due = Due.NOTHING) -> None:
         """Record which facts have changed, and how urgently the job must be flushed."""
         self.news |= news
         self.due = max(self.due, due)
@@ -191,7 +191,7 @@ class ManagedJob:
         for due, time in list(self._due_later.items()):
             if now >= time:
                 del self._due_later[due]
-                self.hear(News.FACTS, due)
+                self.mark_dirty(News.FACTS, due)
         if self.job is None:
             return
         self.observe()
@@ -202,16 +202,16 @@ class ManagedJob:
         before, trained = self.state, self.facts is not None and self.facts.training
         self._count(now)
         if (self.state.attempts, self.state.incarnations) != (before.attempts, before.incarnations):
-            self.hear(News.PODS)
+            self.mark_dirty(News.PODS)
             self.observe()
         self.facts = self._facts()
         self.workers = tuple(workers_of(self.key, self.pods))
         self.promise = promise_of(self.key, self.state)
         self.news = News.NONE
         if trained != self.facts.training or _essence(before) != _essence(self.state):
-            self.hear(News.NONE, Due.CHANGES)
+            self.mark_dirty(News.NONE, Due.CHANGES)
         elif not self.state.active and before.used_seconds != self.state.used_seconds:
-            self.hear(News.NONE, Due.FIGURES)  # the last leader's late report; of active jobs figures are due anyway
+            self.mark_dirty(News.NONE, Due.FIGURES)  # the last leader's late report; active jobs are due anyway
 
     def observe(self) -> None:
         """Read its report and sort its pods again where there is news of them."""
@@ -222,7 +222,7 @@ class ManagedJob:
         if News.REPORT in self.news:
             before, self._report = self._report, self._read_report()
             if news_of(before) != news_of(self._report):
-                self.hear(News.NONE, Due.CHANGES)
+                self.mark_dirty(News.NONE, Due.CHANGES)
         if News.PODS in self.news:
             pods = self._store.pods_by_job.get(self.uid, {}).values()
             self.pods = sort_pods(self.job, self.state, pods, self._store.ready_for(pods))
@@ -235,26 +235,26 @@ class ManagedJob:
         if self.job is not None:
             self._count_up()
             self.state = after(self.state, action, self.job.terms, self.looked_at, self._timing)
-            self.hear(News.PODS, Due.CHANGES)
+            self.mark_dirty(News.PODS, Due.CHANGES)
 
     def refuse(self, reason: Reason | None) -> None:
         """Record why the plan granted it no (more) GPUs."""
         if reason is not self.refusal:
             self.refusal = reason
-            self.hear(News.NONE, Due.CHANGES)
+            self.mark_dirty(News.NONE, Due.CHANGES)
 
     def reject(self, trouble: Trouble | None) -> None:
         """Record the API server's answer to its pods; None: it accepts them."""
         if trouble != self.rejected:
             self.rejected = trouble
-            self.hear(News.PODS, Due.CHANGES)
+            self.mark_dirty(News.PODS, Due.CHANGES)
 
-    def condemn(self, message: str) -> None:
+    def mark_invalid(self, message: str) -> None:
         """Record that the API server will never accept its pods as they are."""
         if self.state.active and self.state.ended is None:
             verdict = Ended(reason=Reason.INVALID_SPEC, failed=True, message=message)
             self.state = replace(self.state, ended=verdict)
-            self.hear(News.PODS, Due.CHANGES)
+            self.mark_dirty(News.PODS, Due.CHANGES)
 
     # ---- what is to be written, and when
 

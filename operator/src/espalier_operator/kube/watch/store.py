@@ -52,7 +52,7 @@ class Store:
         changed: Callable[[], None] = lambda: None,
         doubted: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is known yet. `time` is the clock of `heard_at` and `listed_at`, epoch seconds.
+        """Nothing is known yet. `time` is the clock of `received_at` and `listed_at`, epoch seconds.
 
         `changed` is called after each change that the planner may want to know of, `doubted` when a pod becomes
         doubtful.
@@ -60,7 +60,7 @@ class Store:
         self._settings, self._time, self._announce, self._doubted = settings, time, changed, doubted
         self.listed_at: float | None = None
         """When all kinds were last listed."""
-        self.heard_at: dict[str, float] = {}
+        self.received_at: dict[str, float] = {}
         """By kind (plural): when a list or a watch last brought something."""
         self.nodes: Indexer[Node] = Indexer(self._parse_node, self._node_changed)
         self.pods: Indexer[Pod] = Indexer(self._parse_pod, self._pod_changed)
@@ -83,7 +83,7 @@ class Store:
         self.overwritten: set[str] = set()
         """UIDs of jobs whose status changed, whoever wrote it."""
         self._changed: set[str] = set()
-        self._heard: set[str] = set()
+        self._reported: set[str] = set()
         self._by_uid: dict[str, JobObject] = {}
         self._reports: dict[str, ReportObject] = {}
 
@@ -91,7 +91,7 @@ class Store:
 
     def take(self, resource: Resource, event: str | None, raw: Raw) -> None:
         """Take in a watch event."""
-        self.heard_at[resource.plural] = self._time()
+        self.received_at[resource.plural] = self._time()
         indexer = self._indexers[resource]
         if event != "DELETED":
             indexer.put(raw)
@@ -111,7 +111,7 @@ class Store:
 
     def replace(self, resource: Resource, items: Iterable[Raw], version: int) -> None:
         """Take in a list of all objects of a kind."""
-        self.heard_at[resource.plural] = self._time()
+        self.received_at[resource.plural] = self._time()
         self._indexers[resource].replace(items, version)
 
     def all_listed(self) -> None:
@@ -142,10 +142,10 @@ class Store:
         changed, self._changed = self._changed, set()
         return changed
 
-    def take_heard(self) -> set[str]:
+    def take_reported(self) -> set[str]:
         """Return the UIDs of jobs whose leaders have reported since the last call."""
-        heard, self._heard = self._heard, set()
-        return heard
+        reported, self._reported = self._reported, set()
+        return reported
 
     def job(self, uid: str) -> JobObject | None:
         """Return the job of this UID."""
@@ -266,7 +266,7 @@ class Store:
             return  # of a job that is there the last word counts
         self._reports[after.job_uid] = after
         if before is None or before.text != after.text:
-            self._heard.add(after.job_uid)
+            self._reported.add(after.job_uid)
         if before is None or before.news != after.news:
             self._announce()  # figures wait for the next plan: a thousand leaders report them every two seconds
 

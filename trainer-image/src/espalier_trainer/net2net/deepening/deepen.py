@@ -14,8 +14,8 @@ from espalier_trainer.net2net.blocks import attach
 from espalier_trainer.net2net.deepening.conditions import RefusedError
 from espalier_trainer.net2net.deepening.identity import channel_moments, identity_scale_
 from espalier_trainer.net2net.deepening.insertion import build
-from espalier_trainer.net2net.deepening.points import Place, Places, find_places
-from espalier_trainer.net2net.deepening.trial import check_placed, tried_places
+from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints, find_insertion_points
+from espalier_trainer.net2net.deepening.trial import check_insertions, checked_insertion_points
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, undisturbed
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import trace
@@ -30,7 +30,7 @@ def growth_points(
     change while the model grows. Raises `GrowthError` if the model cannot be run on the example, or if its control
     flow depends on tensor values and it has no marks.
     """
-    return [place.point(insertion) for place in places_of(model, example_input).found]
+    return [place.point(insertion) for place in insertion_points(model, example_input).found]
 
 
 def deepen(
@@ -62,21 +62,21 @@ def deepen_in_place(
 ) -> None:
     """Do what `deepen` does, but to `model` itself; after a `GrowthError` the model may hold an incomplete block."""
     graph = trace(model, example_input)
-    place = _judged(model, graph, find_places(model, graph)).get(point_id)
+    place = _judged(model, graph, find_insertion_points(model, graph)).get(point_id)
     insert(model, place, example_input, insertion)
     try:
-        check_placed(model, [place], graph, example_input)
+        check_insertions(model, [place], graph, example_input)
     except RefusedError as reason:
         raise GrowthError(f"{point_id!r} cannot be deepened: {reason}") from reason
 
 
-def places_of(model: nn.Module, example_input: ExampleInput) -> Places:
+def insertion_points(model: nn.Module, example_input: ExampleInput) -> InsertionPoints:
     """Return the places of `model`; raises `GrowthError` if they cannot be determined."""
     graph = trace(model, example_input)
-    return _judged(model, graph, tried_places(model, graph, example_input))
+    return _judged(model, graph, checked_insertion_points(model, graph, example_input))
 
 
-def _judged(model: nn.Module, graph: Graph, places: Places) -> Places:
+def _judged(model: nn.Module, graph: Graph, places: InsertionPoints) -> InsertionPoints:
     if graph.data_dependent and not places.found:
         raise GrowthError(
             f"{type(model).__name__} decides by the values of a tensor what it executes "
@@ -86,7 +86,7 @@ def _judged(model: nn.Module, graph: Graph, places: Places) -> Places:
     return places
 
 
-def insert(model: nn.Module, place: Place, example_input: ExampleInput, insertion: Insertion) -> None:
+def insert(model: nn.Module, place: InsertionPoint, example_input: ExampleInput, insertion: Insertion) -> None:
     """Grow `model` at `place`, in place."""
     host = model.get_submodule(place.host)
     weight = cast(Tensor, model.get_submodule(place.layer).weight)

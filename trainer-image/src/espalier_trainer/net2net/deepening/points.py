@@ -35,7 +35,7 @@ _MAX_ADDITIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InsertionPoint:
     """A growth point, and what is needed to grow it."""
 
     id: str
@@ -66,13 +66,13 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Places:
+class InsertionPoints:
     """All places of a model in execution order, and for each other layer or mark the reason."""
 
-    found: tuple[Place, ...]
+    found: tuple[InsertionPoint, ...]
     refused: dict[str, str]
 
-    def get(self, point_id: str) -> Place:
+    def get(self, point_id: str) -> InsertionPoint:
         """Return the place with this id; raises `GrowthError` with the reason, or with the known ids."""
         for place in self.found:
             if place.id == point_id:
@@ -83,7 +83,7 @@ class Places:
         raise GrowthError(f"{point_id!r} is not a growth point of this model; its growth points: {known}")
 
 
-def find_places(model: nn.Module, graph: Graph) -> Places:
+def find_insertion_points(model: nn.Module, graph: Graph) -> InsertionPoints:
     """Return where `model`, of which `graph` is the trace, can be deepened."""
     return _Search(model, graph).places()
 
@@ -109,8 +109,8 @@ class _Search:
                 marks.append(path)
         self._marks = tuple(marks)
 
-    def places(self) -> Places:
-        found: list[Place] = []
+    def places(self) -> InsertionPoints:
+        found: list[InsertionPoint] = []
         refused = reasons_of_layers(self._modules, self._graph, self._marks)
         hosts: set[str] = set()
         for wanted, activation, chain in self._candidates():
@@ -129,7 +129,7 @@ class _Search:
             found.append(place)
         settled = {place.id for place in found} | set(refused)
         refused |= {mark: why_no_mark(mark, self._graph) for mark in self._marks if mark not in settled}
-        return Places(tuple(found), refused)
+        return InsertionPoints(tuple(found), refused)
 
     def _candidates(self) -> Iterator[tuple[str, Operation, _Chain]]:
         """Yield id, activation and layer of every place that has an activation after a layer."""
@@ -169,7 +169,7 @@ class _Search:
                 norm = operation
             name = operation.inputs[0]
 
-    def _place(self, point_id: str, activation: Operation, chain: _Chain) -> Place:
+    def _place(self, point_id: str, activation: Operation, chain: _Chain) -> InsertionPoint:
         layer = chain.layer
         check_layer(layer, self._modules, self._graph, self._tied)
         # Not the activation's own: where a stack lies before it, that may have been widened.
@@ -193,9 +193,9 @@ class _Search:
         if isinstance(before, GrownStack):
             last = self._grown.operations[self._grown.stacks[stack].output]
             block = block.widened(channels_of(layer, last.shape or ()))
-            return Place(point_id, str(layer.module), host, block, last.name, len(before))
+            return InsertionPoint(point_id, str(layer.module), host, block, last.name, len(before))
         after = activation.inputs[0] if activation_first else activation.name
-        return Place(point_id, str(layer.module), host, block, after, 0)
+        return InsertionPoint(point_id, str(layer.module), host, block, after, 0)
 
     def _host(self, point_id: str, activation: Operation) -> tuple[str, bool]:
         """Return the module after which the block is inserted, and whether the activation comes after it."""

@@ -11,7 +11,7 @@ from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.deepening.deepen import deepen
-from espalier_trainer.net2net.deepening.trial import tried_places
+from espalier_trainer.net2net.deepening.trial import checked_insertion_points
 from espalier_trainer.net2net.history import GrowthStep, Traced, check_equal, replay
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.optimizer import grow_optimizer
@@ -27,7 +27,7 @@ class Deepened(GrowthStep):
     @classmethod
     def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
         """Return the description with its growth points; see `GrowthStep.described`."""
-        places = tried_places(traced.model, traced.graph, traced.example_input).found
+        places = checked_insertion_points(traced.model, traced.graph, traced.example_input).found
         points = tuple(place.point(traced.insertion) for place in places)
         return architecture.model_copy(update={"growth_points": points})
 

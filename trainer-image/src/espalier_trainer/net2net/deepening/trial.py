@@ -17,24 +17,26 @@ from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import attach, base_class
 from espalier_trainer.net2net.deepening.conditions import RefusedError
 from espalier_trainer.net2net.deepening.insertion import build
-from espalier_trainer.net2net.deepening.points import Place, Places, find_places
+from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints, find_insertion_points
 from espalier_trainer.net2net.modules import ExampleInput, copied
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import trace
 
 
-def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Places:
+def checked_insertion_points(model: nn.Module, graph: Graph, example_input: ExampleInput) -> InsertionPoints:
     """Return the places of `model` that pass the trial; `graph` is its trace on the example."""
-    places = find_places(model, graph)
+    places = find_insertion_points(model, graph)
     # What is grown already has stood it.
     failed = _failing(model, graph, [place for place in places.found if not place.grown], example_input)
-    return Places(
+    return InsertionPoints(
         found=tuple(place for place in places.found if place.id not in failed),
         refused=places.refused | failed,
     )
 
 
-def check_placed(model: nn.Module, places: Sequence[Place], before: Graph, example_input: ExampleInput) -> None:
+def check_insertions(
+    model: nn.Module, places: Sequence[InsertionPoint], before: Graph, example_input: ExampleInput
+) -> None:
     """Raise `RefusedError` unless `model`, grown at `places`, runs each new block once and the rest as `before`."""
     problem = "behaves differently with one more module in it"
     try:
@@ -55,7 +57,9 @@ def check_placed(model: nn.Module, places: Sequence[Place], before: Graph, examp
         )
 
 
-def _failing(model: nn.Module, graph: Graph, places: Sequence[Place], example_input: ExampleInput) -> dict[str, str]:
+def _failing(
+    model: nn.Module, graph: Graph, places: Sequence[InsertionPoint], example_input: ExampleInput
+) -> dict[str, str]:
     """Return the ids of those among `places` that fail the trial, with the reasons."""
     if not places:
         return {}
@@ -64,7 +68,7 @@ def _failing(model: nn.Module, graph: Graph, places: Sequence[Place], example_in
         for place in places:
             like = cast(Tensor, trial.get_submodule(place.layer).weight) if graph.real else None
             attach(trial.get_submodule(place.host), build(place.block.variant(Insertion.EXACT), like))
-        check_placed(trial, places, graph, example_input)
+        check_insertions(trial, places, graph, example_input)
     except RefusedError as reason:
         if len(places) == 1:
             return {places[0].id: str(reason)}

@@ -13,7 +13,7 @@ from espalier_api.architecture import Architecture
 from espalier_api.channel_groups import Channels
 from espalier_api.growth.widen import WIDEN
 from espalier_api.job import Insertion
-from espalier_trainer.net2net.deepening.points import find_places
+from espalier_trainer.net2net.deepening.points import find_insertion_points
 from espalier_trainer.net2net.history import GrowthStep, Traced
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.widening.description import channels_of, insertion_channels
@@ -46,7 +46,7 @@ class Widened(GrowthStep):
         else:
             only = {group.id for group in before.channel_groups}
             channels = channels_of(model, graph, find_groups(model, graph), only)
-        blocks = {place.id: place.block for place in find_places(model, graph).found}
+        blocks = {place.id: place.block for place in find_insertion_points(model, graph).found}
         points = tuple(
             point.model_copy(update={"channels": insertion_channels(blocks[point.id].variant(traced.insertion))})
             for point in architecture.growth_points

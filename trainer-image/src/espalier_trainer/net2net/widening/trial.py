@@ -47,7 +47,7 @@ def tried_groups(model: nn.Module, graph: Graph, example_input: ExampleInput) ->
     groups = find_groups(model, graph)
     if not groups.found:
         return groups
-    failed = Trial.of(model, example_input).failing(groups.found)
+    failed = PerturbedModel.of(model, example_input).failing(groups.found)
     return groups.without(failed)
 
 
@@ -93,7 +93,7 @@ class _WithoutDropout(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class Trial:
+class PerturbedModel:
     """A model with perturbed weights, an input, and its outputs."""
 
     model: nn.Module
@@ -103,7 +103,7 @@ class Trial:
     wanted: list[list[Tensor]]
 
     @classmethod
-    def of(cls, model: nn.Module, example_input: ExampleInput) -> Trial:
+    def of(cls, model: nn.Module, example_input: ExampleInput) -> PerturbedModel:
         """Run a perturbed copy of `model`; raises `GrowthError` if it cannot be run on random values."""
         failure: Exception | None = None
         if any(tensor.is_meta for _, tensor in held(model, "_parameters")):

@@ -11,8 +11,9 @@ from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.tables.tree import decision_tree
 from espalier_api.advice import AdviceRequest
+from espalier_api.job import Fallback
 from espalier_api.outcomes import OutcomeTable
-from espalier_trainer.fallback import Heuristic
+from espalier_trainer.fallback import FallbackPolicy
 
 MakeTable = Callable[..., OutcomeTable]
 
@@ -31,7 +32,7 @@ def test_the_heuristic_is_the_trainers(make_table: MakeTable, left: float) -> No
         request = AdviceRequest(
             job="j", architecture=state.architecture, time_left_seconds=state.time_left_s, time_budget_seconds=100.0
         )
-        chosen.append(tree.actions.index(Heuristic().choose(request)))
+        chosen.append(tree.actions.index(FallbackPolicy(Fallback.HEURISTIC).choose(request)))
         at = tree.next_states[at][chosen[-1]]
     assert heuristic_sequence(tree) == tuple(chosen)
 

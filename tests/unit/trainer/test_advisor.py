@@ -14,7 +14,7 @@ from espalier_api.job import Fallback
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationSource
 from espalier_trainer.advisor import AdvisorError, HTTPAdvisor, NoAgent, WithFallback
-from espalier_trainer.fallback import build_fallback
+from espalier_trainer.fallback import FallbackPolicy
 
 
 def _architecture() -> Architecture:
@@ -157,7 +157,7 @@ def test_outcome_is_sent_and_a_failure_is_no_error(agent_server):
     ],
 )
 def test_fallback_decides_and_says_why(kind, left, action):
-    decision = WithFallback(NoAgent(), build_fallback(kind, 0)).advise(_request(left), 5)
+    decision = WithFallback(NoAgent(), FallbackPolicy(kind, 0)).advise(_request(left), 5)
     assert decision.action == action
     assert decision.source is AdaptationSource.FALLBACK
     assert decision.policy == kind.value
@@ -167,7 +167,7 @@ def test_fallback_decides_and_says_why(kind, left, action):
 
 
 def test_random_fallback_is_seeded_and_uses_every_action():
-    fallback = build_fallback(Fallback.RANDOM, 3)
+    fallback = FallbackPolicy(Fallback.RANDOM, 3)
     chosen = [fallback.choose(_request(consultations=count)) for count in range(60)]
-    assert chosen == [build_fallback(Fallback.RANDOM, 3).choose(_request(consultations=count)) for count in range(60)]
+    assert chosen == [FallbackPolicy(Fallback.RANDOM, 3).choose(_request(consultations=count)) for count in range(60)]
     assert set(chosen) == set(_request().actions())

@@ -18,7 +18,7 @@ from espalier_trainer.distillation import Rule
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
 from espalier_trainer.elastic import Team
 from espalier_trainer.elastic.states import digest
-from espalier_trainer.fallback import build_fallback
+from espalier_trainer.fallback import FallbackPolicy
 from espalier_trainer.journal import Journal
 from espalier_trainer.models import build_model
 from espalier_trainer.network import Network, new_network, resumed_network
@@ -141,7 +141,7 @@ def test_all_members_grow_together(
     make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]]
 ) -> None:
     job = make_job(maxReplicas=3, adaptation={"maxAdaptations": 2}, training={"elasticBatch": "keepGlobal"})
-    advisor = WithFallback(NoAgent(), build_fallback(Fallback.HEURISTIC, 0))
+    advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0))
     done, workers = together(job, 3, advisor=advisor)
     assert done.result.depth_after == done.result.depth_before + 2
     assert_all_hold_the_same(done, workers)
@@ -156,7 +156,7 @@ def test_all_members_teach_a_smaller_model_together(
         adaptation={"maxAdaptations": 2, "onReclaim": "Distill"},
         training={"elasticBatch": "keepGlobal"},
     )
-    advisor = WithFallback(NoAgent(), build_fallback(Fallback.HEURISTIC, 0))
+    advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0))
     manner = Manner(rule=Rule(slower=0, share=0.5, least_steps=10), insist=True)
     gone = (Arrival(0, 3), Arrival(0.2, 2))
     done, workers = together(job, 3, advisor=advisor, arrivals=gone, manner=manner)

@@ -12,9 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from espalier_api import environment
 from espalier_api.advice import Action
 from espalier_api.exporting import Metrics
+from espalier_api.job import Fallback
 from espalier_api.metrics import Exporter
 from espalier_trainer.advisor import NoAgent, Scripted, WithFallback
-from espalier_trainer.fallback import Heuristic
+from espalier_trainer.fallback import FallbackPolicy
 from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.settings import Settings, SettingsError
@@ -34,7 +35,9 @@ def test_a_run_is_in_its_metrics(run, make_job, agent: bool) -> None:
     """With an agent that advises to grow, and with none, where the fallback decides."""
     metrics = Metrics(Exporter.TRAINER)
     took: list[float] = []
-    advisor = Scripted((Action.deepen("block0"),)) if agent else WithFallback(NoAgent(), Heuristic())
+    advisor = (
+        Scripted((Action.deepen("block0"),)) if agent else WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC))
+    )
     done = run(
         make_job(),
         advisor=advisor,

@@ -10,6 +10,7 @@ import torch
 
 from espalier_api.advice import Action, AdviceRequest, OutcomeReport
 from espalier_api.events import AdaptationFinished, EpochFinished, TrainerFinished, TrainerStarted, Warned
+from espalier_api.job import Fallback
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_trainer.advisor import Decision, NoAgent, Scripted, WithFallback
@@ -17,7 +18,7 @@ from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
 from espalier_trainer.core.run import Study
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data, TensorSource
-from espalier_trainer.fallback import Heuristic
+from espalier_trainer.fallback import FallbackPolicy
 from espalier_trainer.models import build_model
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.trainer import Trainer
@@ -173,7 +174,7 @@ def test_growth_that_does_not_fit_into_memory_is_taken_back(run, make_job, monke
 
 
 def test_away_agent_is_a_warning_with_its_reason(run, make_job):
-    advisor = WithFallback(NoAgent(), Heuristic())
+    advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC))
     done = run(make_job(adaptation={"maxAdaptations": 1}), advisor=advisor, up_at=0.1)
     assert done.result.adaptations[0].policy == "Heuristic"
     assert done.result.depth_after == 5

@@ -20,7 +20,7 @@ from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_trainer.advisor import Decision, NoAgent, Scripted, WithFallback
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
 from espalier_trainer.core.services import Services
-from espalier_trainer.fallback import build_fallback
+from espalier_trainer.fallback import FallbackPolicy
 from espalier_trainer.net2net import Deepened, Widened
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.trainer import Trainer
@@ -164,7 +164,7 @@ def test_growth_is_bounded(run, make_job, bound, most):
 
 
 def test_heuristic_widens_where_only_that_is_allowed(run, make_job):
-    advisor = WithFallback(NoAgent(), build_fallback(Fallback.HEURISTIC, 0))
+    advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0))
     done = run(make_job(adaptation={"actions": ["Widen"], "maxAdaptations": 1}), advisor=advisor, up_at=0.1)
     assert [one.action for one in done.result.adaptations] == ["Widen(block0.0)"]
 

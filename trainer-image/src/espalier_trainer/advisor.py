@@ -196,7 +196,7 @@ class WithFallback:
                 id=f"fallback-{uuid.uuid4().hex}",
                 action=self.fallback.choose(request),
                 source=AdaptationSource.FALLBACK,
-                policy=self.fallback.name,
+                policy=str(self.fallback.kind),
                 problem=(error.reason, str(error)),
             )
 

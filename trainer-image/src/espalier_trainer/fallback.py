@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Protocol
 
 from espalier_api.advice import Action, AdviceRequest
 from espalier_api.job import Fallback
@@ -15,58 +14,22 @@ gained at every moment that `make bench-pays` compares, with 15 % left still .08
 paired seeds); with 5 % left it was only .013 and .002 (three to five seeds)."""
 
 
-class FallbackPolicy(Protocol):
+@dataclass(frozen=True, slots=True)
+class FallbackPolicy:
     """Chooses one of the allowed actions without an agent."""
 
-    @property
-    def name(self) -> str:
-        """What `Adaptation.policy` says."""
+    kind: Fallback
+    seed: int = 0
+    """Of random choices."""
 
     def choose(self, request: AdviceRequest) -> Action:
-        """Return one of `request.actions()`."""
+        """Return one of `request.actions()`.
 
-
-@dataclass(frozen=True, slots=True)
-class LeaveAsIs:
-    """`None`: nothing."""
-
-    name: str = "None"
-
-    def choose(self, request: AdviceRequest) -> Action:
-        """Return nothing."""
-        return Action.nothing()
-
-
-@dataclass(frozen=True, slots=True)
-class Random:
-    """`Random`: all allowed actions alike, `Nothing` among them; the same for the same seed and consultation."""
-
-    seed: int
-    name: str = "Random"
-
-    def choose(self, request: AdviceRequest) -> Action:
-        """Return an action drawn with a separate generator, so that training's random numbers stay the same."""
-        chance = random.Random(f"{self.seed}/{request.job}/{request.progress.adaptations}")
-        return chance.choice(request.actions())
-
-
-@dataclass(frozen=True, slots=True)
-class Heuristic:
-    """`Heuristic`: deepen the first growth point while a tenth of the budget is left."""
-
-    name: str = "Heuristic"
-
-    def choose(self, request: AdviceRequest) -> Action:
-        """Return the first growth, or nothing when too little budget is left."""
-        if request.time_left_seconds < HEURISTIC_MIN_LEFT * request.time_budget_seconds:
-            return Action.nothing()
-        return request.actions()[0]
-
-
-def build_fallback(kind: Fallback, seed: int) -> FallbackPolicy:
-    """Return the policy of that name."""
-    if kind is Fallback.RANDOM:
-        return Random(seed)
-    if kind is Fallback.HEURISTIC:
-        return Heuristic()
-    return LeaveAsIs()
+        `None`: nothing. `Random`: all allowed actions alike, `Nothing` among them; the same for the same seed and
+        consultation. `Heuristic`: the first growth, or nothing when too little budget is left.
+        """
+        if self.kind is Fallback.RANDOM:
+            # A separate generator, so that training's random numbers stay the same.
+            return random.Random(f"{self.seed}/{request.job}/{request.progress.adaptations}").choice(request.actions())
+        enough = request.time_left_seconds >= HEURISTIC_MIN_LEFT * request.time_budget_seconds
+        return request.actions()[0] if self.kind is Fallback.HEURISTIC and enough else Action.nothing()

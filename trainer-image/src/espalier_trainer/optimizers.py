@@ -27,13 +27,7 @@ def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimi
     options: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
     if spec.name in ("SGD", "RMSprop"):
         options["momentum"] = spec.momentum
-    kinds: dict[str, Any] = {
-        "Adam": torch.optim.Adam,
-        "AdamW": torch.optim.AdamW,
-        "SGD": torch.optim.SGD,
-        "RMSprop": torch.optim.RMSprop,
-    }
-    optimizer: torch.optim.Optimizer = kinds[spec.name](parameters, **options)
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)(parameters, **options)
     return optimizer
 
 

@@ -23,7 +23,7 @@ from espalier_trainer.contracts import connected
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.errors import CheckpointFolderError
-from espalier_trainer.fallback import build_fallback
+from espalier_trainer.fallback import FallbackPolicy
 from espalier_trainer.journal import Journal
 from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.network import Network
@@ -156,4 +156,4 @@ def build_advisor(job: AdaptiveTrainingJob, default_url: str | None, seed: int, 
         return None
     url = adaptation.agent.url if adaptation.agent else default_url
     agent: Advisor = HTTPAdvisor(url, stop) if url else NoAgent()
-    return WithFallback(agent, build_fallback(adaptation.fallback, seed))
+    return WithFallback(agent, FallbackPolicy(adaptation.fallback, seed))

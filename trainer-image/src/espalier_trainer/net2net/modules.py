@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from espalier_api.architecture import GrowthError
+
+T = TypeVar("T")
 
 ExampleInput = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """One batch as the model's forward takes it: a tensor, positional arguments, or keyword arguments."""
@@ -35,6 +37,17 @@ def held(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in getattr(module, kind).items():
             if tensor is not None:
                 yield f"{path}.{name}" if path else name, tensor
+
+
+def failing(places: Sequence[T], problem: Callable[[Sequence[T]], str | None]) -> list[tuple[T, str]]:
+    """Return those that fail a trial, with the reasons: all are tried together first, and if that fails, halves."""
+    found = problem(places) if places else None
+    if found is None:
+        return []
+    if len(places) == 1:
+        return [(places[0], found)]
+    half = len(places) // 2
+    return failing(places[:half], problem) + failing(places[half:], problem)
 
 
 @contextmanager

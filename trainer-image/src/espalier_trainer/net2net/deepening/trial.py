@@ -8,6 +8,7 @@ model's tensors and has its new blocks on the meta device, first for all places 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from espalier_trainer.net2net.blocks import attach, base_class
 from espalier_trainer.net2net.deepening.conditions import RefusedError
 from espalier_trainer.net2net.deepening.insertion import build
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints, find_insertion_points
-from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.modules import ExampleInput, copied, failing
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import trace
 
@@ -27,7 +28,8 @@ def checked_insertion_points(model: nn.Module, graph: Graph, example_input: Exam
     """Return the places of `model` that pass the trial; `graph` is its trace on the example."""
     places = find_insertion_points(model, graph)
     # What is grown already has stood it.
-    failed = _failing(model, graph, [place for place in places.found if not place.grown], example_input)
+    new = [place for place in places.found if not place.grown]
+    failed = {place.id: why for place, why in failing(new, partial(_problem, model, graph, example_input))}
     return InsertionPoints(
         found=tuple(place for place in places.found if place.id not in failed),
         refused=places.refused | failed,
@@ -57,24 +59,16 @@ def check_insertions(
         )
 
 
-def _failing(
-    model: nn.Module, graph: Graph, places: Sequence[InsertionPoint], example_input: ExampleInput
-) -> dict[str, str]:
-    """Return the ids of those among `places` that fail the trial, with the reasons."""
-    if not places:
-        return {}
+def _problem(
+    model: nn.Module, graph: Graph, example_input: ExampleInput, places: Sequence[InsertionPoint]
+) -> str | None:
+    """Return why `places` fail the trial together, None where they do not."""
     try:
         trial = copied(model, share=True)
         for place in places:
             like = cast(Tensor, trial.get_submodule(place.layer).weight) if graph.real else None
             attach(trial.get_submodule(place.host), build(place.block.variant(Insertion.EXACT), like))
         check_insertions(trial, places, graph, example_input)
-    except RefusedError as reason:
-        if len(places) == 1:
-            return {places[0].id: str(reason)}
-        half = len(places) // 2
-        first = _failing(model, graph, places[:half], example_input)
-        return first | _failing(model, graph, places[half:], example_input)
-    except GrowthError as error:
-        return {place.id: str(error) for place in places}
-    return {}
+    except (RefusedError, GrowthError) as reason:
+        return str(reason)
+    return None

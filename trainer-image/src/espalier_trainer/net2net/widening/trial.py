@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, mode, undisturbed
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, failing, held, mode, undisturbed
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.net2net.widening.flow import RESHAPES
@@ -129,15 +129,7 @@ class PerturbedModel:
 
     def failing(self, groups: Sequence[WideningGroup]) -> dict[str, str]:
         """Return the ids of those among `groups` that fail the trial, with the reasons."""
-        if not groups:
-            return {}
-        problem = self._problem(groups)
-        if problem is None:
-            return {}
-        if len(groups) == 1:
-            return {groups[0].id: problem}
-        half = len(groups) // 2
-        return self.failing(groups[:half]) | self.failing(groups[half:])
+        return {group.id: why for group, why in failing(groups, self._problem)}
 
     def _problem(self, groups: Sequence[WideningGroup]) -> str | None:
         wider = copied(self.model)

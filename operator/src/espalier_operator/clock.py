@@ -1,10 +1,11 @@
-"""The clocks that the scheduler is run by."""
+"""The clocks that the scheduler is run by, and when a failed operation is retried."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -41,3 +42,29 @@ class ScaledClock:
     def time_of_day(self, seconds: float) -> datetime:
         """Return what a wall clock shows, or showed, at `seconds` of this one."""
         return self._zero_of_day + timedelta(seconds=self.wall_seconds(seconds - self._start))
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Doubling waits between `first` and `longest` seconds, until something succeeds."""
+
+    first: float = 1.0
+    longest: float = 30.0
+    failures: int = 0
+    until: float = 0.0
+    """Not before this time of the caller's clock."""
+
+    def failed(self, now: float) -> float:
+        """Delay the next try, and return by how much."""
+        pause = min(self.first * 2.0 ** min(self.failures, 30), self.longest)
+        self.until = now + pause
+        self.failures += 1
+        return pause
+
+    def succeeded(self) -> None:
+        """Reset."""
+        self.failures, self.until = 0, 0.0
+
+    def holds(self, now: float) -> bool:
+        """Return whether it is too early for another try."""
+        return now < self.until

@@ -77,10 +77,6 @@ class GraphModelEncoder(nn.Module):
         self.norm = nn.LayerNorm(STATE_SIZE)
         self.rounds = nn.ModuleList(nn.Linear(3 * STATE_SIZE, STATE_SIZE) for _ in range(ROUNDS))
 
-    def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> dict[str, Tensor]:
-        """Turn models into `graph_features`."""
-        return prepare_graphs(architectures, vocabulary.seed, self.operations)
-
     def forward(self, prepared: dict[str, Tensor]) -> GraphEncodings:
         """Encode prepared models."""
         read, reading = prepared["edges"]
@@ -155,8 +151,8 @@ class GraphNetwork(PolicyNetwork):
         self.encoder, self.decider = GraphModelEncoder(more), PointerHead(more)
 
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
-        """Turn models into graphs."""
-        return self.encoder.prepare(architectures, vocabulary)
+        """Turn models into `graph_features`."""
+        return prepare_graphs(architectures, vocabulary.seed, self.encoder.operations)
 
     def outputs(self, prepared: Prepared) -> ActionColumns:
         """Return as many as the largest models need."""

@@ -72,12 +72,6 @@ class LstmModelEncoder(nn.Module):
         behind, _ = self.layers_backward(_reorder(embedded, mirror))
         return torch.cat([ahead, _reorder(behind, mirror)], dim=2)
 
-    def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> dict[str, Tensor]:
-        """Embed the layers of models: `embedded` (n, longest, 16), padded at the end, and `lengths` (n,)."""
-        embedded = [vocabulary.embed(architecture) for architecture in architectures]
-        lengths = torch.tensor([len(layers) for layers in embedded])
-        return {"embedded": pad_sequence(embedded, batch_first=True), "lengths": lengths}
-
     def forward(self, prepared: dict[str, Tensor]) -> Tensor:
         """Encode prepared models: (n, 16)."""
         embedded, lengths = prepared["embedded"], prepared["lengths"]
@@ -115,8 +109,10 @@ class LstmNetwork(PolicyNetwork):
         self.encoder, self.decider = LstmModelEncoder(), FixedHead(config.growth_points)
 
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
-        """Embed the models' layers."""
-        return self.encoder.prepare(architectures, vocabulary)
+        """Embed the layers of models: `embedded` (n, longest, 16), padded at the end, and `lengths` (n,)."""
+        embedded = [vocabulary.embed(architecture) for architecture in architectures]
+        lengths = torch.tensor([len(layers) for layers in embedded])
+        return {"embedded": pad_sequence(embedded, batch_first=True), "lengths": lengths}
 
     def outputs(self, prepared: Prepared) -> ActionColumns:
         """Return those of the head."""

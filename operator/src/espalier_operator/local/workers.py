@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from espalier_api import environment as names
+from espalier_operator.clock import Backoff
 from espalier_operator.facts import Role
 from espalier_operator.job.observation import End, Incarnation
 from espalier_operator.local.process import Process
 
 PID_FILES: Final = "worker-*.pid"
 _MAX_FAILURES: Final = 5
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _CANNOT_START: Final = 127
 """The exit code of a shell whose command cannot be started."""
 
@@ -64,8 +65,7 @@ class Workers:
         self._new = start
         self._running: dict[Hashable, tuple[WorkerSpec, Process]] = {}
         self._ending: list[Process] = []
-        self._failures: dict[Hashable, int] = {}
-        self._start_at: dict[Hashable, float] = {}
+        self._backoff: defaultdict[Hashable, Backoff] = defaultdict(Backoff)
         self._base: dict[int, tuple[int, Incarnation]] = {}
         """By index the attempt of a base worker that was started last, and what became of it."""
 
@@ -108,7 +108,8 @@ class Workers:
             if spec.role is Role.BASE:
                 due = may_start_base and self.incarnation(spec.index, spec.attempt) is None
             else:
-                due = time.monotonic() >= self._start_at.get(key, 0.0)
+                backoff = self._backoff[key]
+                due = backoff.failures <= _MAX_FAILURES and not backoff.holds(time.monotonic())
             if key not in self._running and due:
                 self._start(spec, command, variables, now)
 
@@ -138,13 +139,9 @@ class Workers:
             end = End(code=code, at=now, external=False)
             self._base[spec.index] = attempt, replace(incarnation, running=False, end=end)
             return
-        key = spec.key
-        self._failures[key] = failures = self._failures.get(key, 0) + 1
-        pause = min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE)
-        if failures > _MAX_FAILURES:
-            self._start_at[key] = float("inf")
-            again = f"it has failed {failures} times and is not started again"
-        else:
-            self._start_at[key] = time.monotonic() + pause
-            again = f"started again in {pause:g} s"
+        backoff = self._backoff[spec.key]
+        pause = backoff.failed(time.monotonic())
+        again = f"started again in {pause:g} s"
+        if backoff.failures > _MAX_FAILURES:
+            again = f"it has failed {backoff.failures} times and is not started again"
         self._warn("WorkerFailed", f"{spec.role} worker {spec.index} {message}; {again}")

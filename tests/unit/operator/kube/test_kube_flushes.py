@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
+from espalier_operator.clock import Backoff
 from espalier_operator.kube.apply.workqueue import PARALLEL, PATIENT, WorkQueue
-from espalier_operator.kube.backoff import Backoff
 
 
 class Desk:

@@ -17,6 +17,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_api.status import JobStatus
 from espalier_operator.actions import Action
+from espalier_operator.clock import Backoff
 from espalier_operator.facts import Ended, JobFacts, Promise, Worker
 from espalier_operator.job import progress
 from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
@@ -25,7 +26,6 @@ from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, state_of, utc
 from espalier_operator.job.transitions import after
 from espalier_operator.job.view import Trouble, facts_of, promise_of
-from espalier_operator.kube.backoff import Backoff
 from espalier_operator.kube.metrics.measurements import Owner
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.objects import names

@@ -16,8 +16,7 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_kube import resources
-from espalier_operator.clock import Clock
-from espalier_operator.kube.backoff import Backoff
+from espalier_operator.clock import Backoff, Clock
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.pods import Pod
@@ -94,10 +93,9 @@ class Informer:
                 await self.list_all()
                 return
             except BackendError as error:
-                now = self._clock.now()
-                backoff.failed(now)
-                logger.warning("the cluster cannot be listed, trying again in %.0f s: %s", backoff.until - now, error)
-                await asyncio.sleep(backoff.until - now)
+                pause = backoff.failed(self._clock.now())
+                logger.warning("the cluster cannot be listed, trying again in %.0f s: %s", pause, error)
+                await asyncio.sleep(pause)
 
     async def _list_regularly(self) -> None:
         while True:
@@ -124,10 +122,10 @@ class Informer:
             now = self._clock.now()
             if now - begun > _LONG_ENOUGH:
                 backoff.succeeded()
-            backoff.failed(now)
+            pause = backoff.failed(now)
             plurals = ", ".join(resource.plural for resource in watched)
-            logger.warning("the watch of %s ended, starting again in %.0f s: %s", plurals, backoff.until - now, trouble)
-            await asyncio.sleep(backoff.until - now)
+            logger.warning("the watch of %s ended, starting again in %.0f s: %s", plurals, pause, trouble)
+            await asyncio.sleep(pause)
             self._relist.set()
 
     async def _require_served(self, watched: Iterable[resources.Resource]) -> None:
@@ -178,6 +176,5 @@ class Informer:
             if all(await asyncio.gather(*looks)):
                 backoff.succeeded()
             else:
-                backoff.failed(self._clock.now())
-                await asyncio.sleep(backoff.until - self._clock.now())
+                await asyncio.sleep(backoff.failed(self._clock.now()))
                 self._doubt.set()

@@ -13,7 +13,7 @@ from espalier_agent.tables.tree import decision_tree
 from espalier_api.advice import AdviceRequest
 from espalier_api.job import Fallback
 from espalier_api.outcomes import OutcomeTable
-from espalier_trainer.fallback import FallbackPolicy
+from espalier_trainer.advisor import FallbackPolicy
 
 MakeTable = Callable[..., OutcomeTable]
 

@@ -13,8 +13,7 @@ from espalier_api.architecture import Architecture, GrowthPoint, Layer
 from espalier_api.job import Fallback
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationSource
-from espalier_trainer.advisor import AdvisorError, HTTPAdvisor, NoAgent, WithFallback
-from espalier_trainer.fallback import FallbackPolicy
+from espalier_trainer.advisor import AdvisorError, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
 
 
 def _architecture() -> Architecture:

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from espalier_api.job import AdaptiveTrainingJob, Fallback
-from espalier_trainer.advisor import NoAgent, WithFallback
+from espalier_trainer.advisor import FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.data import Data
 from espalier_trainer.distillation import Rule
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
 from espalier_trainer.elastic import Team
 from espalier_trainer.elastic.states import digest
-from espalier_trainer.fallback import FallbackPolicy
 from espalier_trainer.journal import Journal
 from espalier_trainer.models import build_model
 from espalier_trainer.network import Network, new_network, resumed_network

@@ -14,8 +14,7 @@ from espalier_api.advice import Action
 from espalier_api.exporting import Metrics
 from espalier_api.job import Fallback
 from espalier_api.metrics import Exporter
-from espalier_trainer.advisor import NoAgent, Scripted, WithFallback
-from espalier_trainer.fallback import FallbackPolicy
+from espalier_trainer.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.settings import Settings, SettingsError

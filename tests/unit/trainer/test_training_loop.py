@@ -13,12 +13,11 @@ from espalier_api.events import AdaptationFinished, EpochFinished, TrainerFinish
 from espalier_api.job import Fallback
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
-from espalier_trainer.advisor import Decision, NoAgent, Scripted, WithFallback
+from espalier_trainer.advisor import Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
 from espalier_trainer.core.run import Study
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data, TensorSource
-from espalier_trainer.fallback import FallbackPolicy
 from espalier_trainer.models import build_model
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.trainer import Trainer

@@ -17,10 +17,9 @@ from espalier_api.architecture import Architecture
 from espalier_api.events import Warned
 from espalier_api.job import Fallback
 from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
-from espalier_trainer.advisor import Decision, NoAgent, Scripted, WithFallback
+from espalier_trainer.advisor import Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
 from espalier_trainer.core.services import Services
-from espalier_trainer.fallback import FallbackPolicy
 from espalier_trainer.net2net import Deepened, Widened
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.trainer import Trainer

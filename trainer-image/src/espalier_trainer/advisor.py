@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import random
 import threading
 import time
 import uuid
@@ -18,11 +19,11 @@ from typing import Protocol
 import httpx
 from pydantic import ValidationError
 
-from espalier_api.advice import Action, AdviceRequest, AdviceResponse, OutcomeReport
+from espalier_api.advice import Action, AdviceRequest, AdviceResponse, OutcomeReport, heuristic
 from espalier_api.documents import first_fault
+from espalier_api.job import Fallback
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationSource
-from espalier_trainer.fallback import FallbackPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +179,26 @@ class NoAgent(Advisor):
         raise AdvisorError(
             Reason.AGENT_UNAVAILABLE, "no agent is known: set adaptation.agent.url or ESPALIER_AGENT_URL"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackPolicy:
+    """Chooses one of the allowed actions without an agent: `adaptation.fallback` of the job."""
+
+    kind: Fallback
+    seed: int = 0
+    """Of random choices."""
+
+    def choose(self, request: AdviceRequest) -> Action:
+        """Return one of `request.actions()`.
+
+        `None`: nothing. `Random`: all allowed actions alike, `Nothing` among them; the same for the same seed and
+        consultation.
+        """
+        if self.kind is Fallback.RANDOM:
+            # A separate generator, so that training's random numbers stay the same.
+            return random.Random(f"{self.seed}/{request.job}/{request.progress.adaptations}").choice(request.actions())
+        return heuristic(request) if self.kind is Fallback.HEURISTIC else Action.nothing()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from statistics import fmean, pstdev
 from typing import Final
 
 from espalier_agent.tables.tree import DecisionTree
+from espalier_api.advice import heuristic
 from espalier_api.outcomes import reward
 
-HEURISTIC_MIN_LEFT: Final = 0.1
-"""The trainer's fallback `Heuristic` grows while this share of the budget is left."""
 PAPER_RANDOM_RUNS: Final = 10
 """The paper's random baseline is the mean of ten random sequences."""
 
@@ -27,20 +26,8 @@ def best_sequence(tree: DecisionTree) -> tuple[int, ...]:
 
 
 def heuristic_sequence(tree: DecisionTree) -> tuple[int, ...]:
-    """Deepen the first growth point while a tenth of the budget is left.
-
-    The rule of the trainer's fallback `Heuristic`, repeated here because the agent imports no trainer; a test holds
-    the two together.
-    """
-    chosen: list[int] = []
-    at = 0
-    for _ in range(tree.decisions):
-        state = tree.states[at]
-        enough = state.time_left_s >= HEURISTIC_MIN_LEFT * state.time_budget_s
-        action = 0 if enough else len(tree.actions) - 1
-        chosen.append(action)
-        at = tree.next_states[at][action]
-    return tuple(chosen)
+    """Deepen the first growth point while a tenth of the budget is left."""
+    return tree.follow(heuristic)
 
 
 def random_mean(tree: DecisionTree) -> float:

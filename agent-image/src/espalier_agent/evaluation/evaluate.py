@@ -16,7 +16,6 @@ from espalier_agent.evaluation.rank_noise import ResultNoise, accuracies_by_seed
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree, table_digest
-from espalier_api.advice import AdviceRequest
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
 
@@ -88,20 +87,7 @@ def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -
 
 def greedy_sequence(policy: Policy, tree: DecisionTree) -> tuple[int, ...]:
     """Return the actions (indices into the table's) that the policy chooses, each by the state the last one led to."""
-    chosen: list[int] = []
-    at = 0
-    for _ in range(tree.decisions):
-        state = tree.states[at]
-        request = AdviceRequest(
-            job=tree.name,
-            architecture=state.architecture,
-            time_left_seconds=state.time_left_s,
-            time_budget_seconds=state.time_budget_s,
-        )
-        action = tree.actions.index(decide(policy, request).action)
-        chosen.append(action)
-        at = tree.next_states[at][action]
-    return tuple(chosen)
+    return tree.follow(lambda request: decide(policy, request).action)
 
 
 def sequence_result(tree: DecisionTree, sequence: tuple[int, ...]) -> SequenceResult:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from espalier_agent.data import NAMED_MODELS, named_architecture
-from espalier_api.advice import Action, offered
+from espalier_api.advice import Action, AdviceRequest, offered
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.documents import first_fault
 from espalier_api.growth import described, target_counts
@@ -56,6 +57,22 @@ class DecisionTree:
     def rank(self, accuracy: float) -> int:
         """Return 1 + the number of sequences that end with a higher accuracy."""
         return 1 + sum(other > accuracy for other in self.accuracies)
+
+    def follow(self, choose: Callable[[AdviceRequest], Action]) -> tuple[int, ...]:
+        """Return the actions (their indices) that are chosen, each by the state the last one led to."""
+        chosen: list[int] = []
+        at = 0
+        for _ in range(self.decisions):
+            state = self.states[at]
+            request = AdviceRequest(
+                job=self.name,
+                architecture=state.architecture,
+                time_left_seconds=state.time_left_s,
+                time_budget_seconds=state.time_budget_s,
+            )
+            chosen.append(self.actions.index(choose(request)))
+            at = self.next_states[at][chosen[-1]]
+        return tuple(chosen)
 
 
 def starting_architecture(table: OutcomeTable) -> Architecture:

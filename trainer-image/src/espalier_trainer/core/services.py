@@ -17,13 +17,12 @@ from torch import nn
 
 from espalier_api import environment
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Stragglers
-from espalier_trainer.advisor import Advisor, Cancelled, HTTPAdvisor, NoAgent, WithFallback
+from espalier_trainer.advisor import Advisor, Cancelled, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
 from espalier_trainer.checkpoint import CheckpointStore
 from espalier_trainer.contracts import connected
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.errors import CheckpointFolderError
-from espalier_trainer.fallback import FallbackPolicy
 from espalier_trainer.journal import Journal
 from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.network import Network

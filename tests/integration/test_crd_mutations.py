@@ -31,7 +31,7 @@ _NAMED = re.compile(
 _NUMBER = re.compile(r"cannot unmarshal number (\S+) into Go value of type float64")
 SERVER_ALONE = ("metadata", "a fraction as a number", "a number that no computer has", "unread")
 """What the server refuses and the models take: metadata and status are not theirs to check; `cpu: 0.5` must be text in
-every custom resource; a key that is there twice, or 1e400, is read by Python."""
+every custom resource; a key that appears twice, or 1e400, is read by Python."""
 TOO_DEEP = "accepted, and refused by the models: json_invalid"
 """No schema can say how deep what is left open may be: the server reads 10,000 levels, the models 200."""
 

@@ -78,7 +78,7 @@ class Architecture(Record):
         seen: set[str] = set()
         for layer in self.layers:
             if layer.name in seen:
-                raise ValueError(f"layer {layer.name!r} is there twice; names must be unique")
+                raise ValueError(f"layer {layer.name!r} appears twice; names must be unique")
             missing = [name for name in layer.inputs if name not in seen]
             if missing:
                 raise ValueError(f"layer {layer.name!r} reads {missing[0]!r}, which does not come before it")
@@ -89,7 +89,7 @@ class Architecture(Record):
         ids: set[str] = set()
         for point in self.growth_points:
             if point.id in ids:
-                raise ValueError(f"growth point {point.id!r} is there twice; ids must be unique")
+                raise ValueError(f"growth point {point.id!r} appears twice; ids must be unique")
             ids.add(point.id)
             if point.after not in seen:
                 raise ValueError(f"growth point {point.id!r} follows {point.after!r}, which is not a layer")

@@ -112,7 +112,7 @@ class Channels(Record):
         names = [group.id for group in self.groups]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"group of channels {name!r} is there twice; ids must be unique")
+                raise ValueError(f"group of channels {name!r} appears twice; ids must be unique")
         return self
 
     def check(self, layers: Container[str]) -> None:

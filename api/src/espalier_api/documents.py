@@ -42,7 +42,7 @@ def without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
     whole = dict(pairs)
     if len(whole) != len(pairs):
         key = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise DoubledKeyError(f"key {key!r} is there twice in one object")
+        raise DoubledKeyError(f"key {key!r} appears twice in one object")
     return whole
 
 

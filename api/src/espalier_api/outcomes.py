@@ -112,7 +112,7 @@ class OutcomeTable(_TablePart):
                 if later > earlier:
                     raise ValueError(f"{place}: time left rises from {earlier} to {later} s")
             if outcome.actions in seen:
-                raise ValueError(f"{place}: sequence {list(outcome.actions)} is there twice")
+                raise ValueError(f"{place}: sequence {list(outcome.actions)} appears twice")
             seen.add(outcome.actions)
         for sequence in itertools.product(range(len(self.actions)), repeat=count):
             if sequence not in seen:
@@ -182,7 +182,7 @@ def _check_distinct(place: str, values: Sequence[object]) -> None:
     seen = set()
     for index, value in enumerate(values):
         if value in seen:
-            raise ValueError(f"{place}[{index}]: {value!r} is there twice")
+            raise ValueError(f"{place}[{index}]: {value!r} appears twice")
         seen.add(value)
 
 

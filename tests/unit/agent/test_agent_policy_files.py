@@ -209,7 +209,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "policy.json").write_text(
             (f / "policy.json").read_text().replace('"name":', '"name": "", "name":', 1)
         ),
-        r"policy\.json: key 'name' is there twice in one object",
+        r"policy\.json: key 'name' appears twice in one object",
     ),
     "a name of half a character": (
         lambda f: edit(f, lambda d: d.update(name="\ud800")),

@@ -163,7 +163,7 @@ MALFORMED: dict[str, tuple[str | bytes | dict[str, Any] | list[Any] | None, str 
     "a layer twice": (
         with_architecture(layers=[{"name": "a", "operator": "Input"}] * 2),
         "architecture",
-        "'a' is there twice",
+        "'a' appears twice",
     ),
     "an edge from nowhere": (
         with_architecture(layers=[{"name": "a", "operator": "ReLU", "inputs": ["b"]}]),

@@ -106,7 +106,7 @@ def test_digest_tells_tables_apart(tables: Tables) -> None:
     ("change", "reason"),
     [
         ({"inputs": ("nowhere",)}, "layer 'layer0.grown.0.linear' reads 'layer0.grown.0.nowhere', which does not come"),
-        ({"name": "a", "twice": True}, "layer 'layer0.grown.0.a' is there twice"),
+        ({"name": "a", "twice": True}, "layer 'layer0.grown.0.a' appears twice"),
     ],
 )
 def test_an_architecture_that_cannot_grow_is_refused(

@@ -127,7 +127,7 @@ def test_a_growth_point_may_have_any_name_that_is_text(branching: Architecture) 
     ("layers", "outputs", "message"),
     [
         ((relu("a", "b"),), ("a",), "layer 'a' reads 'b', which does not come before it"),
-        ((Layer(name="a", operator="Input"),) * 2, ("a",), "layer 'a' is there twice"),
+        ((Layer(name="a", operator="Input"),) * 2, ("a",), "layer 'a' appears twice"),
         ((Layer(name="a", operator="Input"),), ("z",), "output 'z' is not a layer"),
     ],
 )

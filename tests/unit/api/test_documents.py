@@ -78,7 +78,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 def test_a_key_that_is_there_twice_is_refused() -> None:
     text = dumps(DOCUMENT)
-    with pytest.raises(DocumentError, match="x: key 'generation' is there twice in one object"):
+    with pytest.raises(DocumentError, match="x: key 'generation' appears twice in one object"):
         loads(text.replace('"generation":', '"generation": 1, "generation":'), AllocationDocument, "x")
 
 

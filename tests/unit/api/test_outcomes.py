@@ -83,7 +83,7 @@ def control(**change: object) -> dict[str, object]:
     ("change", "message"),
     [
         ({"sequences": without_last()}, r"sequence \[2, 2\] is missing \(1 in all\)"),
-        ({"sequences": changed_first(actions=[0, 1])}, r"sequence \[0, 1\] is there twice"),
+        ({"sequences": changed_first(actions=[0, 1])}, r"sequence \[0, 1\] appears twice"),
         ({"sequences": changed_first(actions=[0])}, r"sequences\[0\]: 1 actions and 2 times left"),
         ({"sequences": changed_first(actions=[0, 7])}, r"sequences\[0\]: action 7 is not among the 3 actions"),
         ({"sequences": changed_first(time_left_s=[11, 1])}, r"time left 11.0 is outside the budget of 10.0 s"),
@@ -101,7 +101,7 @@ def control(**change: object) -> dict[str, object]:
         ({"decisions_per_episode": 0}, "decisions_per_episode: Input should be greater than or equal to 1"),
         ({"decisions_per_episode": 1.5}, "decisions_per_episode: Input should be a valid integer"),
         ({"actions": []}, "actions: Tuple should have at least 1 item"),
-        ({"actions": ["deepen 0", "deepen 0", "nothing"]}, r"actions\[1\]: 'deepen 0' is there twice"),
+        ({"actions": ["deepen 0", "deepen 0", "nothing"]}, r"actions\[1\]: 'deepen 0' appears twice"),
         ({"time_budget_s": None}, "time_budget_s: Input should be a valid number"),
         ({"time_budget_s": float("inf")}, "time_budget_s: Input should be a finite number"),
         ({"time_budget_s": 0}, "time_budget_s: Input should be greater than 0"),
@@ -130,7 +130,7 @@ def control(**change: object) -> dict[str, object]:
             r"architecture: growth point '\\n' has a name that cannot be printed",
         ),
         ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
-        ({"seeds": [0, 0]}, r"seeds\[1\]: 0 is there twice"),
+        ({"seeds": [0, 0]}, r"seeds\[1\]: 0 appears twice"),
         (
             {"sequences": changed_first(accuracies=[0.0, 0.0])},
             r"sequences\[0\]: 2 accuracies, where the table has 0 seeds",
@@ -153,7 +153,7 @@ def control(**change: object) -> dict[str, object]:
         ),
         ({"sequences": changed_first(accuracy_std=-0.1)}, "sequences.0.accuracy_std: .* greater than or equal to 0"),
         ({"controls": [{"name": "restart", "description": ""}]}, "controls.0.accuracy: Field required"),
-        ({"controls": [control(), control()]}, r"controls\[1\]: 'restart' is there twice"),
+        ({"controls": [control(), control()]}, r"controls\[1\]: 'restart' appears twice"),
         (
             {"seeds": [0, 1], "controls": [control(accuracies=[0.5, 0.7])]},
             r"controls\[0\]: accuracy 0.5 is not the mean of its accuracies, 0.60000",
@@ -180,8 +180,8 @@ def test_text_that_is_no_json_and_a_folder_without_tables_are_named(tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"source": "a", "model": "m", "source": "b"}', "key 'source' is there twice in one object"),
-        (b'{"sequences": [{"accuracy": 0.1, "accuracy": 0.9}]}', "key 'accuracy' is there twice in one object"),
+        (b'{"source": "a", "model": "m", "source": "b"}', "key 'source' appears twice in one object"),
+        (b'{"sequences": [{"accuracy": 0.1, "accuracy": 0.9}]}', "key 'accuracy' appears twice in one object"),
         (b"[]", "Input should be a valid dictionary"),
         (b"\xff\xfe", "not JSON text"),
         (b"", "not JSON text"),

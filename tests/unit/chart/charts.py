@@ -113,7 +113,7 @@ class Helm:
 
 
 def parse(text: str) -> Iterator[Raw]:
-    """Yield the objects of rendered YAML; a key that is there twice is an error."""
+    """Yield the objects of rendered YAML; a key that appears twice is an error."""
     for found in YAML(typ="safe", pure=True).load_all(text):
         if found is not None:
             yield found
@@ -140,7 +140,7 @@ def pod_templates(objects: Iterable[Raw]) -> Iterator[tuple[str, Raw]]:
 
 
 def rights(rules: Iterable[Raw]) -> list[Right]:
-    """Return what rules allow, one by one; what two of them allow is there twice."""
+    """Return what rules allow, one by one; what two of them allow appears twice."""
     return [
         (group, resource, verb)
         for rule in rules

@@ -175,7 +175,7 @@ def test_restart_does_not_touch_a_folder_in_which_a_run_goes_on(
     with run_lock(folder):
         outcome = CliRunner().invoke(cli, ["run", str(job), "--simulate", "--restart", "--output", str(folder)])
     assert outcome.exit_code == 2
-    assert "another run is going on in this folder" in outcome.stderr
+    assert "another run uses this folder" in outcome.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"} == before
 
 

@@ -127,7 +127,7 @@ def test_an_optimizer_of_unknown_state_is_refused() -> None:
         widen_optimizer(LBFGS(model.parameters()), model, wider, widening)
     optimizer = SGD(model.parameters(), lr=0.1)
     optimizer.state[model[0].weight]["strange"] = torch.zeros(6, 4)
-    with pytest.raises(GrowthError, match="SGD keeps a state 'strange'"):
+    with pytest.raises(GrowthError, match="SGD has a state 'strange'"):
         widen_optimizer(optimizer, model, wider, widening)
 
 

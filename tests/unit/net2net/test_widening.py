@@ -274,14 +274,14 @@ REFUSED: dict[str, tuple[nn.Module, str, str]] = {
     ),
     "halves": (Written(_chunked, stem=conv(3, 6), head=conv(3, 2)), "stem", r"'chunk' \(Chunk\) reads it"),
     "beside a half": (
-        Written(_shuffled, stem=conv(3, 6), head=conv(9, 2)), "stem", "joins it with one of several results"
+        Written(_shuffled, stem=conv(3, 6), head=conv(9, 2)), "stem", "concatenates it with one of several results"
     ),
     "joint norm": (
         Written(_joint, stem=conv(3, 6), other=conv(3, 2), norm=nn.GroupNorm(2, 8), head=conv(8, 2)),
         "other",
         r"'norm' \(GroupNorm\) takes one mean over several groups",
     ),
-    "input": (Written(_fixed, stem=conv(3, 3), head=conv(3, 2)), "stem", "joins it with 'x', whose width is fixed"),
+    "input": (Written(_fixed, stem=conv(3, 3), head=conv(3, 2)), "stem", "combines it with 'x', whose width is fixed"),
     "output": (MODELS["plain"][0](), "3", "an output of the model"),
     "follower": (MODELS["depthwise"][0](), "1", "changes together with '0'"),
     "depthwise on what is fixed": (

@@ -30,11 +30,11 @@ GROUPS = {
 REFUSED = {
     "shufflenet_v2_x0_5": {
         "stage2.0.branch2.5": "'stage2.0.view' (View) reads it, through which channels cannot be followed",
-        "stage2.1.branch2.5": "'stage2.1.concat' (Concat) joins it with one of several results, whose order is unknown",
+        "stage2.1.branch2.5": "'stage2.1.concat' (Concat) concatenates it with one of several results in unknown order",
         "fc": "'fc' is an output of the model",
     },
     "vit_b_16": {
-        "conv_proj": "'concat' (Concat) joins along another axis than that of the channels",
+        "conv_proj": "'concat' (Concat) concatenates along an axis other than the channel axis",
         "encoder.layers.encoder_layer_0.self_attention.out_proj": "it is not called by itself in the model's forward",
         "heads.head": "'heads.head' is an output of the model",
     },

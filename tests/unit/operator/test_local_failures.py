@@ -315,12 +315,12 @@ def test_the_phases_of_a_job_are_told_in_order(local_run, job_of):
 
 
 def test_two_runs_in_one_folder_are_refused(local_run, job_of):
-    with run_lock(local_run.directory), pytest.raises(LocalRunError, match="another run is going on"):
+    with run_lock(local_run.directory), pytest.raises(LocalRunError, match="another run uses this folder"):
         local_run([job_of("one", timeBudgetSeconds=0.3)])
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_the_cause(local_run, job_of):
     local_run.directory = local_run.directory / "file" / "out"
     local_run.directory.parent.write_text("")
-    with pytest.raises(LocalRunError, match=r"file/out: cannot be made a folder for results: Not a directory"):
+    with pytest.raises(LocalRunError, match=r"file/out: cannot create the folder for results: Not a directory"):
         local_run([job_of("one")])

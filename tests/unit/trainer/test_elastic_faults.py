@@ -242,7 +242,7 @@ def test_a_worker_whose_leader_was_away_for_long_comes_as_a_newcomer(elastic: Ca
     trains_on(place)
     os.kill(leader.pid, signal.SIGKILL)
     leader.join()
-    until(lambda: "what this worker holds is given up" in place.logs(0), place)
+    until(lambda: "this worker drops its state" in place.logs(0), place)
     place.start()
     until(lambda: worlds(place) == [2, 2], place)
     trains_on(place)

@@ -265,7 +265,7 @@ def scheduled(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -
             never,
             "before backward(loss) was called for this one; call it once for each batch, in place of loss.backward()",
         ),
-        (added_up, "optimizer.step() was not called after backward(loss); gradients are not added up"),
+        (added_up, "optimizer.step() was not called after backward(loss); gradient accumulation is not supported"),
         (scheduled, "make it before join(model, optimizer, loader, scheduler)"),
     ],
 )
@@ -330,7 +330,7 @@ def test_what_could_not_be_given_to_others_is_refused_also_alone() -> None:
         join(nn.Linear(2, 2), optimizer, loader)
     loop, same = join(model, optimizer, loader)
     assert same is loader
-    with pytest.raises(OwnLoopError, match=r"say epochs\(count\)"):
+    with pytest.raises(OwnLoopError, match=r"call epochs\(count\)"):
         loop.epochs()
     lr_scheduler.StepLR(optimizer, 1)
     with pytest.raises(OwnLoopError, match="make it before join"):

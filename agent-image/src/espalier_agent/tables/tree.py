@@ -108,8 +108,8 @@ def _check_order(table: OutcomeTable, architecture: Architecture) -> None:
     alike = [each.targets(architecture) for each in described(architecture)]
     places = [*((ids, target) for ids in alike for target in ids), (alike[0], None)]
     for index, (label, (ids, expected)) in enumerate(zip(table.actions, places, strict=True)):
-        said = [each for each in ids if label == each or label.endswith(f" {each}")]
-        if len(said) == 1 and said[0] != expected:
+        matching = [each for each in ids if label == each or label.endswith(f" {each}")]
+        if len(matching) == 1 and matching[0] != expected:
             place = "doing nothing" if expected is None else repr(expected)
             raise TableError(
                 f"table {table.name}: actions[{index}], {label!r}, is in the place of {place}; bring actions and "

@@ -16,7 +16,7 @@ _Stamp = tuple[int, int, int]
 
 
 class AllocationFile:
-    """Writes the allocation file; a full disk puts it off until there is room."""
+    """Writes the allocation file; if the disk is full, it is written later."""
 
     def __init__(self, path: Path) -> None:
         """Nothing is written before `write`."""
@@ -24,7 +24,7 @@ class AllocationFile:
         self._unwritten: AllocationDocument | None = None
 
     def write(self, document: AllocationDocument) -> str | None:
-        """Write `document`; return what went wrong if that is news, `retry` then tries again."""
+        """Write `document`; return the error if it is a new one. `retry` then tries again."""
         news = self._unwritten is None
         try:
             write_document(self._path, document)
@@ -35,7 +35,7 @@ class AllocationFile:
         return None
 
     def retry(self) -> None:
-        """Write what could not be written."""
+        """Write the document that could not be written before."""
         if self._unwritten is not None:
             self.write(self._unwritten)
 
@@ -51,11 +51,11 @@ class ReportFile:
 
     @property
     def complaint(self) -> str:
-        """What is wrong with the file as last read; empty where it is right."""
+        """The problem of the file as last read; empty if it is valid."""
         return self._complaint
 
     def poll(self) -> Report | None:
-        """Return the report if the file has changed since the last look and is one."""
+        """Return the report if the file has changed since the last call and is valid."""
         try:
             status = os.stat(self._path)
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -76,13 +76,13 @@ class ReportFile:
 
 
 class EventTail:
-    """Follows a file of JSON lines; half a line at its end waits for the rest."""
+    """Follows a file of JSON lines; an incomplete last line is read once it is complete."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
-        """Begin at byte `offset`."""
+        """Start at byte `offset`."""
         self._path, self._offset = path, offset
         self.damaged_lines = 0
-        """Lines that are no events; they are skipped."""
+        """Number of lines that are not events; they are skipped."""
 
     def poll(self) -> list[tuple[str, AnyEvent]]:
         """Return the new lines with the events they hold."""

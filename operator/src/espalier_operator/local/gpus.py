@@ -22,10 +22,10 @@ class Holder:
 
 
 class Gpus:
-    """The GPUs present and who holds them; a device leaves whoever holds it when it departs."""
+    """The GPUs present and their holders; a holder loses a device when it departs."""
 
     def __init__(self, count: int, devices: Sequence[str] = ()) -> None:
-        """Begin with `count` GPUs: the first of `devices`, or simulated ones named by number."""
+        """Start with `count` GPUs: the first of `devices`, or simulated ones named by number."""
         self._devices = list(devices)
         self._present: list[str] = []
         self._held: dict[Holder, tuple[str, ...]] = {}
@@ -113,9 +113,9 @@ class Gpus:
 
 
 def cuda_devices() -> tuple[str, ...]:
-    """Return the ids of the CUDA devices that this process may use, empty where there are none.
+    """Return the ids of the CUDA devices that this process may use; empty if there are none.
 
-    Asks nvidia-smi (no torch, no driver library loaded); `CUDA_VISIBLE_DEVICES`, where set, has the last word.
+    Asks nvidia-smi (no torch, no driver library loaded); `CUDA_VISIBLE_DEVICES`, if set, overrides it.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     smi = shutil.which("nvidia-smi")
@@ -138,16 +138,16 @@ def cuda_devices() -> tuple[str, ...]:
 
 
 class Timeline:
-    """A clock that the run moves, and the changes along it."""
+    """A clock that the run advances, and the changes on it."""
 
     def __init__(self, changes: Iterable[GpuChange], seconds: float = 0.0, done: int = 0) -> None:
-        """Begin at `seconds` with the first `done` changes made already."""
+        """Start at `seconds` with the first `done` changes already made."""
         self._changes = sorted(changes, key=lambda change: change.at_seconds)
         self.seconds = seconds
         self.done = done
 
     def advance(self, seconds: float) -> list[GpuChange]:
-        """Move on and return the changes that are due, in order."""
+        """Advance the clock and return the changes that are due, in order."""
         self.seconds += seconds
         due = []
         while self.done < len(self._changes) and self._changes[self.done].at_seconds <= self.seconds:
@@ -157,7 +157,7 @@ class Timeline:
 
     @property
     def made(self) -> list[GpuChange]:
-        """The changes that are over."""
+        """Number of changes made."""
         return self._changes[: self.done]
 
     def departing(self) -> tuple[int, float | None]:
@@ -173,5 +173,5 @@ class Timeline:
 
     @property
     def has_arrivals_ahead(self) -> bool:
-        """Whether more GPUs will come."""
+        """Whether more GPUs will appear."""
         return any(change.change > 0 for change in self._changes[self.done :])

@@ -1,4 +1,4 @@
-"""The history of a job: its leader's events and the scheduler's in one file, in the order of sight."""
+"""The history of a job: its leader's events and the scheduler's in one file, in the order in which they were read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class History:
-    """Appends to `history.jsonl` and hands each event on; a full disk is warned about once and ends nothing."""
+    """Appends to `history.jsonl` and forwards each event; a full disk causes one warning and stops nothing."""
 
     def __init__(self, directory: Path, on_event: Callable[[AnyEvent], None]) -> None:
-        """Continue the history in `directory`: leader's events that it has already are not copied again."""
+        """Continue the history in `directory`; events of the leader that it already contains are not copied again."""
         self._path = directory / HISTORY_FILE
         self._on_event = on_event
         self._failing = False
@@ -35,7 +35,7 @@ class History:
         self._append(event.model_dump_json(by_alias=True, exclude_none=True), event)
 
     def follow(self) -> int:
-        """Copy the leader's new events; return how many of its new lines are none."""
+        """Copy the leader's new events; return the number of new lines that are not events."""
         before = self._tail.damaged_lines
         for line, event in self._tail.poll():
             self._append(line, event)

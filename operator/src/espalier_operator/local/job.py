@@ -46,7 +46,7 @@ from espalier_operator.local.workers import Workers, WorkerSpec
 
 PID_FILE = "trainer.pid"
 Starter = Callable[..., Process]
-"""Starts a process: `Process`, or what a test runs in its place."""
+"""Starts a process: `Process`, or a replacement in tests."""
 
 
 class _Stamp(TypedDict):
@@ -55,7 +55,7 @@ class _Stamp(TypedDict):
 
 
 class LocalJob:
-    """A job's state, brought up to what its process and its files show. Decides nothing about GPUs."""
+    """A job's state, updated from its process and its files. Makes no decisions about GPUs."""
 
     def __init__(
         self,
@@ -68,10 +68,9 @@ class LocalJob:
         stop_wall_seconds: float,
         start: Starter = Process,
     ) -> None:
-        """Make the folder; `open` takes up what is in it.
+        """Make the folder; `open` resumes from its contents.
 
-        `wall` turns times of the scheduler's clock into times of day. Workers that are to end get `stop_wall_seconds`
-        for it.
+        `wall` converts times of the scheduler's clock to times of day. Workers have `stop_wall_seconds` to end.
         """
         self.job, self.directory, self.terms = job, directory, terms
         self.key, self.name = job.key, job.metadata.name
@@ -81,16 +80,16 @@ class LocalJob:
         self.process: Process | None = None
         self.report: Report | None = None
         self.leader = Leader.ABSENT
-        """What the leader does, as far as budgets go."""
+        """What the leader does, as far as it matters for budgets."""
         self.allocation = Allocation()
-        """The last that was written."""
+        """The document that was written last."""
         self.phase, self.reason, self.message = JobPhase.PENDING, Reason.NO_FREE_GPU, ""
         self.exit_code: int | None = None
         self._incarnation: Incarnation | None = None
         self._attempt = 0
-        """Which attempt `_incarnation` is."""
+        """The attempt of `_incarnation`."""
         self._earlier: str | None = None
-        """What the report before `_incarnation` calls its leader."""
+        """The name of the leader in the report before `_incarnation`."""
         self._fresh = False
         """Whether `report` is of `_incarnation`."""
         self._reported_at = 0.0
@@ -112,7 +111,7 @@ class LocalJob:
     # ---- its folder
 
     def open(self, source: str | None, kept: KeptJob | None) -> None:
-        """Write the job into its folder, and take up what an earlier run left there."""
+        """Write the job into its folder, and resume from what an earlier run left there."""
         text = source if source is not None else json.dumps(self.job.to_json(), indent=2) + "\n"
         write_text_atomically(self.directory / JOB_FILE, text)
         self.report = self._reports.poll()
@@ -126,25 +125,25 @@ class LocalJob:
             self.reason, self.message, self.exit_code = outcome.reason, outcome.message, kept.exit_code
 
     def kept(self) -> KeptJob:
-        """Return what is kept on disk of it."""
+        """Return the part of it that is kept on disk."""
         return KeptJob(job=self.key, spec_digest=digest(self.job), state=self.state, exit_code=self.exit_code)
 
     def stamp(self) -> _Stamp:
-        """Return what each event of the job begins with."""
+        """Return the common fields of the job's events."""
         return {"time": datetime.now(UTC), "used_seconds": self.state.used_seconds}
 
     def warn(self, reason: str, message: str) -> None:
-        """Record something that does not stop the job."""
+        """Record a warning that does not stop the job."""
         self.history.add(Warned(**self.stamp(), reason=reason, message=message))
 
     # ---- what is decided about it
 
     def facts(self, now: float) -> JobFacts:
-        """Return what the planner reads of it."""
+        """Return the facts that the planner reads."""
         return facts_of(self.key, self.state, self.seen, self.terms, now, self._timing)
 
     def act(self, action: Action, now: float) -> None:
-        """Remember a decision, and make it known; budgets are counted up to now first, by what it held until now."""
+        """Apply a decision and publish it; budgets are counted up to now first, with the GPUs held until now."""
         before = progress.look(self.state, self.seen, self.terms, now, self._timing)
         self.state = transitions.after(before, action, self.terms, now, self._timing)
         match action:
@@ -157,7 +156,7 @@ class LocalJob:
             case ReleaseExtra(forced=True):
                 self.warn(action.reason, SENTENCES[action.reason])
         if self.finished:
-            return  # its leader, if there is one, is being ended: what it is granted matters no more
+            return  # its leader, if there is one, is being ended: further grants do not matter
         if self.state.grant != before.grant:
             self._allocated_at = time.monotonic()
             self.allocation = allocation_of(self.state.grant, self._wall)
@@ -167,11 +166,11 @@ class LocalJob:
             self.write_allocation()
 
     def submit(self, now: float) -> None:
-        """Let the planner know of it from now on."""
+        """Make it visible to the planner from now on."""
         self.state = replace(self.state, submitted_at=now)
 
     def waits(self, reason: Reason, now: float) -> None:
-        """Record why it gets nothing, where it has nothing."""
+        """Record why it gets no GPUs, if it has none."""
         if self.state.admitted_at is None and not self.finished:
             self._stands(now, reason, SENTENCES[reason])
 
@@ -182,7 +181,7 @@ class LocalJob:
             self.process.kill()
 
     def interrupt(self, now: float) -> None:
-        """Let no end that follows count as a failure: the run is about to end all processes."""
+        """Count no further end as a failure: the run is about to end all processes."""
         if self.state.active and self.state.stopping is None:
             self.state = replace(self.state, stopping=Stopping(reason=Reason.INTERRUPTED, deadline=now))
 
@@ -196,7 +195,7 @@ class LocalJob:
             self._record_phase(JobPhase.SUSPENDED, Reason.INTERRUPTED, SENTENCES[Reason.INTERRUPTED])
 
     def write_allocation(self) -> None:
-        """Write the allocation file as things stand."""
+        """Write the current allocation to its file."""
         memory = memory_of(self.state, self.terms, self._wall).model_copy(update={"allocation": self.allocation})
         trouble = self._allocation_file.write(allocation_document(self.job, memory))
         if trouble is not None:
@@ -275,14 +274,14 @@ class LocalJob:
         current = self._incarnation if attempts and self._attempt == attempts[0] else None
         return Observation(
             base=(current, *map(self.workers.incarnation, range(1, len(attempts)), attempts[1:])),
-            extra_bound=self.state.extra,  # they are bound to their GPUs before they are granted
+            extra_bound=self.state.extra,  # they have their GPUs before these are granted
             report=self.report,
             reporter=self._incarnation.id if self._fresh and self._incarnation is not None else "",
             reported_at=self._reported_at,
         )
 
     def _standing(self) -> tuple[Any, ...]:
-        """Return all that the planner should be woken for when it changes."""
+        """Return the values whose changes must wake the planner."""
         essence = replace(self.state, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)
         return (self.leader, self._acknowledged, self.process is None, essence)
 
@@ -304,7 +303,7 @@ class LocalJob:
                 self.history.add(AllocationAcknowledged(**self.stamp(), generation=generation, seconds=seconds))
 
     def _record_restart(self, before: JobState, now: float) -> None:
-        """Record that the leader is to be started again, unless its GPUs are gone: the planner decides then."""
+        """Record that the leader must be restarted, unless its GPUs are gone: then the planner decides."""
         lost = self._incarnation is not None and self._incarnation.lost is not None
         leads = self.state.restarts > before.restarts
         fails = before.failures < self.state.failures <= self.terms.backoff_limit
@@ -322,7 +321,7 @@ class LocalJob:
         self._record_phase(phase_of(self.facts(now), self.state.outcome), reason, message)
 
     def _record_phase(self, phase: JobPhase, reason: Reason, message: str) -> None:
-        """Record where the job stands, with an event if that is news."""
+        """Record the job's phase and reason, with an event if they changed."""
         self.phase, self.reason, self.message = phase, reason, message
         if self._said != (phase, reason, message):
             self._said = (phase, reason, message)

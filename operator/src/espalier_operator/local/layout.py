@@ -34,7 +34,7 @@ FILES: Final = (
 
 
 def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
-    """Return the command of the template's first container, empty where it says none."""
+    """Return the command of the template's first container; empty if it has none."""
     if job.spec.template is None:
         return ()
     container = job.spec.template.spec.containers[0]
@@ -42,7 +42,7 @@ def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
 
 
 def contract_variables(directory: Path, agent_url: str | None) -> dict[str, str]:
-    """Return the variables that tell a worker where the files of its contracts lie."""
+    """Return the environment variables with the paths of a worker's contract files."""
     files = {
         environment.JOB_FILE: JOB_FILE,
         environment.ALLOCATION_FILE: ALLOCATION_FILE,

@@ -1,8 +1,9 @@
-"""A child process with all its descendants, which does not outlive the scheduler unnoticed; and the agent as one.
+"""A child process with all its descendants, which ends when the scheduler ends; and the agent as such a process.
 
 The child leads a separate session, so a Ctrl-C at the terminal reaches only the scheduler, and its whole group can
 be ended. On Linux the kernel sends it SIGTERM when the scheduler dies, SIGKILL included: it checkpoints and ends. A
-pid file (with the process's start time, as pids are used again) lets the next run end what is left nevertheless.
+pid file (with the process's start time, as pids are used again) lets the next run end processes that are left
+nevertheless.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Process:
     """A running or ended child."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path, pid_file: Path) -> None:
-        """Start `argv`, its output appended to `log`; `OSError` where it cannot be started."""
+        """Start `argv`, its output appended to `log`; raises `OSError` if it cannot be started."""
         with log.open("ab") as output:
             self._child = subprocess.Popen(
                 argv,
@@ -70,7 +71,7 @@ class Process:
         return self._child.returncode
 
     def terminate(self, grace_wall_seconds: float) -> None:
-        """Send SIGTERM to the leader; `poll` sends SIGKILL to its group when the grace is over."""
+        """Send SIGTERM to the leader; `poll` sends SIGKILL to its group after the grace period."""
         if self._kill_at is None and self._child.returncode is None:
             self._kill_at = time.monotonic() + grace_wall_seconds
             os.kill(self.pid, signal.SIGTERM)
@@ -107,7 +108,7 @@ def _read_pid_file(path: Path) -> tuple[int, str] | None:
         body = json.loads(path.read_text(encoding="utf-8"))
         return int(body["pid"]), str(body["started"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None  # a damaged file names no process; the next start replaces it
+        return None  # a damaged file names no process; the next start overwrites it
 
 
 def _die_with(parent: int) -> Callable[[], None] | None:
@@ -134,7 +135,7 @@ def _runs(pid: int, started: str) -> bool:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return what tells this process from a later one with the same id, None where none runs."""
+    """Return what distinguishes this process from a later one with the same id; None if none runs."""
     if sys.platform == "linux":
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A local run from beginning to end."""
+"""A local run, from start to end."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ async def run_local(
     """Run `jobs` to their ends, or until `stop` is set, and return their outcomes by job name.
 
     `on_event(job name, event)` gets every event of `history.jsonl` as it happens; `on_tick` gets a view of the run
-    about every `poll_wall_seconds`. Both are called in the event loop and must be quick. With `stop` everything ends
-    in less than 5 s and can be taken up by the same call again. `LocalRunError` where that call is not the same.
+    about every `poll_wall_seconds`. Both are called in the event loop and must be quick. After `stop`, everything ends
+    in less than 5 s, and the same call resumes the run. Raises `LocalRunError` if a later call has other arguments.
     """
     return await LocalRun(jobs, settings, on_event, on_tick).run(stop)
 
 
 async def end_orphans(folders: Collection[Path], stop_wall_seconds: float) -> None:
-    """End the processes that a killed run has left: those that the pid files in `folders` name."""
+    """End the processes that a killed run has left, as named by the pid files in `folders`."""
     files = [folder / name for folder in folders for name in (PID_FILE, AGENT_PID_FILE)]
     files += [file for folder in folders for file in folder.glob(PID_FILES)]
     found = await asyncio.gather(*(end_orphan(file, stop_wall_seconds) for file in files))
     for file, was_there in zip(files, found, strict=True):
         if was_there:
-            logger.warning("%s: a process that an earlier run had left was ended", file)
+            logger.warning("%s: ended a process that an earlier run had left", file)
 
 
 class LocalRun:
@@ -76,7 +76,7 @@ class LocalRun:
         start: Starter = Process,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Check and take up what lies in the folder; nothing runs before `run`."""
+        """Check the folder and resume from its contents; nothing runs before `run`."""
         by_name = {job.metadata.name: job for job in jobs}
         if len(by_name) < len(jobs) or not jobs:
             raise LocalRunError("a run needs at least one job, and jobs of different names")
@@ -85,7 +85,7 @@ class LocalRun:
         try:
             settings.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise LocalRunError(f"{error.filename}: cannot be made a folder for results: {error.strerror}") from error
+            raise LocalRunError(f"{error.filename}: cannot create the folder for results: {error.strerror}") from error
         state = load_state(settings.directory, list(jobs))
         seconds, done = (0.0, 0) if state is None else (state.timeline_seconds, state.changes_done)
         self._timeline = Timeline(settings.changes, seconds, done)
@@ -132,7 +132,7 @@ class LocalRun:
         self._announced = 0
 
     async def run(self, stop: asyncio.Event) -> dict[str, LocalOutcome]:
-        """Run until all is over or `stop` is set. `LocalRunError` where another run goes on in the folder."""
+        """Run until all jobs have ended or `stop` is set. Raises `LocalRunError` if another run uses the folder."""
         with run_lock(self._settings.directory):
             return await self._run(stop)
 
@@ -158,19 +158,19 @@ class LocalRun:
         return {job.name: outcome_of(job) for job in self._jobs.values()}
 
     async def step(self) -> None:
-        """Look at everything once, plan and keep the state: what `run` does all the time, for a clock that is moved."""
+        """Observe, plan and save the state once: one iteration of `run`, for a clock that the caller advances."""
         self._look()
         await self._loop.tick()
         self._save()
 
     def view(self) -> RunView:
-        """Return the run as it stands."""
+        """Return the current view of the run."""
         return view_run(self._jobs.values(), self._gpus, self._timeline, self._reasons, self._loop)
 
     def _time_of_day(self, seconds: float) -> datetime:
         return self._clock.time_of_day(seconds)
 
-    # ---- what happens many times a second
+    # ---- several times a second
 
     async def _watch(self) -> None:
         while True:
@@ -184,7 +184,7 @@ class LocalRun:
             await asyncio.sleep(self._settings.poll_wall_seconds)
 
     def _look(self) -> bool:
-        """Bring all facts up to now; return whether the planner should know."""
+        """Update all facts to now; return whether the planner must run."""
         news = False
         now = self._clock.now()
         if self._agent is not None:
@@ -202,7 +202,7 @@ class LocalRun:
         return news
 
     def _move_timeline(self, now: float) -> bool:
-        """Let GPUs come and go; while jobs only start up, the timeline waits for them."""
+        """Add and remove GPUs; while jobs only start up, the timeline waits for them."""
         passed = 0.0 if self._read_at is None else now - self._read_at
         self._read_at = now
         open_jobs = [job for job in self._jobs.values() if job.state.submitted_at is not None and not job.finished]
@@ -221,13 +221,13 @@ class LocalRun:
         return news
 
     def change_gpus(self, change: int) -> None:
-        """Let GPUs come, or go where `change` is negative: who holds them loses them."""
+        """Add GPUs, or remove them if `change` is negative: their holders lose them."""
         precious = sorted(self._jobs.values(), key=lambda job: (-job.terms.priority, job.state.submitted_at or 0.0))
         for holder in self._gpus.change(change, [job.key for job in precious]):
             self._backend.lose(holder)
 
     def _train_together(self, job: LocalJob, now: float) -> None:
-        """Start and end the processes that train with the leader, as the job has GPUs for them."""
+        """Start and end the processes that train with the leader, according to the job's GPUs."""
         if job.job.spec.training.elastic_batch is None:
             return
         going_on = job.state.active and not job.state.ending
@@ -256,14 +256,14 @@ class LocalRun:
         variables = self._common_variables()
         if self._settings.devices:
             held = self._gpus.of(job.key, Role.BASE)
-            # Where each base worker has a process the leader sees its own devices, else those of all.
+            # If each base worker has a process, the leader sees only its own devices, otherwise those of all.
             devices = [held[0]] if job.job.spec.training.elastic_batch is not None else held.values()
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for own in devices for device in own)
         url = self._settings.agent_url if self._agent is None else self._agent.url
         job.start(now, self._settings.trainer_command, url, variables)
 
     def _planned(self, plan: Plan) -> None:
-        """Remember why each job gets no more, and notice when nothing will ever happen again."""
+        """Record why each job gets no more GPUs, and detect when nothing can happen any more."""
         self._reasons = {key: refusal.reason for key, refusal in plan.refusals.items()}
         unfinished = [job for job in self._jobs.values() if not job.finished]
         gone = all(job.process is None for job in self._jobs.values())
@@ -286,7 +286,7 @@ class LocalRun:
         except OSError as error:
             logger.warning("the state of the run cannot be kept, trying again in a second: %s", error)
 
-    # ---- beginning and end
+    # ---- start and end
 
     def _make_agent(self) -> Agent | None:
         needed = any(

@@ -15,16 +15,16 @@ from espalier_operator.facts import DEFAULT_POLICY
 from espalier_operator.job.state import Timing
 
 MAX_GPUS = 10_000
-"""As many as a job may ask for."""
+"""Maximum number of GPUs; a job cannot request more."""
 
 
 class LocalRunError(ValueError):
-    """The run cannot be made as asked; the message names the setting or file and the remedy."""
+    """The run cannot be started with these settings; the message names the setting or file and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuChange:
-    """GPUs that come (`change` > 0) or go (`change` < 0).
+    """GPUs that appear (`change` > 0) or disappear (`change` < 0).
 
     `at_seconds` is on the timeline of the run: budget seconds during which some job trains (or none is starting).
     For a single job that is its used budget, so an arrival at 20 s meets the same training progress however long
@@ -34,7 +34,7 @@ class GpuChange:
     at_seconds: float
     change: int
     notice_seconds: float = 0.0
-    """How long before, on the same timeline, a departure is announced; 0: it comes as a surprise."""
+    """How long before, on the same timeline, a departure is announced; 0: without notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,13 @@ class LocalSettings:
     """A local run. `LocalRunError` where the settings contradict themselves."""
 
     directory: Path
-    """Where everything of the run lies: directly in it for one job, in a folder each for several."""
+    """Folder of the run's files: those of a single job are directly in it; several jobs have one folder each."""
     gpus: int = 1
-    """GPUs at the beginning."""
+    """Number of GPUs at the start."""
     changes: tuple[GpuChange, ...] = ()
     devices: tuple[str, ...] = ()
-    """Ids of CUDA devices to use, as many as there ever are at once; empty: the GPUs are simulated."""
+    """Ids of the CUDA devices to use, at least the largest number of GPUs present at once; empty: the GPUs are
+    simulated."""
     time_scale: float = 1.0
     """Budget seconds in a second of wall time: for budgets, arrivals, notices, cooldowns and minimum runtimes.
     Not for starting (`preRunningDeadlineSeconds`) and stopping, which take as long at any scale."""
@@ -55,22 +56,22 @@ class LocalSettings:
     policy: str = DEFAULT_POLICY
     """Scheduling policy (`espalier_operator.policies.POLICIES`)."""
     trainer_command: tuple[str, ...] = (sys.executable, "-m", "espalier_trainer")
-    """For jobs whose template has no command."""
+    """Command of jobs whose template has none."""
     agent_command: tuple[str, ...] | None = (sys.executable, "-m", "espalier_agent", "serve")
-    """Gets `--port N --url-file FILE` appended; None: no agent is started."""
+    """Command of the agent; `--port N --url-file FILE` is appended. None: no agent is started."""
     agent_url: str | None = None
-    """An agent that runs already; none is started then."""
+    """URL of an agent that already runs; no other one is started then."""
     submit_at: Mapping[str, float] = field(default_factory=dict)
-    """By job name: seconds on the timeline at which the job is submitted; others are at once."""
+    """By job name: seconds on the timeline at which the job is submitted; all others are submitted at the start."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """By job name: the text of its job file, kept as `job.yaml`; default: the job as JSON (which is YAML)."""
     stop_wall_seconds: float = 4.0
-    """From SIGTERM to SIGKILL."""
+    """Seconds between SIGTERM and SIGKILL."""
     restart_wall_seconds: float = 1.0
-    """Before the first restart of a failed leader; doubles with each failure."""
+    """Seconds before the first restart of a failed leader; doubled by each further failure."""
     grace_wall_seconds: float = 10.0
-    """A leader may go on this long past its budget, or a tenth of the budget if that is longer, before it is ended.
-    It covers the last evaluation and checkpoint, whose length does not shrink with the time scale or budget."""
+    """A leader may continue for this long after its budget, or a tenth of the budget if that is longer, before it is
+    ended. It covers the last evaluation and checkpoint, whose length does not shrink with the time scale or budget."""
     start_up_allowance_wall_seconds: float = Timing().start_up_allowance
     """A leader that sends no report is counted as training when it has run for this long."""
     poll_wall_seconds: float = 0.03
@@ -78,7 +79,7 @@ class LocalSettings:
 
     @property
     def timing(self) -> Timing:
-        """What of it the life of a job goes by, in budget seconds."""
+        """The settings that the state machine of a job uses, in budget seconds."""
         return Timing(
             start_up_allowance=self.start_up_allowance_wall_seconds,
             restart=self.restart_wall_seconds,

@@ -1,4 +1,4 @@
-"""What a local run keeps on disk, so that the same command takes it up after any end."""
+"""What a local run keeps on disk, so that the same command resumes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RunState(Record):
 
 @contextmanager
 def run_lock(directory: Path) -> Iterator[None]:
-    """Keep others from running in `directory`; the kernel lets go when this process dies. `LocalRunError` if taken."""
+    """Lock `directory` for this run; the kernel releases the lock when the process dies. `LocalRunError` if locked."""
     try:
         file = (directory / LOCK_FILE).open("w", encoding="utf-8")
     except OSError as error:
@@ -56,19 +56,19 @@ def run_lock(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise LocalRunError(
-                f"{directory}: another run is going on in this folder; wait for its end, or choose another folder"
+                f"{directory}: another run uses this folder; wait for its end, or choose another folder"
             ) from error
         yield
 
 
 def resumed(state: JobState, terms: Terms) -> JobState:
-    """Return the state in which a run that is taken up begins: what ran waits again, and nobody holds GPUs."""
+    """Return the state in which a resumed run starts: jobs that ran wait again, and nobody holds GPUs."""
     waiting = after(state, Requeue(job="", reason=Reason.INTERRUPTED), terms, 0.0, Timing())
     return replace(waiting, grant=Grant(generation=state.grant.generation), counted_until=None)
 
 
 def digest(job: AdaptiveTrainingJob) -> str:
-    """Return what tells one specification from another."""
+    """Return a key that distinguishes specifications."""
     return hashlib.sha256(json.dumps(job.spec.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
 

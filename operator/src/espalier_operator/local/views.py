@@ -1,4 +1,4 @@
-"""What a caller sees of a local run: while it goes on, and at its end."""
+"""What a caller sees of a local run: while it runs, and at its end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RunView:
     """The run, now."""
 
     timeline_seconds: float
-    """Where the run is on the axis of `GpuChange.at_seconds`."""
+    """Position of the run on the timeline of `GpuChange.at_seconds`."""
     last_tick_age: float | None
     """Wall seconds since the scheduler last ticked."""
     jobs: tuple[JobView, ...]
@@ -50,25 +50,25 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOutcome:
-    """How a job ended, or where it stands when the run was stopped."""
+    """How a job ended, or its state when the run was stopped."""
 
     job: str
     """Its name."""
     phase: JobPhase
-    """`Complete` and `Failed` are ends; with any other the same run again takes the job up."""
+    """`Complete` and `Failed` are ends; with any other phase, the same run resumes the job."""
     reason: Reason
     message: str
     exit_code: int | None
-    """Of the last leader; negative: the signal that ended it."""
+    """Exit code of the last leader; negative: the signal that ended it."""
     used_seconds: float
     gpu_seconds_used: float
     restarts: int
     failures: int
     preemptions: int
     report: Report | None
-    """The leader's last."""
+    """The leader's last report."""
     allocations: tuple[AllocationChanged, ...]
-    """All of them, earlier incarnations of the run included."""
+    """All adaptations, including those of earlier incarnations of the run."""
 
 
 def view_run(
@@ -99,7 +99,7 @@ def view_run(
 
 
 def outcome_of(job: LocalJob) -> LocalOutcome:
-    """Return how `job` stands at the end of a run."""
+    """Return the outcome of `job` at the end of a run."""
     return LocalOutcome(
         job=job.name,
         phase=job.phase,
@@ -124,6 +124,6 @@ def _allocations(job: LocalJob) -> Iterable[AllocationChanged]:
         try:
             event = EVENT.validate_json(line)
         except ValidationError:
-            continue  # cut off when the scheduler was killed
+            continue  # incomplete: the scheduler was killed
         if isinstance(event, AllocationChanged):
             yield event

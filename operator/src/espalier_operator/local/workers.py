@@ -25,7 +25,7 @@ _CANNOT_START: Final = 127
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """A worker that is to run."""
+    """The specification of a worker process."""
 
     role: Role
     index: int
@@ -33,7 +33,7 @@ class WorkerSpec:
     real: bool = False
     """Whether the devices are CUDA's."""
     attempt: int = 0
-    """Which attempt of a base worker this is."""
+    """Number of the attempt, for a base worker."""
 
     @property
     def key(self) -> Hashable:
@@ -42,13 +42,13 @@ class WorkerSpec:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment that tells the worker's process its role, its index and its GPUs."""
+        """The environment variables with the worker's role, index and GPUs."""
         identity = {names.WORKER_ROLE: str(self.role), names.WORKER_INDEX: str(self.index)}
         return identity | ({"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.real else {})
 
 
 class Workers:
-    """Keeps a process running for each worker that is wanted."""
+    """Keeps a process running for each specified worker."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Workers:
         stop_wall_seconds: float,
         start: Callable[..., Process] = Process,
     ) -> None:
-        """Logs and pid files go to `directory`; `warn(reason, message)` is called where a process ends by itself.
+        """Logs and pid files go to `directory`; `warn(reason, message)` is called if a process ends by itself.
 
-        `stop_wall_seconds` pass from SIGTERM to SIGKILL.
+        `stop_wall_seconds` is the time between SIGTERM and SIGKILL.
         """
         self._directory, self._warn, self._stop_wall_seconds = directory, warn, stop_wall_seconds
         self._new = start
@@ -67,15 +67,15 @@ class Workers:
         self._ending: list[Process] = []
         self._backoff: defaultdict[Hashable, Backoff] = defaultdict(Backoff)
         self._base: dict[int, tuple[int, Incarnation]] = {}
-        """By index the attempt of a base worker that was started last, and what became of it."""
+        """By index: the last attempt of a base worker that was started, and its outcome."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether no process of it runs."""
+        """Whether none of its processes runs."""
         return not self._running and not self._ending
 
     def incarnation(self, index: int, attempt: int) -> Incarnation | None:
-        """Return what became of this attempt of base worker `index`, None where it has not been started."""
+        """Return the outcome of this attempt of base worker `index`; None if it has not been started."""
         known = self._base.get(index)
         return known[1] if known is not None and known[0] == attempt else None
 

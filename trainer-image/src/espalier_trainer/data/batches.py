@@ -13,7 +13,7 @@ from espalier_trainer.data.source import Source
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """The batches of one epoch; batch i is the same whoever asks for it, before or after a restart.
+    """The batches of one epoch; batch i is the same on every worker, before and after a restart.
 
     An incomplete last batch is left out (other examples each epoch): a batch norm over a handful of examples is
     noise. A split smaller than a batch is one batch.

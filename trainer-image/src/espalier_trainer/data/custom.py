@@ -55,7 +55,7 @@ def _source(split: Any, place: str) -> Source:
         return TensorSource(inputs, labels.to(torch.int64))
     if isinstance(split, Dataset):
         if not isinstance(split, Sized) or not hasattr(split, "__getitem__"):
-            raise DatasetError(f"{place}: an iterable data set has no order to resume in; give a map-style one")
+            raise DatasetError(f"{place}: an iterable data set has no order in which to resume; use a map-style one")
         return MapSource(split)
     raise DatasetError(
         f"{place}: {type(split).__name__}; allowed: (inputs, labels), a TensorDataset, or a map-style Dataset"

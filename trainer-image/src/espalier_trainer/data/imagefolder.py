@@ -1,7 +1,7 @@
-"""`imagefolder`: any folder or tar archive of images, one folder a class, with or without split folders.
+"""`imagefolder`: any folder or tar archive of images with one folder for each class, with or without split folders.
 
-Options: `imageSize` (pixels; 0 leaves images as they are, which then must all be of one size), `channels` (1 or 3),
-`flip` (one coin a batch), `memoryLimitGiB`.
+Options: `imageSize` (pixels; 0 keeps the images' own size, which must then be the same for all), `channels` (1 or 3),
+`flip` (each batch, with probability 1/2), `memoryLimitGiB`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def load(spec: DatasetSpec) -> Data:
     path = Path(spec.path or "").expanduser()
     if not path.exists():
         raise DatasetError(
-            f"training.dataset.path: {path.absolute()}: there is no such folder or archive; it should hold "
+            f"training.dataset.path: {path.absolute()}: no such folder or archive; it should contain "
             "<split>/<class>/<image> or <class>/<image>"
         )
     arrays = read_images(path, Geometry(size, channels), float(limit))

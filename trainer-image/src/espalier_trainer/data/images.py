@@ -50,13 +50,13 @@ class ImageArrays:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How images are brought to one shape: `size` x `size` pixels (0: as they are), grey or RGB."""
+    """How images are converted to one shape: `size` x `size` pixels (0: as they are), grey or RGB."""
 
     size: int
     channels: int
 
     def decode(self, data: bytes, name: str) -> NDArray[np.uint8]:
-        """Return the image [H, W, C]; `DatasetError` names the file that is no image."""
+        """Return the image [H, W, C]; raises `DatasetError` with the name of a file that is not an image."""
         try:
             with Image.open(io.BytesIO(data)) as picture:
                 image = picture.convert("L" if self.channels == 1 else "RGB")
@@ -68,7 +68,7 @@ class Geometry:
 
 
 def read_images(path: Path, geometry: Geometry, memory_limit_gib: float = DEFAULT_MEMORY_LIMIT_GIB) -> ImageArrays:
-    """Decode the folder or archive at `path`, or read what an earlier call kept.
+    """Decode the folder or archive at `path`, or read the cache of an earlier call.
 
     Raises `DatasetError` where the layout is another, an image is damaged, sizes differ, or memory would not hold.
     """
@@ -76,7 +76,7 @@ def read_images(path: Path, geometry: Geometry, memory_limit_gib: float = DEFAUL
     kept = _read_cache(cache)
     if kept is not None:
         return kept
-    logger.info("decoding the images of %s (once; then kept in %s)", path, cache)
+    logger.info("decoding the images of %s (once; then cached in %s)", path, cache)
     arrays = _decode(path, geometry, memory_limit_gib)
     _write_cache(cache, arrays)
     return arrays
@@ -142,7 +142,7 @@ def _entries(path: Path) -> Iterator[tuple[str, str, str, bytes]]:
 
 
 def _place(name: PurePosixPath) -> tuple[str, str] | None:
-    """Return (split, class) of an image by its path; '' as split where the layout has none; None for no image."""
+    """Return (split, class) of an image by its path; '' as split if the layout has none; None if it is not an image."""
     parts = [part for part in name.parts if part != "."]
     if len(parts) < 2 or name.suffix.lower() not in IMAGE_SUFFIXES or parts[-1].startswith("."):
         return None
@@ -151,7 +151,7 @@ def _place(name: PurePosixPath) -> tuple[str, str] | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be made again: decoded images, downloaded data sets."""
+    """Return the cache folder: decoded images, downloaded data sets."""
     named = os.environ.get("XDG_CACHE_HOME")
     if named:
         return Path(named) / "espalier"
@@ -181,7 +181,7 @@ def _fingerprint(path: Path) -> str:
             try:
                 status = os.stat(file)
             except OSError:
-                continue  # a dangling link; reading it says so
+                continue  # a dangling link; reading it reports the error
             digest.update(f"{file}|{status.st_size}|{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
@@ -197,12 +197,12 @@ def _read_cache(path: Path) -> ImageArrays | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        logger.warning("%s: the kept copy of the decoded images is damaged (%s); decoding again", path, error)
+        logger.warning("%s: the cached copy of the decoded images is damaged (%s); decoding again", path, error)
         return None
 
 
 def _write_cache(path: Path, arrays: ImageArrays) -> None:
-    """Keep the arrays, where the folder can be written and the disk is not full."""
+    """Cache the arrays if the folder is writable and the disk is not full."""
     contents: dict[str, NDArray[np.generic]] = {
         "splits": np.array(list(arrays.splits)),
         "classes": np.array(arrays.classes),
@@ -220,4 +220,4 @@ def _write_cache(path: Path, arrays: ImageArrays) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
-        logger.warning("%s: the decoded images are not kept (%s); the next start decodes again", path, error)
+        logger.warning("%s: the decoded images are not cached (%s); the next start decodes again", path, error)

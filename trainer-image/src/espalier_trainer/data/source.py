@@ -18,7 +18,8 @@ from torch.utils.data import Dataset, default_collate
 from espalier_trainer.errors import DatasetError
 
 Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
-"""Changes a batch of inputs [N, ...] at random; all chance comes from the generator, so that it can be repeated."""
+"""Changes a batch of inputs [N, ...] at random; all random numbers come from the generator, so that it is
+reproducible."""
 
 
 class Source(Protocol):
@@ -41,9 +42,9 @@ class TensorSource:
     inputs: Tensor
     labels: Tensor
     mean: Tensor | None = None
-    """Subtracted from a batch; broadcastable to [C, H, W]."""
+    """Mean that is subtracted from a batch; broadcastable to [C, H, W]."""
     std: Tensor | None = None
-    """Then divided by."""
+    """Standard deviation by which it is then divided."""
     augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
@@ -93,7 +94,7 @@ class MapSource:
         return len(cast(Sized, self.dataset))
 
     def batch(self, indices: Tensor, chance: np.random.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return the examples at `indices`; augmenting is the user's data set's own matter."""
+        """Return the examples at `indices`; augmentation is the task of the user's data set."""
         examples = [self.dataset[index] for index in indices.tolist()]
         inputs, labels = default_collate(examples)
         return inputs.to(self.device), torch.as_tensor(labels).to(self.device)
@@ -112,7 +113,7 @@ class Data:
     validation: Source
     """Held out of the training data: the evaluation after each epoch. Never the test split."""
     test: Source
-    """Looked at once, when the budget is used up."""
+    """Used once, when the budget is exhausted."""
     classes: int
 
     def __post_init__(self) -> None:
@@ -125,20 +126,20 @@ class Data:
         return Data(self.name, self.train.to(device), self.validation.to(device), self.test.to(device), self.classes)
 
     def example_input(self) -> Tensor:
-        """Return the first two training inputs: [2, ...], what a model of this data takes."""
+        """Return the first two training inputs: [2, ...], an example input of a model for this data."""
         indices = torch.arange(min(2, len(self.train)))
         return self.train.batch(indices, None)[0]
 
 
 def flip_batch(inputs: Tensor, chance: np.random.Generator) -> Tensor:
-    """Mirror the whole batch [N, C, H, W] left to right, or not: one coin a batch."""
+    """Mirror the whole batch [N, C, H, W] left to right with probability 1/2."""
     return inputs.flip(-1) if chance.random() < 0.5 else inputs
 
 
 def channel_statistics(inputs: Tensor, chunk: int = 4096) -> tuple[Tensor, Tensor]:
-    """Return (mean, std) of each channel of images [N, C, H, W], as [C, 1, 1]; integer images as parts of 255.
+    """Return (mean, std) of each channel of images [N, C, H, W], as [C, 1, 1]; integer images are divided by 255.
 
-    Sums are taken in float64 and in chunks, so that large sets need no second copy.
+    Sums are computed in float64 and in chunks, so that large sets need no second copy.
     """
     scale = 1.0 if inputs.is_floating_point() else 255.0
     channels = inputs.shape[1]

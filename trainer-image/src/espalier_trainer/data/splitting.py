@@ -11,7 +11,7 @@ from espalier_trainer.data.source import Augmentation, Data, TensorSource, chann
 from espalier_trainer.errors import DatasetError
 
 HELD_OUT_SEED = 0
-"""Which examples validate does not depend on the job's seed, so that accuracies of two seeds compare."""
+"""The validation examples do not depend on the job's seed, so that accuracies of two seeds are comparable."""
 
 
 def to_tensors(split: Split) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ def build(
 
 
 def from_image_splits(name: str, arrays: ImageArrays, augmentation: Augmentation | None) -> Data:
-    """Return the data of any image folder; what has no split is divided 80/10/10.
+    """Return the data of any image folder; one without splits is divided 80/10/10.
 
     Without a validation split a tenth of the training split is held out; without a test split the validation split
     is halved.

@@ -25,7 +25,7 @@ CIFAR_CLASSES = (
 )  # fmt: skip
 DIGITS = tuple(str(digit) for digit in range(10))
 _OWN = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}
-"""The folder by which torchvision's own copy is known."""
+"""The folder that identifies torchvision's own copy."""
 VALIDATION = 5_000
 SIZE = 8
 """Height and width of the images of `cifar8`."""
@@ -80,7 +80,7 @@ def load_arrays(spec: DatasetSpec, name: Literal["cifar10", "mnist"]) -> ImageAr
     """Return the train and test arrays of CIFAR-10 [N, 32, 32, 3] or MNIST [N, 28, 28, 1].
 
     `path` may be an image folder (`train/<class>/...`, `test/<class>/...`), a tar archive of one, or the folder in
-    which torchvision keeps its copy. Without it torchvision's copy in the cache folder is used. What is missing is
+    which torchvision keeps its copy. Without it torchvision's copy in the cache folder is used. Missing data is
     downloaded unless `options.download` is false.
     """
     unknown = sorted(set(spec.options) - {"download", "flip"})

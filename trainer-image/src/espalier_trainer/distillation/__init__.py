@@ -1,13 +1,13 @@
-"""A smaller model that keeps what the larger one has learnt: for when GPUs are taken back (Lamelas, section 7.1).
+"""A smaller model that keeps what the larger one has learnt, for use after GPUs are taken back (Lamelas, section 7.1).
 
-    fill(smaller, larger)                                    # weight distillation: what survives of the weights
+    fill(smaller, larger)                                    # weight distillation: the surviving weights
     optimizer = shrink_optimizer(optimizer, larger, smaller) # and of the optimizer's state
     recalibrate(smaller, batches)                            # batch norms of the layers that are gone
     fold(smaller, larger, readers(of_larger, of_smaller), batches)
     teacher = Teacher(larger, len(train), device)            # knowledge distillation
     loss = teacher.criterion(indices, inputs)(smaller(inputs), labels) / len(labels)
 
-Whether to do so is a pure decision (`decision`); `shrinking` does it in a run, `trial` holds what it must not lose.
+Whether to do so is a pure decision (`decision`); `shrinking` executes it in a run, `trial` holds its state.
 """
 
 from espalier_trainer.core.hooks import Criterion

@@ -1,12 +1,12 @@
 """Whether to try a smaller model after GPUs were taken back: a pure decision on measured step times and time left.
 
-1. *Carried?* The grown model was to take a certain number of steps in the time left. Where a step takes hardly longer
-   than it did with the GPUs that are gone, the GPUs left carry it, and nothing is done.
-2. *Cheaper?* Of the earlier sizes, the largest is taken that these GPUs carry as fast as they carried the grown one
-   before; else the smallest, if its steps are clearly cheaper than the grown model's are now.
-3. *In time?* A share of the time left is spent on teaching it, and must be enough steps to teach anything.
+1. *Carried?* The grown model was planned to take a certain number of steps in the time left. If a step takes hardly
+   longer than it did with the GPUs that are gone, the remaining GPUs can carry it, and nothing is done.
+2. *Cheaper?* Of the earlier sizes, the rule takes the largest one that these GPUs train as fast as the grown model was
+   trained before; otherwise the smallest, if its steps are clearly cheaper than the grown model's are now.
+3. *In time?* A share of the time left is spent on teaching the smaller model, and must allow a minimum number of steps.
 
-After that share, both are compared on the validation split, and the smaller one has the rest if it is clearly better.
+Then both are compared on the validation split, and the smaller one trains for the rest if it is clearly better.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Rule:
     cheaper: float = 1.25
     """The grown model's steps must cost at least this many times as much as the smaller model's."""
     share: float = 0.25
-    """Of the time left, spent on the trial."""
+    """Share of the time left that is spent on the trial."""
     least_steps: int = 50
-    """In a trial; with fewer, running means of gradients have hardly turned over."""
+    """Minimum number of steps of a trial; with fewer, running means of gradients hardly change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was measured when GPUs had been taken."""
+    """Measurements after GPUs were taken back."""
 
     time_left: float
     """Budget seconds."""
@@ -53,14 +53,14 @@ class Verdict:
     """What to do."""
 
     size: int | None
-    """Place among the sizes of the one to try; None: keep the grown model."""
+    """Index of the size to try; None: keep the grown model."""
     reason: Reason
     seconds: float = 0.0
     """Budget seconds of the trial, comparing included."""
 
 
 def decide(facts: Facts, rule: Rule | None = None) -> Verdict:
-    """Return whether to try a smaller model, which, and for how long."""
+    """Return whether to try a smaller model, which one, and for how long."""
     rule = rule or Rule()
     if facts.before is not None and facts.large <= rule.slower * facts.before:
         return Verdict(None, Reason.STILL_CARRIED)
@@ -68,7 +68,7 @@ def decide(facts: Facts, rule: Rule | None = None) -> Verdict:
     if size is None:
         return Verdict(None, Reason.NOT_CHEAPER)
     trial = rule.share * facts.time_left
-    # A size that was never measured is taken to cost what the grown model costs: at most that, in all likelihood.
+    # A size that was never measured is assumed to cost as much as the grown model, which is an upper bound.
     step = facts.sizes[size] or facts.large
     if (trial - facts.comparing) < rule.least_steps * step:
         return Verdict(None, Reason.TOO_LATE_TO_DISTIL)
@@ -91,8 +91,9 @@ def _chosen(facts: Facts, rule: Rule) -> int | None:
 def better(smaller: float, larger: float, examples: int) -> bool:
     """Return whether the smaller model is kept, given both accuracies on the same split of `examples` examples.
 
-    It must be ahead by more than one standard error of a difference of two such accuracies. Of equals the larger one
-    goes on: it has stood still meanwhile, at a higher learning rate, and has the more to gain from the rest.
+    It must be ahead by more than one standard error of a difference of two such accuracies. If they are equal, the
+    larger one continues: it was not trained meanwhile, resumes at a higher learning rate, and gains more from the
+    remaining time.
     """
     error = math.sqrt((smaller * (1 - smaller) + larger * (1 - larger)) / examples)
     return smaller - larger > error

@@ -20,7 +20,7 @@ class ShrinkError(ValueError):
 
 
 def surviving(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """Return the tensors of these names; raises `ShrinkError` for one that is not there, or is of another shape."""
+    """Return the tensors with these names; raises `ShrinkError` if one is missing or has another shape."""
     found = {}
     for name, shape in shapes.items():
         if name not in tensors:
@@ -39,7 +39,7 @@ def fill(smaller: nn.Module, larger: nn.Module) -> None:
     """Give `smaller` the weights and buffers that `larger` has under the same names, in place.
 
     Raises `ShrinkError`, with nothing changed, where one is missing or of another shape: `larger` is then not grown
-    from `smaller`, or was widened, which cannot be taken back by leaving layers out.
+    from `smaller`, or was widened, which removing layers cannot undo.
     """
     found = surviving(larger.state_dict(), {name: tensor.shape for name, tensor in smaller.state_dict().items()})
     smaller.load_state_dict({name: tensor.clone() for name, tensor in found.items()})
@@ -75,8 +75,8 @@ def shrink_optimizer(optimizer: torch.optim.Optimizer, larger: nn.Module, smalle
 def readers(larger: Architecture, smaller: Architecture) -> tuple[str, ...]:
     """Return the layers with weights of `smaller` that read one which only `larger` has, in execution order.
 
-    What stands between (activations, batch norms, pooling, sums) is looked through. These are the neighbours that can
-    take over what a removed block did.
+    Operations in between (activations, batch norms, pooling, sums) are skipped. These neighbours can take over the
+    function of a removed block.
     """
     survivors = {layer.name for layer in smaller.layers}
     reached: set[str] = set()

@@ -1,6 +1,6 @@
-"""What a removed block did, folded into the layer that reads it: exactly where that is linear, else as near as may be.
+"""The function of a removed block, folded into the layer that reads it: exact if it is linear, otherwise least squares.
 
-A block `g` stood before a reader `A`: the larger model computes `A g(x)`, the smaller can compute `A' x`. Where g is
+A block `g` was before a reader `A`: the larger model computes `A g(x)`, the smaller can compute `A' x`. Where g is
 linear on what comes (a linear layer, or a 1x1 convolution, whose activation cuts nothing off) `A' = A g` is the same
 function. Else no `A'` is; the least-squares one over a few batches is the nearest, and where `g` is linear it is that
 very product, so one calculation does both:
@@ -23,13 +23,13 @@ from espalier_trainer.net2net.blocks import STACK
 from espalier_trainer.net2net.modules import mode
 
 RIDGE: Final = 1e-6
-"""Of the mean square of the reader's inputs: what the batches do not tell stays as it was."""
+"""Share of the mean square of the reader's inputs: directions that the batches do not determine stay as they were."""
 ROWS: Final = 4
-"""Times as many rows as unknowns, at least: fewer would be learnt by heart."""
+"""Minimum ratio of rows to unknowns: with fewer rows the fit would memorise them."""
 WIDEST: Final = 4096
-"""Inputs of a reader, taps counted, beyond which solving takes longer than it is worth."""
+"""Maximum number of a reader's inputs, kernel positions counted; beyond it, solving takes too long."""
 _CHUNK: Final = 1 << 22
-"""Numbers of patches at once."""
+"""Maximum number of values of patches in memory at once."""
 
 
 Norm = nn.modules.batchnorm._BatchNorm
@@ -38,10 +38,10 @@ Norm = nn.modules.batchnorm._BatchNorm
 
 @torch.no_grad()
 def fold(smaller: nn.Module, larger: nn.Module, readers: Sequence[str], batches: Sequence[Tensor]) -> tuple[str, ...]:
-    """Fit the readers of `smaller`, in place, to what they put out in `larger`; returns those that were fitted.
+    """Fit the readers of `smaller`, in place, to their outputs in `larger`; returns those that were fitted.
 
-    Linear layers and ungrouped Conv2d with zero padding can be; others stay as they are, for distillation. Both models
-    are run in eval mode, once a reader (one reader's fit is the next one's input).
+    Linear layers and ungrouped Conv2d with zero padding can be fitted; others are left to distillation. Both models run
+    in eval mode, once for each reader (the fit of one reader is the input of the next).
     """
     fitted = []
     with mode(smaller, training=False), mode(larger, training=False):
@@ -71,7 +71,7 @@ def _fit(
     larger: nn.Module,
     batches: Sequence[Tensor],
 ) -> bool:
-    """Fit one layer; False where the batches have too few rows for it."""
+    """Fit one layer; False if the batches have too few rows for it."""
     size = layer.weight[0].numel()
     count = 0
     weight = layer.weight.reshape(layer.weight.shape[0], size).double()
@@ -106,7 +106,7 @@ def _fit(
 
 
 def _rows(layer: nn.Linear | nn.Conv2d, inputs: Tensor) -> Tensor:
-    """Return what one output is computed of, as rows [outputs, inputs of the layer]."""
+    """Return the inputs of each output position, as rows [outputs, inputs of the layer]."""
     if isinstance(layer, nn.Linear):
         return inputs.reshape(-1, layer.in_features)
     if isinstance(layer.padding, str):
@@ -116,12 +116,12 @@ def _rows(layer: nn.Linear | nn.Conv2d, inputs: Tensor) -> Tensor:
 
 
 def _input(model: nn.Module, layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what `layer` reads as `model` runs on `inputs`."""
+    """Return the input of `layer` when `model` runs on `inputs`."""
     return _watched(model, inputs, layer.register_forward_pre_hook, lambda args: args[0])
 
 
 def _output(model: nn.Module, layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what `layer` itself makes of them, without what was grown after it."""
+    """Return the output of `layer` itself, without the layers grown after it."""
     grown = layer._modules.get(STACK)
     if grown is not None:
         return _input(model, grown, inputs)

@@ -1,7 +1,7 @@
-"""`onReclaim: Distill` in a run: measures, decides, has a smaller model taught, and keeps the better one.
+"""`onReclaim: Distill` in a run: measures, decides, trains a smaller model, and keeps the better one.
 
-It takes part in the run by its hooks (`core.hooks`). All that it knows goes into the checkpoint, so that a kill at any
-moment loses nothing of either model.
+It takes part in the run by its hooks (`core.hooks`). Its whole state is in the checkpoint, so that a kill at any moment
+loses neither model.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ from espalier_trainer.evaluation import Evaluation, evaluate
 from espalier_trainer.network import Network
 
 MEASURED_STEPS: Final = 10
-"""With the GPUs left, before a decision: enough for the median to be that of an ordinary step."""
+"""Number of steps measured with the GPUs left before a decision: enough for a typical median."""
 _FILLING_BATCHES: Final = 8
-"""Of training data, to estimate statistics and fit neighbours on."""
+"""Number of training batches to estimate statistics and fit neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How it is done; the defaults are what jobs get, others are for studies."""
+    """Settings; jobs use the defaults, studies others."""
 
     rule: Rule = field(default_factory=Rule)
     teaching: Teaching = field(default_factory=Teaching)
     folding: bool = True
-    """Whether the neighbours of what is taken out are fitted (`fold`)."""
+    """Whether the neighbours of removed layers are fitted (`fold`)."""
     insist: bool = False
-    """Keep the smaller model, whatever the comparison says."""
+    """Keep the smaller model, whatever the result of the comparison."""
 
 
 class Shrinker(Hooks):
-    """One run's. Not thread-safe: the training loop's own."""
+    """The hooks of one run. Not thread-safe: only the training loop uses it."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Shrinker(Hooks):
         manner: Manner | None,
         clock: Callable[[], float],
     ) -> None:
-        """`start` is the job's starting network, `used_seconds` tells the budget's clock."""
+        """`start` is the job's starting network; `used_seconds` returns the used budget."""
         self._data, self._start, self._spec = data, start, spec
         self._batch_size, self._seed, self._device = batch_size, seed, device
         self._used, self._clock = used_seconds, clock
@@ -92,7 +92,7 @@ class Shrinker(Hooks):
         self._trial: Trial | None = None
         self._kept: Network | None = None
         self.teacher: Teacher | None = None
-        """Whom the network in training learns from, if anybody."""
+        """The teacher of the network in training, if any."""
         self._key: tuple[Network | None, str] = (None, "")
         self._spent = 0.0
         """Wall seconds of filling and comparing."""
@@ -114,15 +114,15 @@ class Shrinker(Hooks):
         self._pending = None
 
     def growth_undone(self) -> None:
-        """Forget the size before a growth that was taken back."""
+        """Forget the size before a growth that was undone."""
         self._sizes.pop()
 
     def criterion(self, indices: Tensor, inputs: Tensor) -> Criterion | None:
-        """Return what the logits of this batch are judged by; None: by the labels alone."""
+        """Return the criterion for the logits of this batch; None: the labels alone."""
         return None if self.teacher is None else self.teacher.criterion(indices, inputs)
 
     def stepped(self, network: Network, seconds: float) -> None:
-        """Keep the budget seconds of a step."""
+        """Record the budget seconds of a step."""
         found = self._times.setdefault((self._structure(network), self._replicas), [])
         found.append(seconds)
         del found[:-MEASURED_STEPS]
@@ -130,7 +130,7 @@ class Shrinker(Hooks):
             self._trial = self._trial.model_copy(update={"steps": self._trial.steps + 1})
 
     def at_boundary(self, boundary: Boundary) -> Change | None:
-        """Answer GPUs that were taken back, and compare the smaller model with the larger when it is time."""
+        """Respond to GPUs that were taken back, and compare the smaller model with the larger one when it is time."""
         network, allocation = boundary.network, boundary.allocation
         replicas, before = allocation.replicas, self._replicas
         self._replicas = replicas
@@ -152,7 +152,7 @@ class Shrinker(Hooks):
         return None if self._trial is None else self._give_up(Reason.TRIAL_FAILED, message)
 
     def completed(self) -> Change | None:
-        """End a trial that the budget leaves no time for with the larger network."""
+        """End a trial with the larger network if the budget leaves no time for it."""
         return self.failed("the budget ended before they were compared")
 
     # ---- for checkpoints
@@ -176,7 +176,7 @@ class Shrinker(Hooks):
         return state.to_json(), tensors
 
     def restore(self, checkpoint: Checkpoint, network: Network) -> Network:
-        """Go on from what `capture` put into a checkpoint of `network`."""
+        """Restore what `capture` put into a checkpoint of `network`."""
         content = checkpoint.state.shrinking
         state = ShrinkingState() if content is None else ShrinkingState.model_validate(content)
         self._sizes = list(state.sizes)
@@ -211,7 +211,8 @@ class Shrinker(Hooks):
         return self._times.get((structure, self._replicas), [])
 
     def _expected(self, structure: str, grown: str, large: float) -> float | None:
-        """Return seconds a step of another size with the GPUs left: as measured, or as measured with others' number.
+        """Return the seconds per step of another size with the GPUs left: as measured, or scaled from another number of
+        GPUs.
 
         The latter in proportion: what the present structure's steps (`large` seconds now) took with that number.
         """
@@ -236,7 +237,7 @@ class Shrinker(Hooks):
             for (structure, replicas), seconds in self._times.items()
             if structure == key and replicas > self._replicas
         ]
-        # The largest first, as the rule wants them.
+        # The largest first, as the rule requires.
         places = list(reversed(range(len(self._sizes))))
         sizes = [self._expected(self._sizes[place].key, key, large) for place in places]
         facts = Facts(boundary.time_left, large, min(faster, default=None), sizes, 2 * boundary.evaluation_seconds)
@@ -292,7 +293,7 @@ class Shrinker(Hooks):
         began = self._clock()
         own, theirs = self._accuracy(network, until), self._accuracy(self._kept, until)
         if own is None or theirs is None:
-            return None  # broken off: whoever resumes compares
+            return None  # interrupted: the resumed run compares
         self._spent += self._clock() - began
         won = self._manner.insist or better(own.accuracy, theirs.accuracy, len(self._data.validation))
         result, reason = (
@@ -345,7 +346,7 @@ class Shrinker(Hooks):
 
 @dataclass(frozen=True, slots=True)
 class _Keeper(Hooks):
-    """Goes on with the larger network of a trial where the job no longer wants a smaller one."""
+    """Continues with the larger network of a trial if the job no longer allows a smaller one."""
 
     job: AdaptiveTrainingJob
     start: Network
@@ -366,7 +367,7 @@ def on_reclaim(
     manner: Manner | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Hooks:
-    """Return the hooks of what the job does when GPUs are taken back; a `Shrinker` for `onReclaim: Distill`."""
+    """Return the hooks for the job's `onReclaim`; a `Shrinker` for `Distill`."""
     training = job.spec.training
     if job.spec.adaptation.on_reclaim is not OnReclaim.DISTILL:
         return _Keeper(job, start, data.example_input())
@@ -375,7 +376,7 @@ def on_reclaim(
 
 
 def _figures(facts: Facts) -> str:
-    """Say what was measured."""
+    """Describe the measurements."""
     before = "not measured" if facts.before is None else f"{facts.before:.3g} s"
     sizes = ", ".join("not measured" if each is None else f"{each:.3g} s" for each in facts.sizes) or "none"
     return (

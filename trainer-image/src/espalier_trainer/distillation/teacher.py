@@ -1,6 +1,6 @@
 """The larger model as a teacher (Hinton, Vinyals, Dean 2015, arXiv 1503.02531).
 
-Its answers are each asked for once and kept, so that it can be let go.
+Each of its answers is computed once and kept, so that it can be released.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from espalier_trainer.core.hooks import Criterion
 from espalier_trainer.net2net.modules import mode
 
 CACHE_BYTES: Final = 64 * 2**20
-"""Room for the logits of all training examples, as float32: 1.6 million examples of ten classes. Of a larger set none
-are kept: the teacher answers each batch."""
+"""Memory for the logits of all training examples, as float32: 1.6 million examples of ten classes. For a larger set
+none are kept, and the teacher answers each batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Teaching:
-    """How much is learnt from the teacher, and how soft its answers are made."""
+    """Weight and temperature of the teacher's answers."""
 
     temperature: float = 2.0
-    """T: logits are divided by it. Gradients of the soft part are of the size of the hard part's, as T² is in it."""
+    """T: logits are divided by it. The factor T² makes the gradients of the soft part as large as those of the hard
+    part."""
     weight: float = 0.5
-    """Of the soft part, in [0, 1]; the labels have the rest."""
+    """Weight of the soft part, in [0, 1]; the labels have the rest."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -41,7 +42,7 @@ def distillation_loss(
 ) -> Tensor:
     """Return the sum over examples of w T² KL(softmax(t/T) || softmax(s/T)) + (1 - w) CE(s, label).
 
-    `logits` s and `taught` t are [N, C]. Where `known` [N] (bool) is False the teacher's answer is not there, and the
+    `logits` s and `taught` t are [N, C]. Where `known` [N] (bool) is False, the teacher's answer is missing, and the
     example is learnt from its label alone, at full weight. No gradient goes to `taught`.
     """
     hard = nn.functional.cross_entropy(logits, labels, reduction="none")
@@ -57,9 +58,9 @@ def distillation_loss(
 
 
 class Teacher:
-    """Answers batches of training examples with the logits of `module`, which stays as it is.
+    """Answers batches of training examples with the logits of `module`, which does not change.
 
-    An example's logits are those of the view (augmentation) in which it was first met: one forward of the teacher an
+    An example's logits are those of the first view (augmentation) of it: one forward pass of the teacher for each
     example, whatever the number of epochs. Not thread-safe.
     """
 
@@ -71,14 +72,14 @@ class Teacher:
         teaching: Teaching | None = None,
         room: int = CACHE_BYTES,
     ) -> None:
-        """`module` None: only what `load` brings is known. `room`: bytes that kept logits may take."""
+        """`module` None: only the logits given to `load` are known. `room`: maximum bytes of the kept logits."""
         self._module = module
         self._examples, self._device, self._room = examples, device, room
         self._teaching = teaching or Teaching()
         self._logits: Tensor | None = None
         self._known: Tensor | None = None
         self.asked = 0
-        """Examples that the module has answered."""
+        """Number of examples that the module has answered."""
 
     @property
     def keeps(self) -> bool:
@@ -86,7 +87,7 @@ class Teacher:
         return self._logits is not None
 
     def release(self) -> None:
-        """Let the module go; what is kept is still taught."""
+        """Release the module; kept answers are still used."""
         self._module = None
 
     def answer(self, indices: Tensor, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -113,7 +114,7 @@ class Teacher:
         return self._logits[indices], torch.ones_like(known)
 
     def criterion(self, indices: Tensor, inputs: Tensor) -> Criterion:
-        """Return what a student's logits for this batch are judged by."""
+        """Return the criterion for a student's logits of this batch."""
         taught, known = self.answer(indices, inputs)
 
         def judge(logits: Tensor, labels: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ class Teacher:
         return {"logits": self._logits, "known": self._known}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what another's `tensors` gave; nothing, where it gave nothing."""
+        """Load the `tensors` of another teacher, which may be empty."""
         if tensors:
             self._logits = tensors["logits"].to(self._device).clone()
             self._known = tensors["known"].to(self._device).clone()

@@ -1,4 +1,4 @@
-"""What a run must not lose of its shrinking: sizes, step times, and while a smaller model is tried, the larger one."""
+"""The persistent state of shrinking: sizes, step times, and the larger model while a smaller one is tried."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LESSON = "lesson."
 
 
 class Size(Record):
-    """A size that the model has had: what it is built of again, without its weights."""
+    """An earlier size of the model: what is needed to build it again, without its weights."""
 
     state: CheckpointState
     shapes: dict[str, tuple[int, ...]]
-    """Of its parameters and buffers."""
+    """Number of values in its parameters and buffers."""
 
     @property
     def key(self) -> str:
-        """What tells this structure from others."""
+        """Key that distinguishes this structure from others."""
         return "" if self.state.architecture is None else self.state.architecture.fingerprint
 
 
@@ -42,7 +42,7 @@ class StepTimes(Record):
 
 
 class Pending(Record):
-    """A reclaim that is not answered yet: first a few steps are measured with the GPUs left."""
+    """A reclaim that is not decided yet: first a few steps are measured with the GPUs left."""
 
     trigger: str
     generation: int
@@ -56,33 +56,33 @@ class Trial(Record):
     kept: CheckpointState
     """The larger network's description and optimizer; its tensors are in `training.safetensors`."""
     size: int = Field(ge=0)
-    """Place of the smaller among the sizes."""
+    """Index of the smaller one among the sizes."""
     began: float
     ends: float
     """Budget seconds used when the two are compared."""
     large_seconds: float
-    """A step of the larger, when the trial began."""
+    """Seconds per step of the larger one when the trial began."""
     steps: int = 0
     measured: bool
-    """Whether the smaller one's steps were known to be cheaper beforehand."""
+    """Whether the smaller one's steps were already known to be cheaper."""
 
 
 class ShrinkingState(Record):
-    """All of it that is no tensor."""
+    """The part of the state without tensors."""
 
     sizes: tuple[Size, ...] = ()
-    """Those before the present one, the first one first."""
+    """The sizes before the present one, oldest first."""
     times: tuple[StepTimes, ...] = ()
     replicas: int = 0
-    """Of the last allocation that was looked at."""
+    """Replicas of the last observed allocation."""
     pending: Pending | None = None
     trial: Trial | None = None
     taught: bool = False
-    """A smaller model took the larger one's place and still learns from its answers."""
+    """A smaller model replaced the larger one and still learns from its answers."""
 
 
 def structure(state: CheckpointState) -> CheckpointState:
-    """Return the part of a state that a network is rebuilt from."""
+    """Return the part of a state from which a network is rebuilt."""
     return state.model_copy(update={"random": {}, "metrics": (), "adaptations": (), "shrinking": None})
 
 
@@ -93,10 +93,10 @@ def size_of(network: Network, state: CheckpointState) -> Size:
 
 
 def smaller_network(size: Size, large: Network, start: Network, spec: OptimizerSpec, example_input: Tensor) -> Network:
-    """Return a network of this size, filled with what survives of the large one's weights and moments (copies).
+    """Return a network of this size, filled with copies of the large one's surviving weights and moments.
 
-    Raises `ShrinkError` where the large one did more than add layers, `CheckpointMismatchError` where the size cannot
-    be built again.
+    Raises `ShrinkError` if the large one did more than add layers, `CheckpointMismatchError` if the size cannot be
+    built again.
     """
     found = surviving(large.module.state_dict(), size.shapes)
     groups, tensors, values = optimizer_state(large.optimizer, large.module)
@@ -117,7 +117,7 @@ def smaller_network(size: Size, large: Network, start: Network, spec: OptimizerS
 
 
 def kept_tensors(kept: Network, lesson: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a kept network, and of its teaching, by the names of a checkpoint."""
+    """Return the tensors of a kept network and of its teacher, by the names of a checkpoint."""
     _, tensors, _ = optimizer_state(kept.optimizer, kept.module)
     return (
         {f"{KEPT}{name}": tensor for name, tensor in kept.module.state_dict().items()}
@@ -142,7 +142,9 @@ def kept_network(
 def untried(
     checkpoint: Checkpoint, network: Network, start: Network, spec: OptimizerSpec, example_input: Tensor
 ) -> Network:
-    """Return the network to go on with where nothing smaller is wanted any more: the larger one, if one is tried."""
+    """Return the network to continue with if no smaller one is wanted any more: the larger one, if a smaller one is
+    tried.
+    """
     if checkpoint.state.shrinking is None:
         return network
     trial = ShrinkingState.model_validate(checkpoint.state.shrinking).trial

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class Summing(Protocol):
-    """What members are, as far as this goes."""
+    """The part of a group that batch norms need."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum `tensor` over all members, in place."""
@@ -24,14 +24,15 @@ class Summing(Protocol):
 
 @contextmanager
 def synchronized(module: nn.Module, group: Summing, *, counts: bool = True) -> Iterator[None]:
-    """Let all batch norms of `module` that are in train mode take their statistics over all members' examples.
+    """Make all batch norms of `module` that are in train mode compute their statistics over all members' examples.
 
-    Every member has to run the module, as each batch norm is three collectives: two forward, one or two back. One
-    that has no example runs it on any; without `counts` they are left out of the statistics.
+    Every member has to run the module, as each batch norm is three collectives: two forward, one or two back. A member
+    without examples runs it on arbitrary ones; without `counts` they do not enter the statistics.
     """
     layers = [each for each in module.modules() if isinstance(each, _BatchNorm) and each.training]
     for layer in layers:
-        # An attribute of the instance goes before the class's method; the module keeps its type and its names.
+        # An attribute of the instance takes precedence over the method of the class; the module keeps its type and
+        # names.
         layer.forward = partial(_forward, layer, group, 1.0 if counts else 0.0)  # type: ignore[method-assign]
     try:
         yield
@@ -58,7 +59,7 @@ def _forward(layer: _BatchNorm, group: Summing, weight: float, inputs: Tensor) -
 
 
 def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Take a batch into the running statistics, as `nn.BatchNorm2d` does."""
+    """Update the running statistics with a batch, as `nn.BatchNorm2d` does."""
     if layer.running_mean is None or layer.running_var is None:
         return
     factor = layer.momentum
@@ -71,7 +72,7 @@ def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all members; what is learnt from it flows back to all of them."""
+    """The sum over all members; the gradient flows back to all of them."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: Summing) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which examples of an epoch each member takes at a step. Pure."""
+"""Divides the examples of a step among the members. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from espalier_api.job import ElasticBatch
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Rows `first` to `last` (not included) of batch `batch` of the epoch; empty where there is nothing to do."""
+    """Rows `first` to `last` (not included) of batch `batch` of the epoch; may be empty."""
 
     batch: int
     first: int

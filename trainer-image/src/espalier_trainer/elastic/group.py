@@ -13,11 +13,11 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 FORM_SECONDS = 5.0
-"""A planned member may be dead already: who does not come by then is not waited for."""
+"""A planned member may be dead already: the group forms without those that have not come by then."""
 COLLECTIVE_SECONDS = 20.0
-"""A peer that does not answer for so long (frozen, cut off) counts as gone; one that dies is noticed at once."""
+"""A peer that does not answer for this long (frozen, cut off) counts as gone; one that dies is noticed at once."""
 PIECE_BYTES = 1 << 24
-"""What is large is sent in such pieces, so that the time for an answer does not bound its size."""
+"""Large tensors are sent in pieces of this size, so that the timeout does not limit their size."""
 
 
 class GroupBrokenError(Exception):
@@ -25,12 +25,12 @@ class GroupBrokenError(Exception):
 
 
 class Group:
-    """A formed group. Every method raises `GroupBrokenError` where a member is gone; the group is then of no use."""
+    """A formed group. Every method raises `GroupBrokenError` if a member is gone; the group is then unusable."""
 
     def __init__(
         self, store: Any, generation: int, rank: int, world: int, device: torch.device, address: str, port: int
     ) -> None:
-        """Connect all members: `address` and `port` are those of the store, which tells by which interface to talk."""
+        """Connect all members: `address` and `port` are those of the store, which determine the network interface."""
         self.rank, self.world, self.device = rank, world, device
         prefixed = PrefixStore(f"generation/{generation}", store)
         with _broken():
@@ -55,7 +55,7 @@ class Group:
             self._group.allreduce([tensor]).wait()
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Overwrite `tensor` by that of the member `source`."""
+        """Overwrite `tensor` with that of the member `source`."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
         with _broken():
@@ -65,11 +65,11 @@ class Group:
     def send(self, tensor: Tensor, member: int) -> None:
         """Send `tensor`, a piece at most, to one member, which receives one of its size."""
         with _broken():
-            # Said each time: gloo gives what two members do alone the time to form.
+            # Passed each time: otherwise gloo uses the timeout for forming.
             self._group.send([tensor], member, 0).wait(timedelta(seconds=COLLECTIVE_SECONDS))
 
     def receive(self, tensor: Tensor, member: int) -> None:
-        """Overwrite `tensor` by what the member sends."""
+        """Overwrite `tensor` with what the member sends."""
         with _broken():
             self._group.recv([tensor], member, 0).wait(timedelta(seconds=COLLECTIVE_SECONDS))
 

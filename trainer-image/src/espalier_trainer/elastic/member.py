@@ -1,6 +1,6 @@
-"""A worker that does not lead: it arrives, gets the state, receives the leader's words, and leaves.
+"""A worker that does not lead: it arrives, receives the state and the leader's commands, and leaves.
 
-The caller carries the words out: the ready trainer's `Follower`, or a user's loop.
+The caller executes the commands: the ready trainer's `Follower`, or a user's loop.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from espalier_trainer.network import Network
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS: Final = 0.2
-"""Between two attempts to find the leader."""
+"""Interval of attempts to find the leader."""
 PATIENCE_SECONDS: Final = 600.0
-"""For which what is held is kept for a leader that is away; longer than any node takes to be given up."""
+"""How long to keep the state for a leader that is away; longer than the time after which a node is given up."""
 
 
 @dataclass
 class Turn:
-    """A step that this worker is to take part in; with `Code.EPOCH` the end of an epoch."""
+    """A step in which this worker must take part; with `Code.EPOCH` the end of an epoch."""
 
     group: Group
     command: Command
     broken: GroupBrokenError | None = None
-    """Set by who takes the step, where the group broke in it."""
+    """Set by the caller if the group broke in the step."""
 
 
 class Member:
-    """One worker's dealings with its leader. Not thread-safe."""
+    """The communication of one worker with its leader. Not thread-safe."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Member:
                     logger.info("the leader is away: %s", error)
                 elif now - self._away_since > PATIENCE_SECONDS and self._holder.network is not None:
                     away = now - self._away_since
-                    logger.warning("the leader was away for %.0f s: what this worker holds is given up", away)
+                    logger.warning("the leader was away for %.0f s: this worker drops its state", away)
                     self._holder.forget()
                 time.sleep(AGAIN_SECONDS)
 
@@ -92,9 +92,9 @@ class Member:
         self._away_since = None
         plan = client.plan(ticket)
         if plan is None:
-            client.arrive(self._arrival(leaving=True))  # so that nobody waits for it in vain
+            client.arrive(self._arrival(leaving=True))  # so that nobody waits for it
         elif self._worker not in plan.members:
-            logger.info("generation %d does without this worker", plan.generation)
+            logger.info("generation %d does not include this worker", plan.generation)
             self._holder.forget()
         else:
             try:
@@ -115,10 +115,10 @@ class Member:
             FORM_SECONDS + COLLECTIVE_SECONDS,
         )
         try:
-            # The leader sees to it where members differ then.
+            # If members still differ after this, the leader handles it.
             holder = self._holder
             align(group, plan.source, holder.network, holder.capture, holder.take, self._hashed)
-            # What chance a layer draws (dropout) is each member's own.
+            # Random numbers of layers (dropout) are independent between members.
             torch.manual_seed(hash((self._seed, plan.generation, rank)) % 2**63)
             logger.info("generation %d: rank %d of %d", plan.generation, rank, len(plan.members))
             yield from self._serve(group, client)
@@ -139,7 +139,7 @@ class Member:
                 self._holder.note(receive_note(group, command))
             elif command.code in (Code.STEP, Code.EPOCH):
                 if self._holder.network is None:
-                    raise GroupBrokenError("the leader steps before it gave its state")
+                    raise GroupBrokenError("the leader took a step before it sent its state")
                 turn = Turn(group, command)
                 yield turn
                 if turn.broken is not None:

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import TypeAdapter, ValidationError
 
 PROTOCOL = 4
-"""Rises when workers of two versions could no longer train together."""
+"""Increased when workers of two versions can no longer train together."""
 NEWCOMER = -1
 """Step of a worker that has no state."""
 
@@ -19,7 +19,7 @@ class RecordError(ValueError):
 
 
 class _Message:
-    """What a worker or the leader leaves in the store."""
+    """A record that a worker or the leader writes to the store."""
 
     def to_json(self) -> str:
         """Return it as text."""
@@ -36,7 +36,7 @@ class _Message:
 
 @dataclass(frozen=True)
 class Arrival(_Message):
-    """A worker asks to take part in the next generation, or says that it leaves."""
+    """A worker requests to take part in the next generation, or announces that it leaves."""
 
     worker: str
     """Unique for every process."""
@@ -69,9 +69,9 @@ def chosen(candidates: Iterable[Arrival], replicas: int) -> tuple[Arrival, ...]:
 
 
 def planned(generation: int, leader: Arrival, members: Iterable[Arrival], *, newest: bool = False) -> Plan:
-    """Return the plan of a generation; its source is the leader, or with `newest` who has come furthest.
+    """Return the plan of a generation; its source is the leader, or with `newest` the member with the latest step.
 
-    The leader's word holds while it lives: a member that took a step which the leader did not takes it back.
+    The leader's state is authoritative while it lives: a member that is a step ahead of it goes back.
     """
     everyone = (leader, *members)
     steps = [each.step for each in everyone]

@@ -1,7 +1,7 @@
-"""Where workers find their leader: a TCPStore in the leader's process, which is no preemptible one.
+"""Where workers find their leader: a TCPStore in the leader's process, which is not preemptible.
 
-A worker leaves an `Arrival` and waits for the `Plan` that takes it in; only the leader makes plans, so there are never
-two groups. Where the leader dies its store dies too; workers keep what they have and come to the next.
+A worker writes an `Arrival` and waits for the `Plan` that admits it; only the leader makes plans, so there are never
+two groups. If the leader dies, its store dies too; workers keep their state and join the next leader.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 3.0
-"""A leader that does not answer for so long is away: frozen, or its node is gone. Less than its successor waits."""
+"""A leader that does not answer for this long counts as away: frozen, or its node is gone. Less than its successor
+waits."""
 LEAVE_SECONDS: Final = 1.0
-"""For which a worker that is to go waits for an answer."""
+"""How long a worker that must leave waits for an answer."""
 ASK_SECONDS: Final = (0.001, 0.05)
-"""Between two questions for a plan: first this, for a generation is formed within some ms, then longer and longer."""
+"""Interval of requests for a plan: first and longest. The first is short, as a generation forms within some ms."""
 _FORGET_SECONDS: Final = 10.0
-"""An arrival that was counted but never written is of a worker that died in between."""
+"""An arrival that was counted but not written within this time is of a worker that died in between."""
 _LOOPBACK: Final = "127.0.0.1"
 _COUNT: Final = "arrivals"
 BEAT_SECONDS: Final = 0.5
 """Interval of a waiting worker's messages."""
 SILENT_SECONDS: Final = 2.5
-"""Of a worker that was silent for so long nothing is expected: it is dead, or frozen."""
+"""A worker that was silent for this long counts as dead or frozen."""
 
 
 class RendezvousError(TrainerError):
@@ -55,8 +56,8 @@ class LeaderAwayError(Exception):
 def answered(ask: Callable[[], T], stop: Callable[[], bool], seconds: float = ANSWER_SECONDS) -> T:
     """Return what `ask` returns, or raise what it raises; `LeaderAwayError` where that takes too long.
 
-    It asks in a thread, which is abandoned then: a store's client waits without limit for a leader that is frozen,
-    or whose node is gone without a word, and hears no signals meanwhile.
+    `ask` runs in a thread, which is then abandoned: the client of a store waits without limit for a leader that is
+    frozen or whose node disappeared, and Python handles no signals meanwhile.
     """
     answer: futures.Future[T] = futures.Future()
 
@@ -78,7 +79,7 @@ def answered(ask: Callable[[], T], stop: Callable[[], bool], seconds: float = AN
 
 
 class RendezvousServer:
-    """The leader's end: holds the store, hears who arrives, answers with plans."""
+    """The leader's side: holds the store, receives arrivals, answers with plans."""
 
     def __init__(self, place: str) -> None:
         """Open the store at `place`: `host:port`, or the path of a file into which a free port of loopback is written.
@@ -87,7 +88,7 @@ class RendezvousServer:
         """
         address, port = (_LOOPBACK, 0) if _is_file(place) else _split(place)
         try:
-            # A name may not be known to the DNS yet when the pod of that name starts, so it is not asked for.
+            # The DNS may not know the pod's own name yet when it starts, so the name is not looked up.
             own = address if _is_address(address) else socket.getaddrinfo(socket.gethostname(), None)[0][4][0]
             family = socket.AF_INET6 if ":" in str(own) else socket.AF_INET
             listener = socket.create_server((str(own), port), family=family)
@@ -146,7 +147,7 @@ class RendezvousServer:
     def silent(self) -> frozenset[str]:
         """Return the workers that no longer wait, although they did not announce that they leave."""
         now = time.monotonic()
-        # A leader that was busy for long has not looked; that is no silence of the others.
+        # A leader that was busy for long did not read the messages; the workers were not silent.
         if now - self._felt >= BEAT_SECONDS:
             late = now - self._felt > 2 * BEAT_SECONDS
             self._felt = now
@@ -157,7 +158,7 @@ class RendezvousServer:
         return frozenset(worker for worker, (_, since) in self._beats.items() if now - since > SILENT_SECONDS)
 
     def answer(self, worker: str, plan: Plan) -> None:
-        """Tell a worker that arrived the plan; one that it is not in dismisses it."""
+        """Send the plan to a worker that arrived; a plan without the worker dismisses it."""
         ticket = self._tickets.pop(worker)
         self._beats.pop(worker, None)
         self.store.delete_key(_beat(ticket))
@@ -165,30 +166,30 @@ class RendezvousServer:
 
 
 class RendezvousClient:
-    """A worker's end."""
+    """A worker's side."""
 
     def __init__(self, place: str, stop: Callable[[], bool]) -> None:
         """Connect to the leader's store at `place` (see `RendezvousServer`); `LeaderAwayError` where it is not there.
 
-        `stop` says that this worker is to go: then it waits for no answer for long.
+        `stop` returns whether this worker must leave: then it waits only briefly for answers.
         """
         self._stop = stop
         self.store: Any
         self.address, self.port, self.store = self._asked(lambda: _connected(place))
 
     def arrive(self, arrival: Arrival) -> int:
-        """Leave an arrival; returns the ticket to ask for the plan with. Raises `LeaderAwayError`."""
-        # Each on its own: one that was given up must not leave an arrival later, when there is a newer one.
+        """Write an arrival; returns the ticket with which to request the plan. Raises `LeaderAwayError`."""
+        # One request each: an abandoned one must not write an arrival later, when there is a newer one.
         number = int(self._asked(lambda: self.store.add(_COUNT, 1)))
         self._asked(lambda: self.store.set(f"arrival/{number}", arrival.to_json()))
         return number
 
     def plan(self, ticket: int) -> Plan | None:
-        """Wait for the answer to an arrival; None when told to `stop` before it came. Raises `LeaderAwayError`."""
+        """Wait for the answer to an arrival; None if `stop` returned True first. Raises `LeaderAwayError`."""
         key = f"plan/{ticket}"
         pause, longest = ASK_SECONDS
         beat = time.monotonic()
-        # Asked again and again: a store that waits hears no signals, and logs that it waited.
+        # Polled: a store that waits handles no signals, and logs that it waited.
         while not self._asked(lambda: self.store.check([key])):
             if self._stop():
                 return None
@@ -220,7 +221,7 @@ def _connected(place: str) -> tuple[str, int, Any]:
     """Return address and port of the store at `place`, and a client of it."""
     found = Path(place).read_text(encoding="utf-8").strip() if _is_file(place) else place
     address, port = _split(found)
-    # Asked first by a plain socket: the store's own client logs pages about a leader that is not there yet.
+    # A plain socket connects first: the store's own client logs pages about a leader that is not there yet.
     socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
     timeout = timedelta(seconds=CONNECT_SECONDS)
     return address, port, TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)

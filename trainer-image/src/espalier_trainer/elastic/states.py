@@ -20,17 +20,17 @@ from espalier_trainer.packing import Packed, packed, unpacked
 
 
 class Code(IntEnum):
-    """What all members do next."""
+    """What all members must do next."""
 
     WAIT = 0
-    """Nothing: the leader evaluates, asks, saves."""
+    """Nothing: the leader evaluates, consults the agent, or saves."""
     STEP = 1
     STATE = 2
-    """Take over the leader's state: it has grown, or taken a growth back."""
+    """Replace the state by the leader's, which has grown or undone a growth."""
     NOTE = 3
-    """Take over what of the leader's state is no tensor."""
+    """Replace the non-tensor part of the state by the leader's."""
     FORM = 4
-    """Leave this generation, and come to the next."""
+    """Leave this generation, and join the next one."""
     END = 5
     """The job is done."""
     EPOCH = 6
@@ -63,7 +63,7 @@ class Command:
 
 
 def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:
-    """Give all members the leader's state."""
+    """Send the leader's state to all members."""
     state = packed(checkpoint)
     _broadcast(group, Code.STATE, state.head)
     for each in (state.model, state.training):
@@ -71,12 +71,12 @@ def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:
 
 
 def broadcast_note(group: Group, state: CheckpointState) -> None:
-    """Give all members what of the leader's state is no tensor."""
+    """Send the non-tensor part of the leader's state to all members."""
     _broadcast(group, Code.NOTE, torch.frombuffer(bytearray(dumps(state).encode()), dtype=torch.uint8))
 
 
 def receive_state(group: Group, command: Command) -> Checkpoint:
-    """Take the leader's state that `command` announces."""
+    """Receive the leader's state that `command` announces."""
     head = torch.empty(command.size, dtype=torch.uint8, device=group.device)
     group.broadcast(head, 0)
     room = Packed.allocate(head.cpu())
@@ -87,17 +87,17 @@ def receive_state(group: Group, command: Command) -> Checkpoint:
 
 
 def receive_note(group: Group, command: Command) -> CheckpointState:
-    """Take the note that `command` announces."""
+    """Receive the non-tensor state that `command` announces."""
     content = torch.zeros(command.size, dtype=torch.uint8, device=group.device)
     group.broadcast(content, 0)
     return loads(content.cpu().numpy().tobytes().decode(), CheckpointState, "note")
 
 
 def transfer(group: Group, source: int, lacking: Sequence[int], state: Packed | None) -> Checkpoint | None:
-    """Give the `state` of the member `source`, which alone has to know it, to those `lacking`; returns it to them.
+    """Send the `state` of the member `source` to those `lacking`, and return it there; other members pass None.
 
-    Every member calls it, and all meet after each piece: none waits for longer than a piece takes, neither one that
-    lacks nothing nor the last of those that do, however large the state is.
+    Every member calls it, and there is a barrier after each piece, so that no member waits longer than one piece takes,
+    however large the state is.
     """
     sizes = torch.zeros(3, dtype=torch.int64, device=group.device)
     if state is not None:
@@ -123,8 +123,8 @@ def transfer(group: Group, source: int, lacking: Sequence[int], state: Packed | 
 def digest(network: Network) -> int:
     """Return 62 bits of the XXH3 of parameters and optimizer state, which are bit-equal on all members.
 
-    Members do not lie: it is accidents that are to be found, and twice within the pause of a join, so it is not a
-    cryptographic hash. Buffers are left out: a batch norm's running statistics are each member's own.
+    The hash detects accidents, not attacks, and is computed twice within the pause of a join, so it is not
+    cryptographic. Buffers are left out: each member has its own running statistics of batch norms.
     """
     found = xxhash.xxh3_64()
     tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in network.module.named_parameters()}
@@ -153,10 +153,11 @@ def align(
     take: Callable[[Checkpoint], Network],
     hashed: Callable[[Network], int] = digest,
 ) -> bool:
-    """Give the state of the member `source` to all who hold another, or none; returns whether all then hold the same.
+    """Send the state of the member `source` to all members with another one, or none; returns whether all are then
+    equal.
 
-    Every member calls it. `capture` gives the state where this member is the source, `take` takes it over where this
-    one lacks it, and returns the network that came of it. `hashed` is what must be equal.
+    Every member calls it. `capture` returns the state if this member is the source; `take` loads it if this member
+    lacks it, and returns the resulting network. `hashed` is what must be equal.
     """
     own = NEWCOMER if network is None else hashed(network)
     found = digests(group, own)
@@ -166,7 +167,7 @@ def align(
     if group.rank == source:
         transfer(group, source, lacking, packed(capture()))
     elif (state := transfer(group, source, lacking, None)) is not None:
-        network = None  # the one that it held, which `take` gives up
+        network = None  # the previous one, which `take` drops
         own = hashed(take(state))
     return len(set(digests(group, own))) == 1
 

@@ -21,14 +21,14 @@ from espalier_trainer.network import Network
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """What came of a step."""
+    """The result of a step."""
 
     loss: float
     """Mean over the examples of all members, before the step."""
     seconds: tuple[float, ...]
-    """That each member computed, by rank."""
+    """Seconds that each member computed, by rank."""
     checks: tuple[float, ...] = ()
-    """What each member gave to be compared, by rank."""
+    """The value of each member to be compared, by rank."""
 
 
 def share_of(
@@ -36,20 +36,22 @@ def share_of(
 ) -> tuple[torch.Tensor, torch.Tensor, int, int]:
     """Return this member's (inputs, labels), the examples of all members, and the batches that the step takes.
 
-    One that has nothing to do gets no label, and some inputs that do not count: few models can compute on none.
+    A member without a share gets no labels and some inputs that do not count: few models run on an empty batch.
     """
     own = shares(policy, group.world, cursor, len(order), order.rows)
     mine = own[group.rank]
     if mine.rows:
         inputs, labels = order.batch(source, mine.batch, slice(mine.first, mine.last))
     else:
-        inputs, labels = order.batch(source, cursor, slice(LEAST_ROWS))  # its own batch may lie beyond the epoch's end
+        inputs, labels = order.batch(
+            source, cursor, slice(LEAST_ROWS)
+        )  # its own batch may be beyond the end of the epoch
         labels = labels[:0]
     return inputs, labels, sum(each.rows for each in own), consumed(policy, group.world, cursor, len(order))
 
 
 def indices_of(policy: ElasticBatch, group: Group, order: EpochOrder, cursor: int) -> Tensor:
-    """Return the examples that `share_of` gives this member to learn from."""
+    """Return the examples of this member's share."""
     mine = shares(policy, group.world, cursor, len(order), order.rows)[group.rank]
     return order.chosen(mine.batch, slice(mine.first, mine.last))
 
@@ -66,10 +68,10 @@ def joint_step(
 ) -> Joint:
     """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's.
 
-    Without labels this member has no say in it, and computes only where the others' batch norms wait for it.
+    Without labels this member does not contribute, and computes only if the others' batch norms wait for it.
     `criterion` None: by cross entropy.
-    The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after it can fail, so
-    that either all who go on have taken the step or none has. Raises `GroupBrokenError`.
+    The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after it can fail, so either
+    all remaining members have taken the step or none has. Raises `GroupBrokenError`.
     """
     began = time.perf_counter()
     network.optimizer.zero_grad(set_to_none=True)
@@ -93,7 +95,8 @@ def _summed(logits: Tensor, labels: Tensor) -> Tensor:
 def sum_gradients(
     module: nn.Module, group: Group, part: Tensor, seconds: float, *, weight: float = 1.0, check: float = 0.0
 ) -> Joint:
-    """Give all members the sum of their gradients, `weight` of this one's, and of their `part` of the loss.
+    """Replace the gradients of all members by their weighted sum (`weight` is this member's), and sum their `part` of
+    the loss.
 
     `seconds` and `check` of each come with it. Raises `GroupBrokenError`.
     """
@@ -105,7 +108,7 @@ def sum_gradients(
     figures[1 + group.rank] = seconds
     figures[1 + world + group.rank] = check
     own = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
-    # A product would keep what is not finite: a member without an example has no say.
+    # Multiplication by 0 would keep values that are not finite; a member without examples must not contribute.
     own = own if weight == 1.0 else own * weight if weight else torch.zeros_like(own)
     flat = torch.cat([own, figures])
     group.all_reduce(flat)

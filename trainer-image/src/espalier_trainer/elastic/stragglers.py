@@ -1,4 +1,4 @@
-"""Who slows the others down, and for how long it is excluded. Pure: times are the caller's."""
+"""Detects workers that slow the others down, and how long to exclude them. Pure: the caller passes all times."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ FACTOR: Final = 5.0
 STEPS: Final = 20
 """A member that is FACTOR times slower than the others for STEPS steps in a row is a straggler."""
 PAUSE_SECONDS: Final = 60.0
-"""A straggler that is left out may come again after this, twice as long each time: it was slow, not broken."""
+"""An excluded straggler may join again after this time, which doubles each time: it was slow, not broken."""
 MAX_DROPS: Final = 3
-"""What is left out so often stays out, as each return costs `STEPS` slow steps and two pauses."""
+"""After this number of exclusions it stays excluded, as each return costs `STEPS` slow steps and two pauses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """How often a worker was left out, and until when it is."""
+    """How often a worker was excluded, and until when it is."""
 
     times: int
     until: float
@@ -28,26 +28,26 @@ class Speeds:
     """What is known of the members' speed."""
 
     slow: str | None = None
-    """Who was the straggler in the last step."""
+    """The straggler of the last step."""
     steps: int = 0
-    """For how many steps in a row."""
+    """Its number of consecutive steps as the straggler."""
     dropped: Mapping[str, Dropped] = field(default_factory=dict)
 
     def out(self, now: float) -> frozenset[str]:
-        """Return the workers that are left out at `now`."""
+        """Return the workers that are excluded at `now`."""
         return frozenset(worker for worker, each in self.dropped.items() if now < each.until)
 
     def drops(self, worker: str) -> int:
-        """Return how often `worker` was left out."""
+        """Return how often `worker` was excluded."""
         found = self.dropped.get(worker)
         return 0 if found is None else found.times
 
     def changed(self) -> Speeds:
-        """Return what is known after a change of members: nothing about who is slower than the others."""
+        """Return the state after a change of members, which ends the current run of slow steps."""
         return replace(self, slow=None, steps=0)
 
     def dropping(self, worker: str, now: float) -> Speeds:
-        """Return what is known once `worker` is left out from `now` on."""
+        """Return the state after `worker` is excluded at `now`."""
         times = self.drops(worker) + 1
         until = float("inf") if times >= MAX_DROPS else now + PAUSE_SECONDS * 2 ** (times - 1)
         return Speeds(dropped={**self.dropped, worker: Dropped(times, until)})
@@ -63,9 +63,9 @@ def straggler(seconds: Sequence[float], factor: float) -> int | None:
 
 
 def observed(speeds: Speeds, workers: Sequence[str], seconds: Sequence[float]) -> tuple[Speeds, str | None]:
-    """Return what is known after a step in which `workers` computed for `seconds`, and who is now found a straggler.
+    """Return the state after a step in which `workers` computed for `seconds`, and the worker found to be a straggler.
 
-    Each is found once, until the members change.
+    A straggler is reported once, until the members change.
     """
     rank = straggler(seconds, FACTOR)
     slow = None if rank is None else workers[rank]

@@ -1,4 +1,4 @@
-"""The leader's side: takes workers in and lets them go at step boundaries, and steps together with them."""
+"""The leader's side: admits and releases workers at step boundaries, and takes steps together with them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from espalier_trainer.network import Network
 logger = logging.getLogger(__name__)
 
 LISTEN_SECONDS: Final = 0.05
-"""How often is looked for arrivals, at most: a look is a message within the process, some 50 µs."""
+"""Minimum interval of reading arrivals: a read is a message within the process, some 50 µs."""
 GRACE_SECONDS: Final = 1.0
-"""After a group broke, members that live come again within some ms; the dead are waited for so long."""
+"""After a group broke, live members arrive again within some ms; this is how long to wait for dead ones."""
 REUNION_SECONDS: Final = 5.0
-"""A leader that was started again waits so long for workers that may hold a newer state than its checkpoint."""
+"""How long a restarted leader waits for workers that may hold a newer state than its checkpoint."""
 WAIT_SECONDS: Final = 1.0
 """Interval of the leader's keep-alive messages while it is busy: a leader that is silent for long counts as dead."""
 _LEADER: Final = "leader"
 _MAX_BROKEN: Final = 5
-"""Generations in a row that broke before a step: then the leader trains alone for a while."""
+"""After this number of consecutive generations that broke before a step, the leader trains alone for a while."""
 _ALONE_SECONDS: Final = 30.0
 
 Capture = Callable[[], Checkpoint]
@@ -89,7 +89,7 @@ class Team:
 
     @property
     def waiting(self) -> int:
-        """Number of workers that wait for a place, as far as was heard."""
+        """Number of workers known to wait for a place."""
         self._listen()
         return len(self._waiting)
 
@@ -101,13 +101,13 @@ class Team:
     def wait_for_members(self, step: int) -> bool:
         """Wait for workers that may hold a state newer than `step`; returns whether one does.
 
-        They come within a moment of the store's opening, and none at all come to a job that just begins.
+        They arrive soon after the store opens; a job that has just begun has none.
         """
         deadline = self._clock() + REUNION_SECONDS
         while self._clock() < deadline:
             self._listen()
             if any(arrival.step > step for arrival in self._waiting.values()):
-                time.sleep(GRACE_SECONDS)  # the others are on their way too
+                time.sleep(GRACE_SECONDS)  # the others will arrive soon, too
                 self._listen()
                 self._reuniting = True
                 return True
@@ -115,7 +115,7 @@ class Team:
         return False
 
     def update_members(self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore) -> None:
-        """Take in who waits, let go who leaves, as far as `replicas` workers go. Called at each step boundary."""
+        """Admit workers that wait, up to `replicas`, and release those that leave. Called at each step boundary."""
         now = self._clock()
         urgent = self._broken_once or self._reuniting or self.world > replicas
         if not urgent and now - self._listened < LISTEN_SECONDS:
@@ -129,7 +129,7 @@ class Team:
         self._form(replicas, network, step, capture, restore, now)
 
     def begin_step(self, epoch: int, cursor: int, rate: float = 0.0) -> Group:
-        """Tell all members of a step; returns the group to take it in. Raises `GroupBrokenError`."""
+        """Announce a step to all members; returns the group to take it in. Raises `GroupBrokenError`."""
         group = self._group
         if group is None:
             raise GroupBrokenError("there is no group")
@@ -140,7 +140,7 @@ class Team:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Leave the group where something goes wrong within: then the step was not taken, or the news not told."""
+        """Leave the group if the block fails: then the step was not taken, or the change not announced."""
         try:
             yield
         except GroupBrokenError as error:
@@ -151,7 +151,7 @@ class Team:
             raise
 
     def stepped(self, joint: Joint) -> None:
-        """Take notice of a step that was taken, and of who was slow in it."""
+        """Record a step that was taken, and the members that were slow in it."""
         self._broken = 0
         self._find_straggler(joint.seconds)
 
@@ -160,15 +160,15 @@ class Team:
         return rate * consumed(self._policy, self.world, cursor, batches)
 
     def grown(self) -> None:
-        """Take notice that the leader's network is another: all get it before the next step."""
+        """Record that the leader's network has changed: all members receive it before the next step."""
         self._stale = True
 
     def noted(self) -> None:
-        """Take notice that something changed that is no tensor: all hear of it before the next step."""
+        """Record that non-tensor state has changed: all members receive it before the next step."""
         self._noted = True
 
     def share_news(self, capture: Capture) -> None:
-        """Tell all members what `grown` and `noted` are about. Raises `GroupBrokenError`."""
+        """Send all members the changes that `grown` and `noted` recorded. Raises `GroupBrokenError`."""
         group = self._group
         if group is not None and (self._stale or self._noted):
             checkpoint = capture()
@@ -180,16 +180,16 @@ class Team:
         self._stale = self._noted = False
 
     def wait(self) -> None:
-        """Let the members wait: called now and then while the leader evaluates."""
+        """Send the members a keep-alive message: called from time to time while the leader evaluates."""
         if self._clock() - self._spoke >= WAIT_SECONDS:
             self._send(Code.WAIT)
 
     def end_epoch(self, epoch: int) -> None:
-        """Tell the members that `epoch` is over, where they do something of their own then."""
+        """Announce the end of `epoch` to members that run code of the user after it."""
         self._send(Code.EPOCH, epoch)
 
     def close(self, *, done: bool) -> None:
-        """Leave the members: for good when the job is `done`, else they wait for a leader to come again."""
+        """Leave the members: for good if the job is `done`, otherwise they wait for the next leader."""
         if self._group is not None and done:
             try:
                 Command(Code.END).send(self._group)
@@ -227,7 +227,7 @@ class Team:
         self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore, began: float
     ) -> None:
         before = {arrival.worker for arrival in self._members}
-        # A newcomer that may be dead is not waited for: what it holds nobody needs.
+        # Do not wait for a newcomer that may be dead: nobody needs its state.
         holders = {arrival.worker for arrival in self._members if arrival.step != NEWCOMER}
         if self._group is not None:
             try:
@@ -257,18 +257,18 @@ class Team:
                     warning = f"members of generation {plan.generation} differ after the state was sent"
                     self._warn("MembersDiffer", warning)
                     raise GroupBrokenError("members differ")
-                # A newcomer has all there is to know with the state. Who held one may have missed a note, or news that
-                # parameters do not tell, such as the end of a trial.
+                # A newcomer receives everything with the state. A member that held one may have missed a note, or a
+                # change outside the parameters, such as the end of a trial.
                 self._stale = self._stale and any(each.step != NEWCOMER for each in wanted)
                 self._noted = True
             except GroupBrokenError as error:
                 self._break(str(error))
-                # The others may find out only when their time to form is over.
+                # The others may notice only when their time to form is over.
                 self._patience = FORM_SECONDS + GRACE_SECONDS
                 return
-        # From now on they hold the state, and are expected to come again.
+        # From now on they hold the state, and are expected to return.
         self._members = tuple(replace(each, step=step) for each in wanted)
-        # Only now: as long as no generation has formed, some member may still hold what the checkpoint does not.
+        # Only now: until a generation has formed, a member may still hold state that the checkpoint lacks.
         self._reuniting = False
         self._spoke = self._clock()
         self._speeds = self._speeds.changed()
@@ -279,7 +279,7 @@ class Team:
         logger.info("generation %d: %d members, after a pause of %.3f s", plan.generation, self.world, paused)
 
     def _gather(self, expected: set[str]) -> None:
-        """Wait until all `expected` have come, or for as long as there is patience."""
+        """Wait until all `expected` have arrived, or until the time is over."""
         deadline = self._clock() + self._patience
         self._patience = GRACE_SECONDS
         while not expected <= self._waiting.keys() and self._clock() < deadline:
@@ -298,7 +298,7 @@ class Team:
                 f"{self._broken} generations in a row broke ({message}); training goes on alone for "
                 f"{_ALONE_SECONDS:.0f} s",
             )
-            # What is trained alone from here on is newer than what anybody else holds.
+            # The state trained alone from here on is newer than that of any other worker.
             self._broken, self._broken_once, self._reuniting = 0, False, False
             self._members = ()
             self._alone_until = self._clock() + _ALONE_SECONDS
@@ -323,9 +323,9 @@ class Team:
             pause = self._speeds.dropped[slow].until - now
             times = self._speeds.drops(slow)
             what = (
-                f"it is left out for {pause:.0f} s"
+                f"it is excluded for {pause:.0f} s"
                 if math.isfinite(pause)
-                else f"it is left out for good, as it was {times - 1} times before"
+                else f"it is excluded for good, as it was {times - 1} times before"
             )
         self._warn(
             "StragglerDetected",

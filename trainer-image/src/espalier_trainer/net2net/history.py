@@ -104,7 +104,7 @@ def _of_kind(value: object) -> object:
         step = step_of(name)
         known[step.model_fields["kind"].default] = step
     if value.get("kind") not in known:
-        raise ValueError(f"{value.get('kind')!r} is no kind of growth known here; known: {', '.join(known)}")
+        raise ValueError(f"{value.get('kind')!r} is not a known kind of growth; known: {', '.join(known)}")
     return known[value["kind"]].model_validate(value)
 
 

@@ -32,9 +32,9 @@ class Part:
     rows: int
     """Number of its examples that count; 0 if the batch is only a filler that keeps the loop running."""
     examples: int
-    """Of all workers together."""
+    """Examples of all workers together."""
     batches: int
-    """Taken from the epoch."""
+    """Batches taken from the epoch."""
 
 
 class Feed:
@@ -51,12 +51,12 @@ class Feed:
 
     @property
     def batch_size(self) -> int:
-        """Examples of a batch."""
+        """Number of examples in a batch."""
         return cast(int, self._loader.batch_size)
 
     @property
     def examples(self) -> int:
-        """Examples of the data set."""
+        """Number of examples in the data set."""
         return len(cast(Any, self._loader.dataset))
 
     def batches(self, epoch: int) -> int:
@@ -74,7 +74,9 @@ class Feed:
         return Part(next(self._ahead), step[rank].rows, sum(each.rows for each in step), taken)
 
     def example_input(self) -> Tensor:
-        """Return the inputs of the first two examples; `OwnLoopError` where a batch does not begin with a tensor."""
+        """Return the inputs of the first two examples; raises `OwnLoopError` if a batch does not begin with a
+        tensor.
+        """
         dataset = cast(Any, self._loader.dataset)
         batch = self._collate([dataset[index] for index in range(min(2, self.examples))])
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
@@ -109,7 +111,7 @@ class Feed:
                 worker_init_fn=own.worker_init_fn,
                 multiprocessing_context=own.multiprocessing_context,
                 prefetch_factor=own.prefetch_factor,
-                # Of its own: what a model draws by chance does not depend on how often members change.
+                # A separate generator: random numbers of the model do not depend on how often members change.
                 generator=torch.Generator().manual_seed(hash((self._seed, order.epoch, cursor, rank)) % 2**63),
             )
         )

@@ -40,7 +40,7 @@ class Following:
         index: int,
         sync_batch_norm: bool,
     ) -> None:
-        """`place` None: the job's workers do not train together, so this one holds its GPU and waits."""
+        """`place` None: the job's workers do not train together, so this one keeps its GPU and waits."""
         self._state, self._feed, self._leave, self._sync = state, feed, leave, sync_batch_norm
         self._held = StateCopy(state)
         self._hooks = Hooks(state.optimizer)
@@ -99,7 +99,7 @@ class Following:
         if turn is not None and turn.command.epoch == self._epoch:
             self._turn, self._through = None, True
         elif turn is not None:
-            # This worker was away, and the script's code after the batches belongs to a state that is gone.
+            # This worker was disconnected; the script's code after the batches belongs to an old state.
             self._before = self._held.capture().copied()
 
     def backward(self, loss: Tensor) -> float:
@@ -115,12 +115,12 @@ class Following:
             return float(loss.detach())
 
     def report(self, **figures: float) -> None:
-        """The leader's are enough."""
+        """Does nothing: the leader reports."""
 
     # ---- within
 
     def _due(self) -> Turn | None:
-        """Return the turn that is to be taken, after the one that the script has taken; None at the end."""
+        """Return the next turn, after the one that the script has taken; None at the end."""
         self._commit()
         if self._turn is None:
             self._turn = next(self._turns, None)
@@ -139,7 +139,7 @@ class Following:
             self._held.stepped(turn.command, joint.loss, step.part.batches)
 
     def _epoch_left(self) -> None:
-        """Take notice that the script has run the code after its batches."""
+        """Record that the script has run the code after its batches."""
         if self._before is not None:
             self._state.load(self._before)
             self._before = None
@@ -152,10 +152,10 @@ class Following:
         self._held.epoch_finished(self._epoch)
 
     def _wait_to_end(self) -> None:
-        """Wait for the signal to end: a worker that ended by itself would be started again."""
-        self._leave.takes_part = False  # from here on a signal ends it at once; one that came before is heard now
+        """Wait for the signal to end: a worker that ended by itself would be restarted."""
+        self._leave.takes_part = False  # from here on a signal ends it at once; an earlier one takes effect now
         if self._leave():
             raise SystemExit(0)
-        logger.info("%s; this worker waits to be ended", self._why_waiting)
+        logger.info("%s; this worker waits for its termination", self._why_waiting)
         while True:
             signal.pause()

@@ -1,4 +1,4 @@
-"""`join`: finds out from the environment what this process is to the job, and makes its loop."""
+"""`join`: determines this process's part in the job from the environment, and creates its loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OF_A_JOB: Final = (
     environment.WORKER_ROLE,
     environment.JOB_NAME,
 )
-"""Where one of these is set, the process was started for a job."""
+"""If one of these is set, the process was started for a job."""
 
 
 def join(
@@ -45,14 +45,14 @@ def join(
     *others: Stateful,
     grow: bool = False,
 ) -> tuple[Loop, Iterable[Any]]:
-    """Let this script's loop be one of a job's workers; returns the loop, and the batches in place of `loader`.
+    """Make this script's loop a worker of a job; returns the loop, and the batches that replace `loader`.
 
-    `others` are what else belongs to the state of training, learning-rate schedulers above all. With `grow` the model
-    may be grown between two epochs, as the job's agent advises; `model` and `optimizer` stay the same objects. Under
-    a job `model` and `optimizer` hold the newest checkpoint afterwards, if there is one.
+    `others` are the other parts of the training state, such as learning-rate schedulers. With `grow` the model may be
+    grown between two epochs, as the job's agent advises; `model` and `optimizer` stay the same objects. Under a job
+    `model` and `optimizer` hold the newest checkpoint afterwards, if there is one.
 
-    A script that was started for no job gets a plain loop and `loader` itself. Raises `OwnLoopError` where the script
-    asks for what cannot be; what is wrong with job, environment or checkpoint ends the process with exit code 2.
+    A script that was not started for a job gets a plain loop and `loader` itself. Raises `OwnLoopError` if the script
+    requests something impossible; an error of the job, environment or checkpoint ends the process with exit code 2.
     """
     state = OwnState(model, optimizer, others)
     if not any(os.environ.get(name) for name in _OF_A_JOB):
@@ -115,7 +115,7 @@ def _follow(
 def _feed(
     job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], seed: int, grow: bool
 ) -> tuple[Feed, str]:
-    """Return the batches, and why the model cannot grow ('' where it can, or need not)."""
+    """Return the batches, and why the model cannot grow ('' if it can, or if this was not requested)."""
     feed = Feed(loader, job.spec.training.elastic_batch or ElasticBatch.KEEP_GLOBAL, seed)
     return feed, state.may_grow(_example(feed, state), job.spec.adaptation.insertion) if grow else ""
 

@@ -1,4 +1,4 @@
-"""A user's loop in the leader, which alone reads the scheduler's grants, asks the agent, saves and reports."""
+"""A user's loop in the leader, the only worker that reads allocations, consults the agent, saves and reports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Leading:
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the epochs from the current one to the end of the budget, at most `count` in all."""
         if self._closed:
-            raise OwnLoopError("epochs() has ended, and with it the job; a script has one loop over epochs")
+            raise OwnLoopError("epochs() has ended, and the job with it; a script has one loop over epochs")
         self._stop.training = True
         try:
             for epoch in self._run.epochs(count):

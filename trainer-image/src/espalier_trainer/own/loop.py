@@ -33,7 +33,7 @@ class Loop(Protocol):
         """Number of workers that train together now."""
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
-        """Yield the numbers of the epochs, `count` of them, or as many as the time budget has room for."""
+        """Yield the numbers of the epochs, `count` of them, or as many as the time budget allows."""
 
     def backward(self, loss: Tensor) -> float:
         """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss.
@@ -58,7 +58,7 @@ class Alone:
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield `count` numbers."""
         if count is None:
-            raise OwnLoopError("epochs() of a script without a job has no time budget to end by; say epochs(count)")
+            raise OwnLoopError("epochs() of a script without a job has no time budget that ends it; call epochs(count)")
         return iter(range(count))
 
     def backward(self, loss: Tensor) -> float:
@@ -68,7 +68,7 @@ class Alone:
         return float(loss.detach())
 
     def report(self, **figures: float) -> None:
-        """Nobody asks."""
+        """No worker needs it."""
 
 
 class _Forgiving:
@@ -79,7 +79,7 @@ class _Forgiving:
         self.broken: GroupBrokenError | None = None
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sum over all members, while there are any."""
+        """Sum over all members, unless the group is broken."""
         if self.broken is None:
             try:
                 self._group.all_reduce(tensor)
@@ -93,7 +93,7 @@ class Step:
     def __init__(self, state: OwnState, part: Part, group: Group | None, *, sync_batch_norm: bool) -> None:
         self.part = part
         self.joint: Joint | None = None
-        """What came of it, once all have taken it."""
+        """Its result, once all members have taken it."""
         self.asked = self.done = False
         """Whether `backward` and `optimizer.step` were called."""
         self._state, self._group = state, group
@@ -109,7 +109,7 @@ class Step:
         if self.asked:
             raise OwnLoopError(
                 "backward() was called twice for one batch; add the losses and call it once; for a larger batch give "
-                "the DataLoader another batch_size instead of adding gradients up"
+                "the DataLoader another batch_size instead of gradient accumulation"
             )
         self.asked = True
         self._state.check_schedulers()
@@ -118,7 +118,7 @@ class Step:
         part, group = self.part, self._group
         value = loss.detach().float()
         if group is None:
-            # Waits for the device: without it steps would queue up past the deadline.
+            # Waits for the device: otherwise steps would queue up past the deadline.
             self.joint = Joint(float(value), (time.perf_counter() - self._began,))
             return self.joint
         if self._forgiving is not None and self._forgiving.broken is not None:
@@ -160,7 +160,7 @@ class Step:
             )
         if self.joint is not None and not self.done:
             raise OwnLoopError(
-                "optimizer.step() was not called after backward(loss); gradients are not added up over batches: give "
+                "optimizer.step() was not called after backward(loss); gradient accumulation is not supported: give "
                 "the DataLoader a larger batch_size, and use bfloat16 where a GradScaler would leave steps out"
             )
         if self.joint is None and self._steering is not None:
@@ -184,7 +184,7 @@ class Hooks:
             group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
 
     def _after(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
-        # A scheduler's own arithmetic goes on from the rate that it set.
+        # A scheduler computes its next rate from the rate that it set.
         for group, rate in zip(optimizer.param_groups, self._kept, strict=True):
             group["lr"] = rate
         if self.step is not None:

@@ -162,7 +162,7 @@ class OwnState:
     def adopt(self, network: Network) -> None:
         """Change the script's model and optimizer, in place, to those of `network`, which was made from them."""
         if network.module is not self.model:
-            # The module keeps its identity and takes over all that makes the other one what it is.
+            # The module keeps its identity and takes over the contents of the other one.
             self.model.__class__ = network.module.__class__
             vars(self.model).clear()
             vars(self.model).update(vars(network.module))
@@ -182,7 +182,7 @@ class OwnState:
             if state.architecture is not None and state.architecture != self.network.architecture:
                 self._rebuild(state.architecture)
             self.model.load_state_dict(checkpoint.model)
-            # What the script gave to its optimizer, trained or frozen, and what has grown since.
+            # The parameters that the script gave to its optimizer, trained or frozen, and those that have grown since.
             trained = {
                 name for name, parameter in self.model.named_parameters() if parameter.requires_grad or name in held
             } - left_out
@@ -200,7 +200,7 @@ class OwnState:
 
     def _rebuild(self, architecture: Architecture) -> None:
         if self._start is None or self._example is None:
-            raise GrowthError("the model has grown; join(..., grow=True) must be called so in all workers")
+            raise GrowthError("the model has grown; all workers must call join(..., grow=True)")
         module = copied(self._start)
         if architecture.growth_history:
             module = rebuild(module, architecture, self._example)
@@ -210,7 +210,7 @@ class OwnState:
 def _encoded(value: Any, owner: str) -> Any:
     """Return `value` as JSON types that `_decoded` converts back; raises `OwnLoopError` if that is impossible."""
     if isinstance(value, float) and not math.isfinite(value):
-        return {_FLOAT: repr(value)}  # JSON has no word for it
+        return {_FLOAT: repr(value)}  # JSON cannot represent it
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):

@@ -60,7 +60,7 @@ class Follower:
     def _step(self, turn: Turn) -> None:
         network, group, command = self.held.network, turn.group, turn.command
         if network is None:
-            raise GroupBrokenError("the leader steps before it gave its state")
+            raise GroupBrokenError("the leader took a step before it sent its state")
         if self._order is None or self._order.epoch != command.epoch:
             examples, size = len(self._data.train), self._training.batch_size
             self._order = epoch_order(examples, size, self._seed, command.epoch, self._device)

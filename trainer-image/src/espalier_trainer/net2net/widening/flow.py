@@ -235,7 +235,7 @@ class Flow:
                 continue
             axis = layout.axis + len(shape) - len(self._shape(name))
             if layout.width == 1 and shape[axis] != 1:
-                self.spaces.freeze(layout.segments, f"{op.name!r} spreads its one channel over all")
+                self.spaces.freeze(layout.segments, f"{op.name!r} broadcasts its single channel over all channels")
                 continue
             found.append(Layout(axis, layout.segments))
         if not found:
@@ -243,10 +243,12 @@ class Flow:
         first = found[0]
         for other in found[1:]:
             if other.axis != first.axis:
-                self._freeze(op.inputs, f"{op.name!r} ({op.operator}) crosses two axes of channels")
+                self._freeze(
+                    op.inputs, f"{op.name!r} ({op.operator}) combines inputs whose channels are on different axes"
+                )
                 return None
             self.spaces.unite(
-                first.segments, other.segments, f"{op.name!r} ({op.operator}) joins differently made channels"
+                first.segments, other.segments, f"{op.name!r} ({op.operator}) combines channels of different structure"
             )
         for name in plain:
             operation = self._graph.operations[name]
@@ -256,7 +258,7 @@ class Flow:
             if operation.operator in ("Parameter", "Buffer") and self.book.holds(name):
                 self.book.edit(name, axis, first.segments)
             else:
-                self._freeze(op.inputs, f"{op.name!r} ({op.operator}) joins it with {name!r}, whose width is fixed")
+                self._freeze(op.inputs, f"{op.name!r} ({op.operator}) combines it with {name!r}, whose width is fixed")
         return first
 
     def _concat(self, op: Operation) -> Layout | None:
@@ -267,11 +269,11 @@ class Flow:
         dim = op.attributes.get("dim")
         rank = len(op.shape or ())
         if type(dim) is not int or any(layout.axis != dim % rank for layout in known):
-            self._freeze(op.inputs, f"{op.name!r} (Concat) joins along another axis than that of the channels")
+            self._freeze(op.inputs, f"{op.name!r} (Concat) concatenates along an axis other than the channel axis")
             return None
         if any(self._graph.operations[name].shape is None for name in op.inputs):
             self._freeze(
-                op.inputs, f"{op.name!r} (Concat) joins it with one of several results, whose order is unknown"
+                op.inputs, f"{op.name!r} (Concat) concatenates it with one of several results in unknown order"
             )
             return None
         segments: list[Segment] = []

@@ -51,7 +51,7 @@ def _widened(optimizer: Optimizer, widening: Widening, edits: list[Edit], key: s
         power = 0  # of gradients divided by their own size
     if power is None:
         raise GrowthError(
-            f"{type(optimizer).__name__} keeps a state {key!r} of which it is not known how it follows a gradient; "
+            f"{type(optimizer).__name__} has a state {key!r} whose dependence on the gradient is unknown; "
             "build a new optimizer"
         )
     for edit in edits:

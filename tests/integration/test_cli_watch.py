@@ -238,7 +238,7 @@ def test_an_interrupt_ends_with_130_and_says_that_the_job_goes_on(story: Story, 
     watching.said("Running")
     watching.process.send_signal(signal.SIGINT)
     assert watching.end() == 130
-    assert watching.err == ["interrupted; the job goes on"]
+    assert watching.err == ["interrupted; the job continues"]
 
 
 def test_a_restart_of_the_api_server_is_got_over(story: Story, watch: Callable[..., Watching]) -> None:

@@ -512,7 +512,7 @@ def test_tables_that_are_held_out_are_not_learnt(tmp_path: Path, table: OutcomeT
         (["learn", "--from-history", "missing.db", "-o", "P"], 1, r"missing.db: no such file"),
         (["learn", "--from-history", "DB", "--set", "unit=week", "-o", "P"], 1, "unit=week"),
         (["learn", "--without-tables", "-o", "P"], 1, "there is no outcome table to learn from"),
-        (["promote", "--policy", "P", "--to", "SERVED"], 2, "nothing to judge by"),
+        (["promote", "--policy", "P", "--to", "SERVED"], 2, "no data to compare the policies on"),
         (["promote", "--policy", "none", "--to", "SERVED", "--outcomes", "digits"], 1, "none/policy.json"),
         (["promote", "--policy", "SERVED", "--to", "none", "--outcomes", "digits"], 1, "none/policy.json"),
         (["promote", "--policy", "SERVED", "--to", "SERVED", "--from-history", "NEWER"], 1, "of a newer Espalier"),
@@ -537,4 +537,4 @@ def test_a_history_that_is_all_greedy_is_warned_of(bad: Policy, tree: DecisionTr
         "learn", "--outcomes", "digits", "--from-history", tmp_path, "--set", "updates=1", "-o", tmp_path / "p"
     )
     assert result.exit_code == 0, result.stderr
-    assert "warning: the service took its best action always" in result.stderr
+    assert "warning: the service always took its best action" in result.stderr

@@ -198,7 +198,7 @@ def test_a_write_that_the_system_refuses_is_survived(path: Path) -> None:
     )
     assert limited.returncode == 1
     assert "NotStoredError" in limited.stderr
-    assert "Advice goes on" in limited.stderr
+    assert "Advice continues" in limited.stderr
     committed = set(limited.stdout.split())
     assert committed
     assert committed <= reported(path)
@@ -260,7 +260,7 @@ def test_a_damaged_database_is_set_aside_and_a_new_one_begun(
     assert store.report(outcome("second")).result(PATIENCE) == 1
     (aside,) = path.parent.glob("outcomes.db.damaged-*[0-9]")
     assert aside.read_bytes() == content
-    assert f"is damaged; it is {aside.name} now" in caplog.text
+    assert f"is damaged; it is now {aside.name}" in caplog.text
     assert reported(path) == {"second"}
     assert lost == {"Damaged": 1}
 

@@ -68,5 +68,5 @@ def test_answers_that_are_not_finite_are_refused(start: Start) -> None:
     answers = torch.zeros(rollouts.legal.shape)
     rollouts.checked(answers.masked_fill(~rollouts.legal, -torch.inf))
     answers[0, 0] = torch.nan
-    with pytest.raises(LearningError, match="not finite any more; lower the learning rate"):
+    with pytest.raises(LearningError, match="no longer finite; lower the learning rate"):
         rollouts.checked(answers)

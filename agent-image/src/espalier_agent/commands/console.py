@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-if TYPE_CHECKING:  # the cli takes its errors from here, and does not wait for torch
+if TYPE_CHECKING:  # the cli imports its errors from here, without importing torch
     from espalier_agent.evaluation.evaluate import Evaluation
     from espalier_agent.evaluation.rank_noise import ResultNoise
 
@@ -28,7 +28,7 @@ class CommandError(click.ClickException):
 
 
 class ProgressLines:
-    """Prints where it is time to, and when all is done."""
+    """Prints progress at intervals, and at the end."""
 
     EVERY_SECONDS: ClassVar[float] = 5.0
 
@@ -36,7 +36,7 @@ class ProgressLines:
         self._began = self._last = time.monotonic()
 
     def tell(self, done: int, of: int, line: Callable[[float], str]) -> None:
-        """Print the line for this many seconds since the beginning, or nothing while the last one is fresh."""
+        """Print `line(seconds since the start)`, unless the last line is recent."""
         now = time.monotonic()
         if now - self._last < self.EVERY_SECONDS and done < of:
             return
@@ -45,7 +45,7 @@ class ProgressLines:
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
-    """Print an evaluation for people; how sure ranks and regrets are, where tables hold several seeds."""
+    """Print an evaluation for people, with the uncertainty of ranks and regrets if tables contain several seeds."""
     noisy = any(result.noise is not None for result in evaluation.tables)
     click.echo(
         f"{'table':<20} {'rank':>8} "

@@ -28,10 +28,10 @@ USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, StoreError
 
 
 def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
-    """Read tables: of sets that are carried, by name, of folders (`*.json` in each) and of single files.
+    """Read tables: included sets by name, folders (`*.json` in each), and single files.
 
-    A carried set hides a folder of its name, which is still reached as `./NAME`. Raises `DocumentError` for what is
-    missing or damaged, `TableError` for what cannot be played; both name the file.
+    An included set hides a folder of the same name, which can be given as `./NAME`. Raises `DocumentError` for a
+    missing or damaged table, `TableError` for one that cannot be played; both name the file.
     """
     tables: list[OutcomeTable] = []
     for source in sources:
@@ -50,7 +50,7 @@ def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
 
 
 SEEDS = click.IntRange(0, 2**32 - 1)
-"""Of a job's seed, too. torch takes 64 bits, and `distilled` multiplies."""
+"""The range of a job's seed, too. torch takes 64 bits, and `distilled` multiplies seeds."""
 
 outcomes_option = click.option(
     "--outcomes",
@@ -84,8 +84,8 @@ def read_history(sources: tuple[Path, ...]) -> Gathered:
     )
     if history.certain and not history.episodes:
         click.echo(
-            "warning: the service took its best action always, and nothing tells what another would have led to; "
-            "`agent serve --explore SHARE` tries others",
+            "warning: the service always took its best action, so the effect of other actions is unknown; "
+            "`agent serve --explore SHARE` explores them",
             err=True,
         )
     return history
@@ -208,7 +208,7 @@ def _not_held_out(tables: tuple[OutcomeTable, ...], held_out: tuple[OutcomeTable
 
 
 def in_curriculum(tables: tuple[OutcomeTable, ...], curriculum: str) -> tuple[OutcomeTable, ...]:
-    """Order tables by scenario as `early-late-middle` says; `LearningError` where the two do not fit together."""
+    """Order tables by scenario, e.g. `early-late-middle`; raises `LearningError` if the tables do not match it."""
     order = curriculum.split("-")
     found = {table.scenario for table in tables}
     if len(set(order)) != len(order) or set(order) != found:
@@ -233,7 +233,7 @@ def changed(config: Record, learner: str, changes: dict[str, object]) -> Record:
 
 
 def learning_lines() -> ProgressCallback:
-    """Return what prints how far learning is."""
+    """Return a callback that prints the progress of learning."""
     lines = ProgressLines()
 
     def tell(progress: Progress) -> None:

@@ -36,7 +36,7 @@ class Tally:
         self.agreed += sum(shadow.agreed for shadow in decision.shadows)
 
     def to_json(self) -> dict[str, object]:
-        """Return the figures; a mean or a share of nothing is null."""
+        """Return the figures; a mean or a share without data is null."""
         return {
             "decisions": self.decisions,
             **{operation(name).participle: self.kinds[name] for name in operation_names()},

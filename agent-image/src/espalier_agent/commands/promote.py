@@ -17,7 +17,7 @@ from espalier_agent.history.off_policy import Unit
 from espalier_agent.policies.files import load_policy, save_policy
 
 REFUSED: Final = 3
-"""Exit code: the policy in service stays."""
+"""Exit code: the policy in service was kept."""
 
 
 @click.command()
@@ -79,7 +79,7 @@ def promote(
     there is too little data to decide.
     """
     if not sources and not histories:
-        raise click.UsageError("there is nothing to judge by: set --outcomes, --from-history or both")
+        raise click.UsageError("no data to compare the policies on: set --outcomes, --from-history or both")
     torch.set_num_threads(1)
     terms = Terms(margin=margin, least_effective=least_effective, unit=Unit(unit))
     try:

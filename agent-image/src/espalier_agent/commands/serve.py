@@ -26,7 +26,7 @@ MEBIBYTE: Final = 1024 * 1024
 def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
     if value is not None:
         raise click.UsageError(
-            "--outcomes-file is gone; give --outcomes-db FILE: decisions and outcomes are kept in it (SQLite)"
+            "--outcomes-file was removed; use --outcomes-db FILE, which stores decisions and outcomes (SQLite)"
         )
 
 

@@ -1,4 +1,4 @@
-"""What the agent carries: starting models it knows by name, the paper's outcome tables, the shipped policy."""
+"""Data included with the agent: starting models by name, the paper's outcome tables, the shipped policy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NAMED_MODELS: Final = ("cnn1", "cnn2")
 """Starting models of Lamelas, Figure 6: the published tables name them instead of describing them."""
 
 POLICY_FOLDER: Final = "policies/default"
-"""Of the shipped policy, in this package."""
+"""Folder of the shipped policy, in this package."""
 
 
 @cache
 def named_architecture(name: str) -> Architecture:
-    """Return the starting model that is known as `name`; `KeyError` where none is."""
+    """Return the starting model with this name; raises `KeyError` if there is none."""
     if name not in NAMED_MODELS:
         raise KeyError(name)
     text = files(__name__).joinpath("architectures", f"{name}.json").read_text(encoding="utf-8")
@@ -27,13 +27,13 @@ def named_architecture(name: str) -> Architecture:
 
 
 def table_sets() -> tuple[str, ...]:
-    """Return the names of the sets of outcome tables that are carried, one folder each."""
+    """Return the names of the included sets of outcome tables, one folder each."""
     return tuple(sorted(entry.name for entry in files(__name__).joinpath("outcomes").iterdir() if entry.is_dir()))
 
 
 @cache
 def carried_tables(name: str) -> tuple[OutcomeTable, ...]:
-    """Return a set of tables, ordered by file name; `KeyError` where no set has this name."""
+    """Return a set of tables, ordered by file name; raises `KeyError` if no set has this name."""
     if name not in table_sets():
         raise KeyError(name)
     with as_file(files(__name__).joinpath("outcomes", name)) as folder:

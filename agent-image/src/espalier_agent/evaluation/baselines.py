@@ -1,4 +1,4 @@
-"""What could be done on a table without any network: the sequences that a policy is compared with."""
+"""Sequences chosen without a network, with which a policy is compared."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def random_mean(tree: DecisionTree) -> float:
 
 def random_mean_of_ten(tree: DecisionTree, seed: int) -> float:
     """Return the paper's baseline: the mean accuracy of ten random sequences, which depends on the seed."""
-    # The name keeps tables of one seed from sharing their luck. Not for security.
+    # The name gives tables of one seed independent random numbers. Not for security.
     chance = random.Random(f"{seed}/{tree.name}")
     return fmean(chance.choice(tree.accuracies) for _ in range(PAPER_RANDOM_RUNS))
 

@@ -1,4 +1,4 @@
-"""How good a policy is on outcome tables: the place of its greedy sequence among all sequences (Lamelas 6.5)."""
+"""How good a policy is on outcome tables: the rank of its greedy sequence among all sequences (Lamelas 6.5)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TableResult(Record):
     model: str
     scenario: str
     sequences: int
-    """How many the rank is among."""
+    """Number of sequences that are ranked."""
     actions: tuple[str, ...]
     accuracy: float
     rank: int
@@ -52,10 +52,10 @@ class TableResult(Record):
     heuristic: SequenceResult
     """The trainer's fallback: the first growth point while a tenth of the budget is left."""
     best_on_average: SequenceResult | None
-    """The sequence that is best on the average of the tables that the policy has learnt: what can be had of them
-    without a network. None where no such table is among those given, or where they have other actions."""
+    """The sequence that is best on average over the tables that the policy has learnt: a baseline without a network.
+    None if no such table is given, or if they have other actions."""
     noise: ResultNoise | None = None
-    """How sure rank and regret are; None where the table does not hold the accuracies of two seeds or more."""
+    """Uncertainty of rank and regret; None if the table has fewer than two seeds."""
 
 
 class Evaluation(Record):
@@ -70,7 +70,7 @@ class Evaluation(Record):
 def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -> Evaluation:
     """Roll the policy out greedily on each table; raises `TableError` for one that cannot be played.
 
-    `seed` is that of the ten random sequences. Tables that the policy has learnt are found by their digest.
+    `seed` is that of the ten random sequences. Tables that the policy has learnt are recognised by their digest.
     """
     trees = [decision_tree(table) for table in tables]
     known = {learnt.sha256 for learnt in policy.lineage.tables}
@@ -86,12 +86,12 @@ def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -
 
 
 def greedy_sequence(policy: Policy, tree: DecisionTree) -> tuple[int, ...]:
-    """Return the actions (indices into the table's) that the policy chooses, each by the state the last one led to."""
+    """Return the actions (indices into the table's) that the policy chooses, one after the other."""
     return tree.follow(lambda request: decide(policy, request).action)
 
 
 def sequence_result(tree: DecisionTree, sequence: tuple[int, ...]) -> SequenceResult:
-    """Look up what a sequence led to."""
+    """Look up the result of a sequence."""
     accuracy = tree.accuracies[tree.sequences.index(sequence)]
     return SequenceResult(
         actions=tuple(str(tree.actions[index]) for index in sequence), accuracy=accuracy, rank=tree.rank(accuracy)

@@ -1,4 +1,4 @@
-"""Whether a new policy may take the place of the one in service: only if it is not worse on what it has not learnt.
+"""Decides whether a new policy may replace the one in service: only if it is not worse on data that it has not learnt.
 
 Tables: the mean regret of its greedy sequences must not be greater. History: of jobs that were held out, it is
 estimated what each of the two would have given, both greedy, as `history.off_policy` does; the difference has an
@@ -28,7 +28,7 @@ from espalier_api.outcomes import OutcomeTable
 
 NORMAL_95: Final = 1.96
 TOLERANCE: Final = 1e-9
-"""Of mean regrets, which are sums of rounded figures."""
+"""Tolerance for mean regrets, which are sums of rounded figures."""
 
 
 class GateError(ValueError):
@@ -36,10 +36,10 @@ class GateError(ValueError):
 
 
 class Terms(Record):
-    """What is asked of a new policy."""
+    """Requirements on a new policy."""
 
     margin: float
-    """By how much its accuracy may be worse, at the lower end of the interval."""
+    """Allowed loss of accuracy, at the lower end of the interval."""
     least_effective: float
     """Minimum effective number of jobs in a history for a decision."""
     unit: Unit = Unit.DECISION
@@ -51,7 +51,7 @@ class OnTables(Record):
 
     tables: tuple[str, ...]
     left_out: tuple[str, ...]
-    """Tables given that the new policy has learnt."""
+    """Given tables that the new policy has learnt."""
     regret: float
     """Mean regret of the new policy."""
     regret_in_service: float
@@ -77,7 +77,7 @@ class OnHistory(Record):
 
 
 class Judgement(Record):
-    """What was found, and why the new policy is refused; without refusals it may be put to work."""
+    """The comparison, and why the new policy is refused; without refusals it may go into service."""
 
     policy: PolicyVersion
     in_service: PolicyVersion

@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 COVERED: Final = 0.9
-"""Share of the simulated ranks within an interval; what is outside is halved between both ends."""
+"""Share of the simulated ranks within an interval; half of the rest is outside of each end."""
 DRAWS: Final = 2000
 FIRST_FEW: Final = 5
 
@@ -38,20 +38,20 @@ class RankNoise(Record):
     seeds: int
     sequences: int
     deviation: float
-    """Of the noise in one seed's accuracy of one sequence, pooled."""
+    """Pooled standard deviation of the noise in one seed's accuracy of one sequence."""
     standard_error: float
-    """Of a sequence's mean over the seeds."""
+    """Standard error of a sequence's mean over the seeds."""
     rank_width: float
     """Ranks in the 90 % interval of a sequence's rank by its mean, on the average of all sequences."""
     spearman: float
     """Rank correlation of two seeds' accuracies, mean over pairs; ties share the middle of their ranks."""
     kendall: float
-    """Kendall's tau-b, likewise."""
+    """Kendall's tau-b, mean over the same pairs."""
     first_among_first_five: float
     """Probability that the sequence that is best under one seed is truly among the best five."""
     regret_of_one_seed: float
     """Best mean of the other seeds, less their mean for the sequence that is best under one; mean over the seeds.
-    A policy that knew one seed's table by heart would have it: less than this is not distinguishable from noise."""
+    A policy that memorised one seed's table would have this regret: less is not distinguishable from noise."""
 
 
 class ResultNoise(Record):

@@ -1,4 +1,4 @@
-"""What one thread leaves for another to do, bounded: who puts never waits, and too much is refused."""
+"""A bounded queue between two threads: the producer never waits, and items beyond the bound are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Backlog(Generic[ItemT]):
         self._changed = threading.Condition()
 
     def put(self, item: ItemT, weight: int = 0) -> bool:
-        """Leave an item; False where there is no room or the backlog is closed. Never waits for room."""
+        """Put an item; False if there is no room or the backlog is closed. Never waits for room."""
         with self._changed:
             if self._closed or len(self._waiting) >= self.items or self._weight + weight > self.weight:
                 return False
@@ -31,7 +31,7 @@ class Backlog(Generic[ItemT]):
             return True
 
     def take(self, most: int) -> list[ItemT]:
-        """Return the oldest items, `most` at most; waits until there are some. Empty: closed, and nothing is left."""
+        """Return up to `most` of the oldest items; waits until there are some. Empty if closed and nothing is left."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
             taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
@@ -39,7 +39,7 @@ class Backlog(Generic[ItemT]):
             return [item for item, _ in taken]
 
     def close(self) -> None:
-        """Refuse what comes; what waits can still be taken."""
+        """Refuse new items; queued ones can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

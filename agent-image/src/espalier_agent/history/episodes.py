@@ -31,12 +31,12 @@ class Kind:
     budget: int
     """Its binary logarithm, rounded."""
     left: int
-    """Which quarter of the budget was left."""
+    """Quarter of the budget that was left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """The decisions about one job, and what came of them."""
+    """The decisions about one job, and their outcome."""
 
     id: str
     """The job, and when its end was reported: the same whichever of the service's files are read."""
@@ -55,7 +55,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What a history holds, and what of it cannot be used."""
+    """The contents of a history, and how much of it cannot be used."""
 
     episodes: tuple[Episode, ...]
     """Explored, and of kinds with two or more of them."""

@@ -35,7 +35,7 @@ from espalier_api.advice import Action
 
 
 class Unit(StrEnum):
-    """What has a weight."""
+    """What has an importance weight."""
 
     DECISION = "decision"
     EPISODE = "episode"
@@ -45,7 +45,7 @@ class Log:
     """Episodes as tensors: n decisions, and what has a weight (units), which are episodes or decisions."""
 
     def __init__(self, episodes: Sequence[Episode], rewards: Sequence[float], unit: Unit) -> None:
-        """`rewards` says what each episode is worth."""
+        """`rewards` are those of each episode."""
         self.decisions = tuple(decision for episode in episodes for decision in episode.decisions)
         counts = torch.tensor([len(episode.decisions) for episode in episodes], dtype=torch.long)
         self.episode = torch.repeat_interleave(counts)
@@ -96,7 +96,7 @@ class LoggedStates:
         self._legal = torch.zeros((len(log.decisions), outputs.width), dtype=torch.bool)
         self._done = torch.zeros(len(log.decisions), dtype=torch.long)
         self._possible = torch.zeros(len(log.decisions), dtype=torch.bool)
-        """Whether the network has an output for what was done."""
+        """Whether the network has an output for the action taken."""
         self._actions: list[dict[int, Action]] = []
         for index, decision in enumerate(log.decisions):
             places = outputs.of(decision.architecture, decision.actions)

@@ -1,6 +1,6 @@
-"""What the service kept, read back: for learning from real outcomes, and for looking at.
+"""Reads what the service stored: for learning from real outcomes, and for inspection.
 
-Nothing here writes. Advice and outcome may have reached different replicas, each with its own file: they are joined
+Read-only. Advice and outcome may have reached different replicas, each with its own file: they are joined
 by decision id over all files that are given.
 """
 
@@ -29,12 +29,12 @@ _BEHAVIOUR: Final = {1: "NULL", 2: "behaviour_probability"}
 """By version of the file."""
 _SHADOWS: Final = "SELECT decision_id, policy_name, policy_version, action, probabilities, agreed FROM shadows"
 _UNREADABLE: Final = (ValueError, TypeError, RecursionError)
-"""What reading a damaged row raises: values that cannot be, of another type (SQLite takes any), nested too deep."""
+"""Errors of reading a damaged row: invalid values, wrong types (SQLite accepts any), nested too deep."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowAnswer:
-    """What another policy would have answered to the same question."""
+    """The answer of another policy to the same request."""
 
     policy: PolicyVersion
     action: Action
@@ -55,9 +55,9 @@ class HistoryDecision:
     allocation: Allocation
     progress: Progress
     actions: tuple[Action, ...]
-    """What could be answered, `Nothing` last."""
+    """The possible actions, `Nothing` last."""
     probabilities: tuple[float, ...]
-    """What the policy gave to each of `actions`."""
+    """The policy's probability of each of `actions`."""
     action: Action
     greedy: bool
     """Whether the most probable action was taken."""
@@ -85,7 +85,7 @@ def history_files(sources: Sequence[Path]) -> tuple[Path, ...]:
             found.append(source)
         else:
             raise StoreError(f"{source}: no such file; `agent serve --outcomes-db` makes it at its first decision")
-    # A file that is named twice, or by its folder, too, is one.
+    # A file that is named twice, or also by its folder, counts once.
     return tuple({file.resolve(): file for file in found}.values())
 
 

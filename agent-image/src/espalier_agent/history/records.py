@@ -1,4 +1,4 @@
-"""What is kept of decisions and outcomes, and the rows that it becomes: pure, no database here."""
+"""Records of decisions and outcomes, and the rows that store them: pure, no database here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DecisionRecord:
     kind = "decision"
 
     def statements(self) -> list[Statement]:
-        """Return what stores it. An architecture is kept once, however often it was asked about."""
+        """Return the statements that store it. An architecture is stored once, however often it occurs."""
         request = self.request
         architecture = _json(request.architecture.to_json())
         digest = hashlib.sha256(architecture.encode()).hexdigest()
@@ -65,8 +65,9 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRecord:
-    """A job's end, for each of its decisions. A report that comes again changes nothing; a later one takes its place:
-    a job whose leader was started again reports when it ends again.
+    """A job's end, for each of its decisions.
+
+    A repeated report changes nothing; a later one replaces it: a job whose leader was restarted reports again.
     """
 
     time: datetime
@@ -75,7 +76,7 @@ class OutcomeRecord:
     kind = "outcome"
 
     def statements(self) -> list[Statement]:
-        """Return what stores it."""
+        """Return the statements that store it."""
         report = self.report
         rest = (_moment(self.time), _text(report.job), report.final_accuracy, report.time_budget_seconds)
         return [(_OUTCOME, (_text(decision_id), *rest)) for decision_id in dict.fromkeys(report.decision_ids)]
@@ -83,7 +84,7 @@ class OutcomeRecord:
 
 @dataclass(frozen=True, slots=True)
 class ShadowRecord:
-    """What another policy would have answered."""
+    """The answer of another policy."""
 
     decision_id: str
     time: datetime

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 APPLICATION_ID: Final = 0x45535041
-"""Marks a SQLite file as ours: "ESPA"."""
+"""Application id of our SQLite files: "ESPA"."""
 VERSION: Final = 2
 """Raised when an older reader would misread a newer file, or the reverse."""
 OLDEST: Final = 1
@@ -113,7 +113,7 @@ def open_to_write(path: Path, max_bytes: int, patience: float) -> sqlite3.Connec
 
 
 def check_contents(connection: sqlite3.Connection, path: Path) -> None:
-    """Read all of it; raises `DamagedError` where it contradicts itself."""
+    """Check the whole database; raises `DamagedError` if it is inconsistent."""
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise DamagedError(f"{path}: is damaged ({found})")

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 2000
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
-"""Of the requests that wait to be stored, as they came. As objects they take some ten times that."""
+"""Maximum bytes of the requests that wait to be stored. As objects they take some ten times that."""
 ID_BYTES: Final = 64
 """Weight of each id of a report in addition to its characters."""
 MAX_DATABASE_BYTES: Final = 1024 * 1024 * 1024
@@ -78,7 +78,7 @@ class OutcomeStore:
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Write what waits, for so long at most; what comes from now on is refused."""
+        """Write what waits, for at most this many seconds; new records are refused."""
         self._backlog.close()
         self._thread.join(seconds)
         if self._thread.is_alive():
@@ -87,7 +87,7 @@ class OutcomeStore:
     def keep(self, record: StoredRecord, weight: int) -> None:
         """Store a record some time soon, or count it as lost; `weight` is its size in bytes, about."""
         if not self._backlog.put((record, None), weight):
-            self._lose("QueueFull", 1, "too much waits to be stored")
+            self._lose("QueueFull", 1, "the queue of records to store is full")
 
     def report(self, report: OutcomeReport) -> Future[int]:
         """Store a report; the result is the number of its decisions, once they are committed, or `NotStoredError`."""
@@ -95,8 +95,8 @@ class OutcomeStore:
         record = OutcomeRecord(datetime.now(UTC), report)
         weight = sum(ID_BYTES + len(decision_id) for decision_id in report.decision_ids)
         if not self._backlog.put((record, committed), weight):
-            self._lose("QueueFull", 1, "too much waits to be stored")
-            committed.set_exception(NotStoredError("too much waits to be stored"))
+            self._lose("QueueFull", 1, "the queue of records to store is full")
+            committed.set_exception(NotStoredError("the queue of records to store is full"))
         return committed
 
     def _write(self) -> None:
@@ -181,7 +181,7 @@ class OutcomeStore:
                 os.close(folder)
         except OSError as error:
             return f"; it cannot be set aside either ({error.strerror})"
-        logger.error("%s: is damaged; it is %s now, and a new one is begun", self.path, name)
+        logger.error("%s: is damaged; it is now %s, and a new one is started", self.path, name)
         return f"; it is {name} now, and a new one is begun"
 
     def _lose(self, kind: str, amount: int, reason: str) -> None:
@@ -189,7 +189,7 @@ class OutcomeStore:
         self._unsaid += amount
         now = time.monotonic()
         if now - self._said >= SAY_SECONDS:
-            logger.error("%d records not stored in %s: %s. Advice goes on", self._unsaid, self.path, reason)
+            logger.error("%d records not stored in %s: %s. Advice continues", self._unsaid, self.path, reason)
             self._said, self._unsaid = now, 0
 
 
@@ -216,7 +216,7 @@ def _is_damaged(path: Path, patience: float) -> bool:
 
 
 def _describe(error: Exception) -> tuple[str, str]:
-    """Return the kind of a fault, for the metric, and what it is, for people."""
+    """Return the kind of a fault, for the metric, and its description, for people."""
     if isinstance(error, DamagedError):
         return "Damaged", str(error)
     if isinstance(error, sqlite3.Error):

@@ -32,7 +32,7 @@ class DistilledConfig(ExpectedConfig):
     """What changes learning: the fields of `expected`, for the members, and these."""
 
     members: int = Field(default=8, ge=2, le=64)
-    """Runs whose mean is taught."""
+    """Number of runs whose mean is taught."""
     student_updates: int = Field(default=600, ge=1)
     student_times: int = Field(default=4, ge=1)
     """Times left that are drawn for each model in each update of the student."""
@@ -90,8 +90,8 @@ def train(start: Start, config: DistilledConfig, progress: ProgressCallback) -> 
         slow_down(optimizer, config.learning_rate, update / config.student_updates)
         left = budget * torch.rand(len(models), generator=generator, dtype=torch.float64)
         wanted = ensemble.probabilities(prepared, models, left, budget, legal)
-        said = masked_log_probabilities(student.logits(prepared, models, left, budget), legal)
-        loss = -(wanted * said.masked_fill(~legal, 0.0)).sum(dim=1).mean()
+        log_probabilities = masked_log_probabilities(student.logits(prepared, models, left, budget), legal)
+        loss = -(wanted * log_probabilities.masked_fill(~legal, 0.0)).sum(dim=1).mean()
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
@@ -108,6 +108,6 @@ def _legal(columns: ActionColumns, architectures: Sequence[Architecture]) -> Ten
     return legal
 
 
-# Members that all went on from one policy would not differ.
+# Members that all continued from one policy would not differ.
 LEARNER: Final = Learner("distilled", train, {"default": DEFAULT}, continues=False, stacks=True)
 learn = LEARNER.learn

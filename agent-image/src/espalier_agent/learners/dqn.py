@@ -38,7 +38,7 @@ class DqnConfig(Record):
     episodes_per_update: int = Field(default=10, ge=1)
     """Of each table, between two steps of the optimiser."""
     replay: int = Field(default=20_000, ge=1)
-    """Decisions remembered; the oldest make room."""
+    """Size of the replay memory, in decisions; the oldest are dropped."""
     batch: int = Field(default=1024, ge=1)
     """Decisions drawn from the replay for a step of the optimiser."""
     exploration: float = Field(default=1.0, ge=0, le=1)
@@ -48,13 +48,13 @@ class DqnConfig(Record):
     target_every: int = Field(default=20, ge=1)
     """Updates between two copies of the network to the one that values what follows."""
     returns: Returns = Returns.STANDARDISED
-    """What a final accuracy is worth."""
+    """Return of a final accuracy."""
     reward: Reward = Reward.OVER_MEAN
-    """How that is spread over an episode's steps."""
+    """How the return is distributed over an episode's steps."""
     learning_rate: float = Field(default=4e-3, gt=0)
     """Of Adam, falling linearly to 0 at the end."""
     gradient_norm: float = Field(default=10.0, gt=0)
-    """Gradients longer than this are shortened to it."""
+    """Gradients are clipped to this norm."""
     time_jitter: float = Field(default=0.0, ge=0, le=0.5)
     """Each update shifts a table's times left by a uniformly random share of the budget up to this, either way."""
 
@@ -90,7 +90,7 @@ class Replay:
 
 
 def train(start: Start, config: DqnConfig, progress: ProgressCallback) -> int:
-    """Play, remember, and learn values of remembered decisions."""
+    """Play, store transitions, and learn values from the replay memory."""
     network = start.network
     games = Games(start.games, network, start.vocabulary)
     rollouts = Rollouts(games, config.reward)
@@ -106,13 +106,13 @@ def train(start: Start, config: DqnConfig, progress: ProgressCallback) -> int:
         shifts = time_shifts(config.time_jitter, len(games.games), generator)
         values = rollouts.checked(games.logits(network, shifts))
 
-        # Play a batch, greedy but for the share at random; remember its decisions.
+        # Play a batch, ε-greedy, and store its decisions.
         random = max(config.least_exploration, config.exploration * (1.0 - 2.0 * update / updates))
         chances = exploring(values.detach(), rollouts.legal, random)
         played = rollouts.play(chances, config.episodes_per_update, generator)
         replay.add(played.states[played.playing], played.actions[played.playing])
 
-        # Value remembered decisions by what they earned and the best that follows.
+        # Targets: reward plus the value of the best next action.
         if update % config.target_every == 0:
             target.load_state_dict(network.state_dict())
         with torch.no_grad():

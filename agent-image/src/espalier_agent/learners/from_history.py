@@ -48,11 +48,12 @@ class HistoryConfig(ExpectedConfig):
     unit: Unit = Unit.DECISION
     """What has an importance weight: each decision, or each episode."""
     caution: float = Field(default=1.0, ge=0)
-    """How many standard errors are taken off the estimated value."""
+    """Number of standard errors subtracted from the estimated value."""
     held_out_share: float = Field(default=0.25, ge=0, lt=1)
-    """Of the episodes: not learnt from, for `promote` to judge by."""
+    """Share of the episodes that is held out for `promote`."""
     held_out_seed: int = 0
-    """Says which. Whoever goes on from a policy must keep it, or would judge by what that has learnt from."""
+    """Seed of the held-out share. Keep it when you continue from a policy, or `promote` judges by data learnt
+    before."""
 
 
 def history_objective(

@@ -35,7 +35,7 @@ class LearningError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far learning is, after an update."""
+    """Progress of learning after an update."""
 
     episodes: int
     total_episodes: int
@@ -50,7 +50,7 @@ ProgressCallback = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What learning begins with."""
+    """The initial state of learning."""
 
     tables: tuple[OutcomeTable, ...]
     seed: int
@@ -77,14 +77,14 @@ class Learner:
     encoder: str = "graph"
     """Of a fresh network where none is named."""
     continues: bool = True
-    """It can go on from another policy."""
+    """Whether it can continue from another policy."""
     stacks: bool = False
     """It trains several networks at once by stacked weights, which the encoder must allow."""
     with_history: Callable[[Gathered, Sequence[str]], Learner] | None = None
     """Returns a learner that learns from a history, too; the names are those of its files."""
 
     def recipe(self, name: str | None = None) -> Any:
-        """Return the recipe of this name, or the first; `LearningError` names those there are."""
+        """Return the recipe with this name, or the first; `LearningError` lists the known names."""
         if name is None:
             return next(iter(self.recipes.values()))
         if name not in self.recipes:
@@ -148,7 +148,7 @@ def ascend(optimizer: torch.optim.Optimizer, wanted: Tensor) -> None:
     optimizer.step()
 
 
-NOT_FINITE: Final = "the network's answers are not finite any more; lower the learning rate"
+NOT_FINITE: Final = "the network's outputs are no longer finite; lower the learning rate"
 
 
 def start_learning(

@@ -49,7 +49,7 @@ from espalier_api.outcomes import OutcomeTable, SequenceOutcome
 
 @dataclass(frozen=True, slots=True)
 class SeededRun:
-    """What one run learns, and its seed."""
+    """The tables that one run learns, and its seed."""
 
     tables: tuple[OutcomeTable, ...]
     seed: int

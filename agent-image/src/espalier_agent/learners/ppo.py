@@ -40,13 +40,13 @@ class PpoConfig(Record):
     critic_rate: float = Field(default=0.5, gt=0, le=1)
     """How far a state's value moves towards what the batch earned from it on."""
     returns: Returns = Returns.STANDARDISED
-    """What a final accuracy is worth."""
+    """Return of a final accuracy."""
     reward: Reward = Reward.PAPER
-    """How that is spread over an episode's steps."""
+    """How the return is distributed over an episode's steps."""
     learning_rate: float = Field(default=3e-3, gt=0)
     """Of Adam, falling linearly to 0 at the end."""
     gradient_norm: float = Field(default=0.5, gt=0)
-    """Gradients longer than this are shortened to it."""
+    """Gradients are clipped to this norm."""
     entropy: float = Field(default=1.0, ge=0)
     """Weight of the policy's entropy in the objective, falling linearly to 0 at the end."""
     time_jitter: float = Field(default=0.0, ge=0, le=0.5)

@@ -42,7 +42,7 @@ def serve(
     Must be called from the main thread, as it handles signals.
     """
     chosen = settings or Settings()
-    # Before the port is taken, so that what cannot be used is a plain error.
+    # Before the port is bound, so that invalid settings are a plain error.
     policy = open_policy(chosen.policy_path)
     if chosen.shadow_path is not None:
         load_policy(chosen.shadow_path)
@@ -115,6 +115,6 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _url(host: str, port: int) -> str:
-    """Return an URL that works on this machine: the wildcard addresses are not places to connect to."""
+    """Return a URL that works on this machine: one cannot connect to the wildcard addresses."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

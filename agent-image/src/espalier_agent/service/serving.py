@@ -32,22 +32,22 @@ class Settings(Record):
     """What can be set about the service."""
 
     policy_path: Path | None = None
-    """Folder of the policy; absent: the shipped one. A new policy in the folder is put to work."""
+    """Folder of the policy; absent: the shipped one. A new policy in the folder takes effect at once."""
     shadow_path: Path | None = None
     """Folder of a policy that is also asked but does not decide; absent: none."""
     outcomes_path: Path | None = None
-    """SQLite file that decisions and outcomes are kept in; absent: they are not kept."""
+    """SQLite file that stores decisions and outcomes; absent: they are not stored."""
     outcomes_max_bytes: int = Field(default=MAX_DATABASE_BYTES, gt=0)
-    """What the file may grow to; from then on nothing more is kept."""
+    """Maximum size of the file; when it is reached, nothing more is stored."""
     exploration: Exploration = Exploration()
-    """How often another action than the best is tried."""
+    """Share of decisions that explore."""
     max_body_bytes: int = MAX_BODY_BYTES
     policy_look_seconds: float = Field(default=LOOK_SECONDS, gt=0)
-    """How often the folders of the policies are looked at."""
+    """Interval of checking the policies' folders."""
 
 
 class Serving:
-    """The moving parts. None of them is waited for by advice."""
+    """The running parts of the service. Advice waits for none of them."""
 
     def __init__(self, settings: Settings, policy: Policy, metrics: Metrics) -> None:
         """Read the shadow and look at the store's file: raises `PolicyError` and `StoreError`."""
@@ -88,14 +88,14 @@ class Serving:
         self.policy.start()
 
     def close(self) -> None:
-        """End them within `END_SECONDS`, those that hand something to others first."""
+        """End them within `END_SECONDS`, producers before consumers."""
         end = time.monotonic() + END_SECONDS
 
         def left() -> float:
             return max(end - time.monotonic(), 0.0)
 
         if self.shadow is not None:
-            # However long it still has to answer, what is there is stored.
+            # Whatever it still has to answer, stored answers are written.
             self.shadow.close(left() / 2)
         if self.store is not None:
             self.store.close(left())

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 500
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
-"""Of the requests that wait, as they came."""
+"""Maximum bytes of the requests that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Question:
 
 
 class Shadow:
-    """Asks a policy that decides nothing; its answer goes to `answered`."""
+    """Asks a policy that does not decide; passes its answer to `answered`."""
 
     def __init__(
         self, policy: PolicyWatch, answered: Callable[[ShadowRecord, int], None], lost: Callable[[], None]
@@ -47,24 +47,24 @@ class Shadow:
         self._thread = threading.Thread(target=self._answer, name="shadow", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer, and to watch the policy's folder."""
+        """Start answering and watching the policy's folder."""
         self.policy.start()
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Answer what waits, for so long at most."""
+        """Answer what waits, for at most this many seconds."""
         end = time.monotonic() + seconds
         self._backlog.close()
         self._thread.join(seconds)
         self.policy.close(max(end - time.monotonic(), 0.0))
 
     def ask(self, decision_id: str, request: AdviceRequest, decision: Decision, weight: int) -> None:
-        """Leave a question that was decided; never waits, and does without where too many wait."""
+        """Enqueue a request that was decided; never waits, and drops it if the queue is full."""
         if not self._backlog.put(_Question(decision_id, request, decision, weight), weight):
             self._lost()
 
     def _answer(self) -> None:
-        # The number of threads is each thread's own.
+        # torch's number of threads is set for each thread.
         torch.set_num_threads(1)
         while questions := self._backlog.take(1):
             for question in questions:

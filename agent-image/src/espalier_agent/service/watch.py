@@ -1,4 +1,4 @@
-"""A new policy put to work while the service runs: a thread looks at the policy's folder every second.
+"""Reloads the policy while the service runs: a thread checks the policy's folder every second.
 
 What is looked at is the identity of the files, links followed: a folder that is written again, a renamed file and a
 volume of Kubernetes whose link is switched are all noticed. A new policy is read, checked and asked once before it
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 60.0
-"""After so long a policy that was refused is tried again as it is: its disk may have been away."""
+"""A refused policy is tried again after this time, even if unchanged: its disk may have been unavailable."""
 
 Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 class PolicyWatch:
-    """Has the policy of a folder, the latest that could be used. Without a folder it stays the first."""
+    """Holds the latest usable policy of a folder. Without a folder it keeps the first one."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class PolicyWatch:
         `switched` receives the old and the new policy, `refused` why one was not used; both in the watch's thread.
         """
         self.current = policy
-        """Whoever answers takes it once, and answers by that one."""
+        """Read it once per request."""
         self.folder = folder
         self._look_seconds = look_seconds
         self._switched = switched
@@ -61,18 +61,18 @@ class PolicyWatch:
         self._thread = threading.Thread(target=self._watch, name="policy-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         if self.folder is not None:
             self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Look no more; waits for so long at most for a look that goes on."""
+        """Stop; waits for at most this many seconds for a running check."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(seconds)
 
     def look(self) -> None:
-        """Take the folder's policy into use if it is another one and can be used."""
+        """Use the folder's policy if it has changed and is usable."""
         if self.folder is None:
             return
         # Before it is read: what changes meanwhile is noticed at the next look.
@@ -87,44 +87,47 @@ class PolicyWatch:
         except PolicyError as error:
             self._in_use = False
             if not known:
-                logger.error("a policy is refused, %s@%s goes on: %s", self.current.name, self.current.version, error)
+                logger.error(
+                    "a policy is refused, %s@%s stays in service: %s", self.current.name, self.current.version, error
+                )
                 self._refused(error)
             return
         self._in_use = True
         old = self.current
         if (policy.identity, policy.lineage) != (old.identity, old.lineage):
             self.current = policy
-            logger.info("policy %s@%s takes the place of %s@%s", policy.name, policy.version, old.name, old.version)
+            logger.info("policy %s@%s replaces %s@%s", policy.name, policy.version, old.name, old.version)
             self._switched(old, policy)
 
     def _watch(self) -> None:
-        # The number of threads is each thread's own.
+        # torch's number of threads is set for each thread.
         torch.set_num_threads(1)
         self._look_safely()
         while not self._stop.wait(self._look_seconds):
             self._look_safely()
 
     def _look_safely(self) -> None:
-        """Check the folder; a fault of the disk ends nothing, and is logged once until a check succeeds."""
+        """Check the folder; a fault of the disk is logged once until a check succeeds, and ends nothing."""
         try:
             self.look()
         except OSError as error:
             if not self._failing:
-                logger.error("%s: cannot be looked at (%s); it is looked at again and again", self.folder, error)
+                logger.error("%s: cannot be checked (%s); retrying", self.folder, error)
             self._failing = True
         else:
             self._failing = False
 
 
 def _signature(folder: Path) -> Signature:
-    """Return what tells the files of a policy from others: not their contents, which would be read every second.
+    """Return a key that distinguishes the files of a policy from others: not their contents, which would be read every
+    second.
 
     Unreadable files are left out: reading the policy reports why.
     """
     found = []
     try:
         weights = sorted(folder.glob("*.safetensors"))
-    except OSError:  # Of a disk that is away, or a folder that may not be read: some Pythons raise it, others do not.
+    except OSError:  # Unavailable or unreadable: some versions of Python raise it, others do not.
         weights = []
     for path in (folder / POLICY_FILE, *weights):
         try:
@@ -136,7 +139,7 @@ def _signature(folder: Path) -> Signature:
 
 
 def _sound(folder: Path) -> Policy:
-    """Read a policy and ask it a question that has an answer; `PolicyError` whatever goes wrong."""
+    """Read a policy and test it with a known request; raises `PolicyError` on any failure."""
     request = AdviceRequest(
         job="trial", architecture=named_architecture("cnn1"), time_left_seconds=50.0, time_budget_seconds=100.0
     )
@@ -145,6 +148,6 @@ def _sound(folder: Path) -> Policy:
         decide(policy, request)
     except PolicyError:
         raise
-    except Exception as error:  # Whatever it is, it must not end the watch, and would have failed a job's question.
-        raise PolicyError(f"{folder}: the policy fails at a question ({type(error).__name__}: {error})") from error
+    except Exception as error:  # Any error: it must not end the thread, and would have failed a job's request.
+        raise PolicyError(f"{folder}: the policy fails at a test request ({type(error).__name__}: {error})") from error
     return policy

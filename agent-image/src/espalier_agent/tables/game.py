@@ -18,7 +18,7 @@ from espalier_api.outcomes import reward
 
 
 class Returns(StrEnum):
-    """What a final accuracy is worth to the learner."""
+    """How a final accuracy becomes a return."""
 
     PAPER = "paper"
     """Equation 2, 100·tan(a·π/2)."""
@@ -27,7 +27,7 @@ class Returns(StrEnum):
 
 
 def returns_of(accuracies: Sequence[float], returns: Returns) -> Tensor:
-    """Return what the final accuracies of one table's sequences are worth, in float64."""
+    """Return the returns of one table's sequences from their final accuracies, in float64."""
     found = torch.tensor([reward(accuracy) for accuracy in accuracies], dtype=torch.float64)
     if returns is Returns.STANDARDISED:
         found = (found - found.mean()) / found.std(correction=0).clamp_min(1e-12)
@@ -73,7 +73,7 @@ class Game:
         self.accuracies = torch.tensor(tree.accuracies, dtype=torch.float64)
         """(sequences,)."""
         self.returns = returns_of(tree.accuracies, returns)
-        """(sequences,): what each is worth."""
+        """(sequences,): the return of each."""
 
     def logits(self, network: PolicyNetwork, shift: float = 0.0) -> Tensor:
         """Return the logits of the table's own actions in all its states, (states, actions).

@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 class NoTableError(ValueError):
-    """There is nothing to play, or no table of that name."""
+    """There is no table to play, or none with that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,13 @@ class Positions:
         )
 
     def observe(self, at: Any) -> dict[str, Array]:
-        """Return what is seen at one position, or at many (an array of them): fresh arrays, the caller's to change."""
+        """Return the observation at one position, or at many (an array of them), in new arrays."""
         rows = self.architecture_of[at]
         seen = {name: np.take(values, rows, axis=0) for name, values in self.by_architecture.items()}
         return seen | {name: np.take(values, at, axis=0) for name, values in self.by_position.items()}
 
     def beginning(self, table: str) -> int:
-        """Return the index of the table of this name; `NoTableError` names those there are."""
+        """Return the index of the table with this name; `NoTableError` lists the known ones."""
         if table not in self.tables:
             raise NoTableError(f"there is no table {table!r} here; there are: {', '.join(self.tables)}")
         return self.tables.index(table)

@@ -20,7 +20,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class Reward(StrEnum):
-    """What a step is worth."""
+    """How a step is rewarded."""
 
     PAPER = "paper"
     """The sequence's return after the last decision, 0 before."""

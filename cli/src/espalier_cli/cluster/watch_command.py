@@ -23,7 +23,7 @@ from espalier_kube.resources import EVENTS, JOBS, Raw, Resource
 
 _EXIT_CODES = """\
 Exit codes: 0 the job is complete, 1 it failed, was deleted, or the cluster did not answer, 2 what was given cannot be
-used, 130 interrupted (the job goes on)."""
+used, 130 interrupted (the job continues)."""
 _REDRAW_SECONDS = 0.25
 _CLOSE_SECONDS = 2.0
 
@@ -68,7 +68,7 @@ def watch(
         try:
             last = _watch(cluster, raw, Narrator(known), display, patience)
         except KeyboardInterrupt:
-            click.echo("interrupted; the job goes on", err=True)
+            click.echo("interrupted; the job continues", err=True)
             sys.exit(130)
     if last is None:
         raise ClusterError(f"{first.key} was deleted before it ended")

@@ -32,7 +32,7 @@ SIZE = 8
 
 
 def cifar10(spec: DatasetSpec) -> Data:
-    """Return CIFAR-10; inputs [N, 3, 32, 32]; one flip coin a batch (`options.flip: false` turns it off)."""
+    """Return CIFAR-10; inputs [N, 3, 32, 32]; whole batches are flipped at random unless `options.flip` is false."""
     train, test = map(to_tensors, _splits(spec, "cifar10"))
     return _built("cifar10", train, test, _flip(spec))
 

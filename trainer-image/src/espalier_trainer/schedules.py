@@ -1,7 +1,7 @@
 """Learning-rate schedules: one small class each, a function of where training stands.
 
 A schedule holds no clock. It returns the rate at a `Moment`, is notified when an epoch ends and when the model has
-grown, and its state is plain JSON, so that a resumed job goes on with the same rates.
+grown, and its state is plain JSON, so that a resumed job continues with the same rates.
 """
 
 from __future__ import annotations

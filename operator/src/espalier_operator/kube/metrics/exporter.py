@@ -1,4 +1,4 @@
-"""`/metrics` of the operator: what is counted as things happen, and series that are made for each scrape."""
+"""`/metrics` of the operator: counters that events increment, and series computed for each scrape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEPT_SECONDS: Final = 900.0
 
 
 class Metrics:
-    """What is counted. Everything is safe to call at any time; nothing here fails or waits."""
+    """The operator's counters. All methods can be called at any time; none fails or waits."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Start from zero; `clock` gives epoch seconds."""
@@ -52,7 +52,7 @@ class Metrics:
         self._counted.observe("espalier_api_request_seconds", seconds, verb)
 
     def failed(self, what: str) -> None:
-        """Count a failure that is tried again; `what` is one of a fixed few."""
+        """Count a failure that is retried; `what` is one of a few fixed values."""
         self._counted.count("espalier_operator_errors_total", what)
 
     def ticked(self, plan: Plan, thought: float, took: float) -> None:
@@ -66,9 +66,9 @@ class Metrics:
     # ---- scraping
 
     def look(self, jobs: Iterable[LiveJob], snapshot: Snapshot | None, received_at: Mapping[str, float]) -> None:
-        """Make the series of what is there now, for `text`; call it where `jobs` and `snapshot` belong together.
+        """Compute the series of the current state for `text`; `jobs` and `snapshot` must be of the same moment.
 
-        `received_at`: by resource, the epoch seconds at which a list or watch last brought something.
+        `received_at`: by resource, the epoch seconds at which a list or watch last delivered something.
         """
         now = self._clock()
         jobs = list(jobs)
@@ -96,7 +96,7 @@ class _Owners:
         self._seen_at: dict[tuple[str, str], float] = {}
 
     def made(self, measurement: Measurement, now: float) -> None:
-        """Take note of a series that there is now."""
+        """Record a series that exists now."""
         names = dict(zip(family(measurement.metric).labels, measurement.labels, strict=True))
         owner = (names.get("namespace", ""), names.get("queue", ""))
         if any(owner):
@@ -115,7 +115,7 @@ class _Owners:
 
 
 class _Scraped(Collector):
-    """Gives the series that were made for this scrape."""
+    """Returns the series that were computed for this scrape."""
 
     def __init__(self) -> None:
         self.series: Series = {}

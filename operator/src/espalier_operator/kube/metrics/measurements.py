@@ -17,7 +17,7 @@ from espalier_api.status import ConditionType, JobStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Whose job it is, as far as metrics tell jobs apart."""
+    """The labels by which metrics distinguish jobs."""
 
     namespace: str
     queue: str
@@ -39,7 +39,7 @@ class Measurement:
 
 
 def measurements(before: JobStatus | None, after: JobStatus, owner: Owner) -> Iterator[Measurement]:
-    """Yield what is to be counted once `after` is the status of a job that had `before` (None: none yet)."""
+    """Yield the measurements of a change of a job's status from `before` (None: none yet) to `after`."""
     was = before or JobStatus()
     place = (owner.namespace, owner.queue)
     if before is None:
@@ -116,13 +116,13 @@ def _adaptations(was: JobStatus, after: JobStatus, place: tuple[str, str]) -> It
 
 
 def _kind(action: str) -> str:
-    """Return the kind of an action; a trainer may write what it likes, and each kind is a series."""
+    """Return the kind of an action; a trainer may write any text, and each kind is a series."""
     kind = action.partition("(")[0]
     return kind if kind in {*operation_names(), NOTHING, "Distill"} else "other"
 
 
 def _change(adaptation: Adaptation) -> float | None:
-    """Return what became of the validation accuracy, None where nothing grew or it is not known yet."""
+    """Return the change of the validation accuracy; None if nothing grew or it is not known yet."""
     known = adaptation.accuracy_before is not None and adaptation.accuracy_after is not None
     if adaptation.result is not AdaptationResult.GROWN or not known:
         return None

@@ -1,6 +1,6 @@
-"""The figures of what is there now, as `/metrics` gives them. Pure: a snapshot and statuses in, series out.
+"""The series of the current state in `/metrics`. Pure: a snapshot and statuses in, series out.
 
-They are made again for each scrape, so the series of a job disappear with it.
+They are computed for each scrape, so the series of a job disappear with it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ Series = dict[str, dict[tuple[str, ...], float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveJob:
-    """One job that is there."""
+    """One existing job."""
 
     owner: Owner
     name: str
     status: JobStatus
     facts: JobFacts | None
-    """None where its specification cannot be run."""
+    """None if its specification cannot be run."""
 
 
 def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float) -> Series:

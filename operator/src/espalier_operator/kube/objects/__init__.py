@@ -1,1 +1,3 @@
-"""Objects of the API server: their kinds, names and labels, what they say, and what the operator makes."""
+"""Objects of the API server: their kinds, names and labels, how they are parsed, and which ones the operator
+creates.
+"""

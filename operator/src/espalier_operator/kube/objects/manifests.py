@@ -41,7 +41,7 @@ _SCRATCH_VOLUME: Final = "espalier-tmp"
 
 
 def owned_objects(job: KubeJob) -> tuple[Manifest, ...]:
-    """Return all objects of `job` but its pods, in the order in which they are to be made."""
+    """Return all objects of `job` but its pods, in the order of their creation."""
     return (service(job), report_config_map(job), service_account(job), role(job), role_binding(job))
 
 

@@ -16,8 +16,8 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
     """Return the facts of a node. Never raises.
 
     It is ready while its kubelet reports, even where the kubelet reports a problem (its runtime restarts, for example):
-    what runs there goes on. It is schedulable if it takes new pods: healthy, not cordoned, and not tainted beyond what
-    workers tolerate. Allocatable is counted, not capacity: unhealthy GPUs leave it.
+    what runs there continues. It is schedulable if it takes new pods: healthy, not cordoned, and not tainted beyond
+    what workers tolerate. Allocatable is counted, not capacity: unhealthy GPUs leave it.
     """
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
     repelled = any(

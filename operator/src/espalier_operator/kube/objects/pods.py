@@ -17,7 +17,7 @@ from espalier_operator.kube.reading import count, entries, mapping, text, time, 
 from espalier_operator.kube.settings import KubeSettings
 
 MAX_MESSAGE: Final = 1000
-"""Characters of what is kept of a pod's own words."""
+"""Maximum characters kept of a pod's messages."""
 _PULL_TROUBLE: Final = (
     "ErrImagePull",
     "ImagePullBackOff",
@@ -73,7 +73,7 @@ class Pod:
     trouble: Reason | None
     """What keeps it from starting."""
     message: str
-    """On its trouble or its end, for a person."""
+    """Message on its trouble or its end, for a person."""
     announced: tuple[int, str | None] | None
     """Generation and stop of the allocation annotation."""
 
@@ -160,7 +160,7 @@ def gpu_request(spec: Raw, resource: str) -> int:
 
 
 def _owner(metadata: Raw) -> tuple[str, str] | None:
-    """Return name and UID of the job that controls the pod. Labels tell nothing: anyone can change them."""
+    """Return name and UID of the job that controls the pod. Labels are not evidence: anyone can change them."""
     for reference in entries(metadata, "ownerReferences"):
         ours = text(reference, "kind") == KIND and text(reference, "apiVersion").partition("/")[0] == GROUP
         if ours and reference.get("controller") is True and text(reference, "name") and text(reference, "uid"):

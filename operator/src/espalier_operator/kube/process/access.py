@@ -1,4 +1,4 @@
-"""How the operator gets at the API server: the pod's own account in a cluster, a kubeconfig elsewhere."""
+"""How the operator accesses the API server: the pod's own account in a cluster, a kubeconfig elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONNECTIONS: Final = 64
 
 
 class AccessError(Exception):
-    """No API server and no credentials for one are known; the message names the places."""
+    """No API server and credentials were found; the message names the places searched."""
 
 
 @asynccontextmanager

@@ -39,11 +39,11 @@ class LeaseTimes:
     duration: int
     """How long others wait since the last renewal that they saw."""
     renewal: float
-    """How long the holder goes on without a renewal."""
+    """How long the holder continues without a renewal."""
     retry: float
-    """Between two tries."""
+    """Interval of attempts."""
     request: float = 2.0
-    """For one request."""
+    """Deadline of one request."""
 
     @classmethod
     def of(cls, duration: int) -> LeaseTimes:
@@ -70,7 +70,7 @@ class Lease:
 
     @property
     def holder(self) -> str | None:
-        """Who holds it, as far as was seen."""
+        """The holder that was last seen."""
         record = self._election.observed_record
         return None if record is None else record.holder_identity
 
@@ -80,7 +80,7 @@ class Lease:
         return self._lock.tried_at
 
     async def acquire(self) -> None:
-        """Wait until the Lease is ours."""
+        """Wait until this operator holds the Lease."""
         await self._election.acquire()
         logger.info("holding the lease %s/%s as %s", self._lock.namespace, self._lock.name, self._lock.identity)
 
@@ -113,11 +113,11 @@ class Lease:
                     logger.error("renewing the lease ended by %s", type(error).__name__, exc_info=error)
 
     async def _release(self) -> None:
-        """Give the Lease away: whoever reads it next may take it at once."""
+        """Release the Lease: another operator may take it at once."""
         if await self._lock.release():
             logger.info("the lease %s/%s is released", self._lock.namespace, self._lock.name)
         else:
-            logger.warning("the lease could not be released: others wait %g s for it", self._times.duration)
+            logger.warning("the lease could not be released: other operators wait %g s for it", self._times.duration)
 
 
 class _Lock(LeaseLock):

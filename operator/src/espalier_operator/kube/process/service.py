@@ -42,13 +42,13 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """What the command was given besides the settings."""
+    """Arguments of the command in addition to the settings."""
 
     kubeconfig: Path | None
     lease: bool
     lease_seconds: int
     namespace: str
-    """Where the Lease is."""
+    """Namespace and name of the Lease."""
     http: Address | None
     snapshot_http: Address | None
 
@@ -70,7 +70,7 @@ async def run_operator(settings: KubeSettings, invocation: Invocation) -> Exit:
         logger.error("%s", error)
         return Exit.LEASE_LOST
     except Exception:
-        logger.exception("the operator failed by an error that should not happen")
+        logger.exception("the operator failed with an unexpected error")
         return Exit.ERROR
     logger.info("stopped by a signal")
     return Exit.ASKED
@@ -83,7 +83,7 @@ class _Service:
         self._settings, self._invocation = settings, invocation
         self._stop = asyncio.Event()
         self._since = time.monotonic()
-        """When it began to wait, or to act."""
+        """When it started to wait, or to act."""
         self._metrics = Metrics()
         self._lease: Lease | None = None
         self._operator: Operator | None = None
@@ -138,7 +138,7 @@ class _Service:
             if not any(task.done() for task in lost):
                 await asyncio.wait([acting, *lost], return_when=asyncio.FIRST_COMPLETED)
             if any(task.done() for task in lost):
-                raise LeaseLostError("the lease could not be renewed in time: nothing more is done, so another may act")
+                raise LeaseLostError("the lease could not be renewed in time: this operator stops")
             acting.result()
         finally:
             acting.cancel()
@@ -170,7 +170,7 @@ class _Service:
 
 
 def _spare_garbage_search() -> None:
-    """Let Python look through everything for garbage a hundred times less often.
+    """Make full garbage collections of Python a hundred times rarer.
 
     With 5,000 nodes and 1,000 jobs that took a third of a second every three seconds, and found a hundred objects.
     """

@@ -22,7 +22,7 @@ POLL_WALL_SECONDS = 0.05
 
 
 class AllocationSource(Protocol):
-    """One way by which a scheduler's word comes. Nothing here blocks but `settle`, and nothing raises."""
+    """A source of the scheduler's allocations. Only `settle` blocks, and nothing raises."""
 
     def latest(self) -> AllocationDocument | None:
         """Return the last good document, None before there was one."""

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Contracts:
-    """Whom a trainer hears and tells."""
+    """Where a trainer reads its allocations, and where it reports."""
 
     sources: tuple[AllocationSource, ...]
     reporter: Reporter

@@ -67,7 +67,7 @@ class InsertionPoint:
 
 @dataclass(frozen=True)
 class InsertionPoints:
-    """All places of a model in execution order, and for each other layer or mark the reason."""
+    """All insertion points of a model in execution order, and the reason for each layer or mark that is none."""
 
     found: tuple[InsertionPoint, ...]
     refused: dict[str, str]

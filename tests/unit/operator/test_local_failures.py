@@ -113,7 +113,7 @@ def test_failures_of_any_base_worker_count_as_the_jobs(local_run, job_of, tmp_pa
 STUBBORN = """
 [ "$ESPALIER_WORKER_ROLE" = extra ] || exec "$@"
 trap 'date +%s.%N > "$0/asked"' TERM
-while :; do date +%s.%N > "$0/alive"; sleep 0.02; done
+while :; do date +%s.%N > "$0/new"; mv "$0/new" "$0/alive"; sleep 0.02; done
 """
 """A worker that does not end when it is asked; it says when that was, and until when it lived. Its folder is $0."""
 

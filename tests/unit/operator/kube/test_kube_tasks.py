@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
+import pytest
+
+from espalier_operator.kube.watch import handlers
 from espalier_operator.kube.watch.handlers import end, recorded_tasks
 
 
@@ -37,5 +41,23 @@ def test_everything_that_was_begun_inside_ends_and_nothing_else() -> None:
         assert all(task.cancelled() for task in tasks)
         before.cancel()
         after.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_task_that_takes_a_cancellation_for_its_own_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "CANCEL_AGAIN_SECONDS", 0.01)
+
+    async def swallow() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        task = asyncio.create_task(swallow())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await end([task])
+        assert task.cancelled()
 
     asyncio.run(run())

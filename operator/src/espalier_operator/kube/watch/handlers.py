@@ -27,6 +27,8 @@ CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASS
 """Kinds that are watched everywhere: GPUs know no namespaces."""
 _BACKOFFS: Final = (0.2, 0.5, 1, 1, 2, 2, 3, 5, 5, 5)
 """Seconds between kopf's tries of a request; an API server that restarts is back within them."""
+CANCEL_AGAIN_SECONDS = 5.0
+"""Longer than kopf's tasks take to end in order."""
 
 
 class NoEssence(kopf.DiffBaseStorage):
@@ -116,11 +118,15 @@ def recorded_tasks() -> Iterator[Collection[asyncio.Task[Any]]]:
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel those that still run, and those that they start meanwhile, and wait until they have ended."""
+    """Cancel those that still run, and those that they start meanwhile, and wait until they have ended.
+
+    A task that has not ended after a while is cancelled again: kopf's `stream` takes a cancellation for its own where
+    it connects as kopf pauses, and then waits for the pause to end.
+    """
     while left := [task for task in tasks if not task.done()]:
         for task in left:
             task.cancel()
-        await asyncio.wait(left)
+        await asyncio.wait(left, timeout=CANCEL_AGAIN_SECONDS)
 
 
 def _record(

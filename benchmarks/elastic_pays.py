@@ -18,7 +18,7 @@ best of networks could give. Two processes on two CPU cores with models this sma
 shows. The extra worker's own start (3.5 s, most of it the import of torch) is not charged: in an hour's job it is
 nothing, in these budgets it would be all. Evaluations are free, as in the outcome tables.
 
-`--runs FILE` keeps each run and the costs: what was stopped goes on, and what is there is not trained again.
+`--runs FILE` keeps each run and the costs: a stopped benchmark continues, and trains no run twice.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def main() -> None:
     options.add_argument("--length", default="30%")
     options.add_argument("--scaling", choices=("measured", "ideal"), default="measured")
     options.add_argument("--policy", choices=[policy.value for policy in ElasticBatch], default="keepGlobal")
-    options.add_argument("--runs", type=Path, help="keeps the runs; goes on from there")
+    options.add_argument("--runs", type=Path, help="keeps the runs; continues from there")
     options.add_argument("--markdown", type=Path)
     arguments = options.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started ends

@@ -1,4 +1,4 @@
-"""One repetition of what a change costs under torchrun: it restarts all workers, which go on from their checkpoint."""
+"""One repetition of what a change costs under torchrun: it restarts all workers from their checkpoint."""
 
 from __future__ import annotations
 

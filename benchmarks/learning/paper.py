@@ -36,7 +36,7 @@ class Run:
     tree: DecisionTree
     seed: int
     start: Weights | None = None
-    """Weights to go on from (transfer); None: those of a fresh network of the seed."""
+    """Weights to continue from (transfer); None: those of a fresh network of the seed."""
     temperature: float = 1.0
     """Initial softmax temperature; 1: no softmax action selection."""
 

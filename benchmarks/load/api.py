@@ -26,7 +26,7 @@ _MEDIA: Final = {"PATCH": "application/merge-patch+json"}
 
 
 class ApiError(RuntimeError):
-    """The API server refused something, or ended a watch. The benchmark cannot go on."""
+    """The API server refused something, or ended a watch. The benchmark cannot continue."""
 
     def __init__(self, message: str, code: int = 0) -> None:
         """Keep the HTTP status, 0 where a watch ended."""
@@ -72,7 +72,7 @@ class Api:
     ) -> AsyncIterator[tuple[float, str, Raw]]:
         """Yield each event after `version` for ever: monotonic seconds at which it came, type, object.
 
-        A watch that the server ends (it does so to clients that are slow) goes on where it was, and is counted.
+        A watch that the server ends (it does so to clients that are slow) continues where it was, and is counted.
         `begun` is called when the server has agreed to the first. `ApiError` where events were lost.
         """
         query = {**parameters, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(_WATCH_SECONDS)}

@@ -1,4 +1,4 @@
-"""The runs of a benchmark, and the file that keeps them, so that one that was stopped goes on."""
+"""The runs of a benchmark, and the file that keeps them, so that one that was stopped continues."""
 
 from __future__ import annotations
 

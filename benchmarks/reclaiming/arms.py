@@ -1,4 +1,4 @@
-"""The arms: one trunk a seed, and from the moment of the reclaim five ways to go on."""
+"""The arms: one trunk a seed, and from the moment of the reclaim five ways to continue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a cluster's nodes, scheduler and garbage collector do, as far as the API shows it: `FakeKubelet`.
 
-It runs beside a bare API server (`apiserver.ApiServer`) and goes on over restarts of it:
+It runs beside a bare API server (`apiserver.ApiServer`) and continues over restarts of it:
 
 - binds pending pods to nodes made by `add_node` that are ready, schedulable, match the pod's selector and have the
   GPUs free; says `Unschedulable` of the others, as kube-scheduler does (no priorities, no preemption);

@@ -58,7 +58,7 @@ def pod_of_another(world: World, namespace: str) -> None:
 
 
 def whole_life(world: World, start: Callable[[], OperatorProcess], meanwhile: Callable[[], None]) -> None:
-    """Let a job wait, run, be lent a GPU, lose its operator, stop, go on, end and be deleted."""
+    """Let a job wait, run, be lent a GPU, lose its operator, stop, continue, end and be deleted."""
     world.kubelet.add_node("node", 2)
 
     def until(kind: str, reason: str) -> None:

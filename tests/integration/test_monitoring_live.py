@@ -134,7 +134,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Play a job whose trainer is real; one that trains, is lent a GPU, grows, gives it back and completes; one that
-    fails and is preempted, and goes on; and one that waits.
+    fails and is preempted, and continues; and one that waits.
     """
     binaries = prometheus_binaries()
     directory = tmp_path_factory.mktemp("monitoring")

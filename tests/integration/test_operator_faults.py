@@ -108,7 +108,7 @@ def forget_history(server: ApiServer) -> None:
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
 def test_a_restart_of_the_api_server_disturbs_no_job(world: World, sig: signal.Signals) -> None:
-    """What happened meanwhile is seen afterwards, and who runs goes on."""
+    """What happened meanwhile is seen afterwards, and who runs continues."""
     world.kubelet.add_node("node", 2)
     operator = world.operate()
     world.jobs.make("job")

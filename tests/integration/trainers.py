@@ -30,7 +30,7 @@ class Trainers:
     """A context manager. Attributes may be changed while it runs.
 
     `silent`: jobs (by name) whose leaders never report. `stubborn`: jobs whose leaders acknowledge nothing.
-    `ends_when(job, pods)`: the exit code with which its leader ends now, None to go on; asked at each change of them.
+    `ends_when(job, pods)`: the exit code with which its leader ends now, None: it continues; asked at each change.
     `history`: every state of jobs and pods that was seen, in order.
     """
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a live table on a terminal, plain lines elsewhere, both on stderr."""
+"""What a person sees during a run: a live table on a terminal, plain lines elsewhere, both on stderr."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def folder_of(directory: Path, job: str, jobs: Sequence[AdaptiveTrainingJob]) ->
 def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
     """Remove what an earlier run of these jobs left in `directory`, and nothing else.
 
-    `LocalRunError` where a run goes on in it.
+    `LocalRunError` where another run uses it.
     """
     if not directory.is_dir():
         return

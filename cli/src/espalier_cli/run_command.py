@@ -128,7 +128,7 @@ def run(
         raise InputError(str(error), hint) from error
     _print(finished, directory, jobs, as_json=as_json)
     if finished.interrupted:
-        click.echo(f"interrupted; to go on: {resume_command(directory)}", err=True)
+        click.echo(f"interrupted; to resume: {resume_command(directory)}", err=True)
         sys.exit(130)
     if any(result.phase != "Complete" for result in finished.results.values()):
         sys.exit(1)

@@ -54,7 +54,7 @@ class Status:
 
     @property
     def is_expired(self) -> bool:
-        """Whether the API server no longer has the version from which it was to go on."""
+        """Whether the API server no longer has the version to continue from."""
         return self.code == 410
 
     @property
@@ -114,7 +114,7 @@ class RefusedError(ApiError):
 
 
 class ExpiredError(RefusedError):
-    """The API server no longer has the version from which it was to go on (410): everything is to be listed again."""
+    """The API server no longer has the version to continue from (410): everything must be listed again."""
 
 
 def error_of(status: Status, call: Call) -> ApiError:

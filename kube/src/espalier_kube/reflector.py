@@ -77,7 +77,7 @@ class Rhythm:
 class Reflector:
     """Follows the objects of one kind in a namespace that a field selector chooses, in a thread.
 
-    What is listed comes first, each object as `Changed`. A watch that ends in order goes on from the version that it
+    What is listed comes first, each object as `Changed`. A watch that ends in order continues from the version that it
     reached. After an error or silence all are listed again, by which time another API server may answer that does not
     know that version; what went meanwhile is `Deleted`.
     """

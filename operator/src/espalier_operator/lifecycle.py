@@ -11,7 +11,7 @@ from espalier_operator.facts import JobFacts, Rules
 
 
 def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
-    """Return what ends or stops `job` in this tick, None where it goes on."""
+    """Return what ends or stops `job` in this tick, None where it continues."""
     if job.ended is not None:
         kind = Fail if job.ended.failed else Finish
         return kind(job=job.key, reason=job.ended.reason, message=job.ended.message)

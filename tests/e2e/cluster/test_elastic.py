@@ -1,4 +1,4 @@
-"""Workers on real pods that train together: they join, leave and die, and training goes on."""
+"""Workers on real pods that train together: they join, leave and die, and training continues."""
 
 from __future__ import annotations
 

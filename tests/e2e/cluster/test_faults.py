@@ -75,7 +75,7 @@ def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes
 
         report = wait_for("it trains", reported, 60)
         assert report["usedSeconds"] >= used, "budget was given back"
-        assert report["step"] >= step, "it did not go on from its checkpoint"
+        assert report["step"] >= step, "it did not continue from its checkpoint"
         status = wait_for("it is counted", lambda n=number: (s := space.status("phoenix"))["restarts"] == n and s)
         assert status["preemptions"] == number
     complete = space.wait_condition("phoenix", "Complete", 120)

@@ -100,7 +100,7 @@ def lasting(part: str, name: str) -> dict[str, Any]:
     """Return a pod that runs until it is ended: a service, or a worker that waits."""
     manifest = pod(part, name)
     spec = manifest["spec"]
-    if part == "operator":  # an account without rights: it goes on asking for the lease
+    if part == "operator":  # an account without rights: it keeps asking for the lease
         spec["automountServiceAccountToken"] = True
     if part == "trainer":
         manifest["metadata"]["annotations"] = {"job": json.dumps(digits("waits", budget=60))}

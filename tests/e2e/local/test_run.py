@@ -84,7 +84,7 @@ def test_interrupted_it_ends_names_the_command_that_goes_on_and_goes_on(
     assert code == 130
     assert f"--output {out}" in stderr.splitlines()[-1]
     # Not on the PATH, so named as it was called: what is printed can be typed.
-    assert stderr.splitlines()[-1].startswith(f"interrupted; to go on: {first.process.args[0]} run")
+    assert stderr.splitlines()[-1].startswith(f"interrupted; to resume: {first.process.args[0]} run")
     assert alive(out) == []
     stopped = json.loads((out / "result.json").read_text())
     assert stopped["phase"] == "Stopped"

@@ -143,7 +143,7 @@ class Kubernetes(ApiObjects):
                 self.delete_pod(key)
 
     def pass_time(self, seconds: float, step: float = 1.0) -> None:
-        """Let time go on, and leaders train; kubelets keep up with their processes."""
+        """Let time pass, and leaders train; kubelets keep up with their processes."""
         end = self.now + seconds
         while self.now < end:
             gone = min(step, end - self.now)

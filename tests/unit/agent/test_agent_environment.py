@@ -114,7 +114,7 @@ def test_illegal_actions_are_refused_by_name(unlike: tuple[OutcomeTable, ...], a
         f"action {action} is not legal on table chain1-middle; legal: 0, 3 (action_mask [1, 0, 0, 1]); "
         "choose among the actions whose info['action_mask'] is 1"
     )
-    environment.step(0)  # It can go on.
+    environment.step(0)  # It can continue.
 
 
 def test_a_step_needs_an_episode(make_table: MakeTable) -> None:

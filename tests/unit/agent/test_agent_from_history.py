@@ -1,4 +1,4 @@
-"""Learning goes on: from what came of a service's advice, judged by what was held out, put to work where not worse."""
+"""Learning continues from the outcomes of a service's advice; a gate judges by what was held out."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def trees(draw: st.DrawFn) -> tuple[Indices, Floats]:
 
 
 def action_values(next_states: Indices, rewards: Floats, returns: Floats) -> Floats:
-    """Return the optimal Q of each state and action, by the slow way: the best of all ways to go on."""
+    """Return the optimal Q of each state and action, by the slow way: the best of all ways to continue."""
     last = len(next_states) - len(returns) // next_states.shape[1]
 
     def best_from(state: int) -> float:

@@ -97,7 +97,7 @@ def test_the_study_draws_and_reports(trees: list[DecisionTree], tmp_path: Path) 
 
     def learn(stage: str, runs: list[Run]) -> list[object]:
         stages.append((stage, len(runs)))
-        # The later stages go on from what the earlier ones learnt.
+        # The later stages continue from what the earlier ones learnt.
         assert all((run.start is None) == (stage == "from scratch") for run in runs)
         return learn_many(runs, 2)
 

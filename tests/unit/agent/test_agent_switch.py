@@ -132,7 +132,7 @@ def test_a_switch_under_load_gives_each_answer_by_one_policy(folder: Path, polic
             damage(folder)
             until("a damaged one is refused", lambda: samples(url)["espalier_agent_policy_refusals_total"] == 1)
             answered = advised(url)
-            until("answers go on", lambda: advised(url) > answered + 8)
+            until("answers continue", lambda: advised(url) > answered + 8)
             assert version(url) == policy.version
             save_policy(other, folder)
             until("a sound one comes after it", lambda: version(url) == other.version)

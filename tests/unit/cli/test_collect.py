@@ -177,7 +177,7 @@ def test_two_at_a_time_give_the_table_of_one_at_a_time_and_seeds_can_be_added(tm
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "both" / "runs").iterdir()}
     assert collected(tmp_path / "both", setup, range(2), 2, controls=False) == alone
     assert before == {path: path.stat().st_mtime_ns for path in before}
-    # Checkpoints are not kept where nothing goes on from them any more.
+    # Checkpoints are not kept where nothing continues from them any more.
     assert list((tmp_path / "both" / "checkpoints").iterdir()) == []
 
 

@@ -73,7 +73,7 @@ def test_what_is_listed_comes_first_and_then_what_changes(follow: Any) -> None:
     events = watching(("MODIFIED", pod("a", 6)), ("DELETED", pod("b", 7)), ("BOOKMARK", pod("", 9)))
     given, asked = follow(listing(5, pod("a", 1), pod("b", 2)), events, watching())
     assert given == [Changed(pod("a", 1)), Changed(pod("b", 2)), Changed(pod("a", 6)), Deleted(pod("b", 7))]
-    assert [query.get("resourceVersion") for query in asked[:3]] == [None, "5", "9"], "it goes on from the bookmark"
+    assert [query.get("resourceVersion") for query in asked[:3]] == [None, "5", "9"], "it continues from the bookmark"
     assert {query["fieldSelector"] for query in asked} == {"x=y"}
 
 

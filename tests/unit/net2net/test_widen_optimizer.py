@@ -1,4 +1,4 @@
-"""After widening, training goes on: copies move apart, and the optimizer knows of each weight what it knew."""
+"""After widening, training continues: copies move apart, and the optimizer knows of each weight what it knew."""
 
 from __future__ import annotations
 

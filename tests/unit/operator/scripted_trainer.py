@@ -6,7 +6,7 @@ ack=no           never acknowledge a reclaim
 exit-after=S     budget seconds of this incarnation after which it exits with exit-code=N, at most exits=N times
 silent=yes       never report
 ignore-term=yes  ignore SIGTERM
-overrun=yes      go on past the budget
+overrun=yes      continue past the budget
 damage=half      now and then write half a report; damage=future: one of a future version
 """
 

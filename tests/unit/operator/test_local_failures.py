@@ -43,7 +43,7 @@ def test_a_crashed_leader_is_started_again_with_its_budget_kept(local_run, job_o
     assert outcome.used_seconds == pytest.approx(2, abs=0.25)
     starts = [event.used_seconds for event in story.told("one", TrainerStarted)]
     assert starts[0] == 0
-    assert all(later - earlier >= 0.35 for earlier, later in itertools.pairwise(starts)), "the budget goes on"
+    assert all(later - earlier >= 0.35 for earlier, later in itertools.pairwise(starts)), "the budget continues"
 
 
 def test_more_crashes_than_backoff_limit_are_a_crash_loop(local_run, job_of):
@@ -180,7 +180,7 @@ def test_a_stopped_run_is_taken_up_with_its_budget(local_run, job_of):
     assert 1.9 < after.used_seconds < 2.6
     assert second.told("one", TrainerStarted)[0].used_seconds == pytest.approx(before.used_seconds, abs=0.2)
     generations = [event.allocation.generation for event in after.allocations]
-    assert generations == sorted(set(generations)), "generations go on over a resume"
+    assert generations == sorted(set(generations)), "generations continue over a resume"
     third = local_run([job])
     assert (third.outcomes["one"].reason, third.events) == (Reason.BUDGET_EXHAUSTED, []), "what is over stays over"
 
@@ -195,7 +195,7 @@ def test_a_stop_ends_the_deaf_too(local_run, job_of):
 
 @pytest.mark.parametrize("option", ["", "ignore-term=yes"])
 def test_a_run_whose_scheduler_was_killed_is_taken_up(local_run, job_of, tmp_path, option):
-    """SIGKILL of the scheduler: its trainer ends or is ended, and the budget goes on where it stood."""
+    """SIGKILL of the scheduler: its trainer ends or is ended, and the budget continues where it stood."""
     job = job_of("one", *filter(None, [option]), timeBudgetSeconds=2.5)
     job_file = tmp_path.parent / f"{tmp_path.name}.json"
     job_file.write_text(json.dumps(job.to_json()))

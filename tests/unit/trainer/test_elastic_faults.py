@@ -20,7 +20,7 @@ Workplace = Any
 """That of `conftest.py`."""
 
 RESUMED_SECONDS = 60.0
-"""Within which training goes on, whatever happened."""
+"""Within which training continues, whatever happened."""
 CUT_SECONDS = 4.0
 """How long a network is cut."""
 
@@ -320,7 +320,7 @@ def wire() -> Iterator[Wire]:
 
 @pytest.mark.parametrize("patience", [20.0, 1.5])
 def test_a_network_that_is_cut_for_seconds(elastic: Callable[..., Workplace], wire: Wire, patience: float) -> None:
-    """Members wait for 20 s: they go on when the wire is mended. With less patience they part, and meet again."""
+    """Members wait for 20 s: they continue when the wire is mended. With less patience they part, and meet again."""
     place = elastic()
     parts = patience < CUT_SECONDS
     hasty = f"import espalier_trainer.elastic.group as g; g.COLLECTIVE_SECONDS = {patience}"

@@ -145,7 +145,7 @@ def test_unusable_file_is_warned_about_once_and_the_last_good_one_holds(tmp_path
         assert _asked(scheduler, clock) == (1, 2, Direction.NONE)
     (warning,) = scheduler.take_warnings()
     assert said in warning
-    assert "going on with allocation generation 1" in warning
+    assert "continuing with allocation generation 1" in warning
     assert scheduler.take_warnings() == ()
     write_document(path, _document(3, 1))
     assert _asked(scheduler, clock) == (3, 1, Direction.DOWN)

@@ -166,7 +166,7 @@ def test_a_worker_that_is_asked_to_end_leaves_between_two_steps(scripted: Callab
     leader.join(20)
     assert leader.exitcode == 143
     assert place.report().phase == "Stopped"
-    # It goes on from its checkpoint, in the middle of an epoch.
+    # It continues from its checkpoint, in the middle of an epoch.
     stopped = place.report().step
     assert stopped > 0
     again = place.start()

@@ -1,4 +1,4 @@
-"""A checkpoint as flat tensors: bit by bit what it was, and no view of what goes on training."""
+"""A checkpoint as flat tensors: bit by bit what it was, and no view of what continues training."""
 
 from __future__ import annotations
 

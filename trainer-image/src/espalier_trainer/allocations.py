@@ -97,4 +97,4 @@ class AllocationFile:
             return
         self._complaint = message
         generation = 0 if self._document is None else self._document.allocation.generation
-        self._warnings.append(f"{message}; going on with allocation generation {generation}")
+        self._warnings.append(f"{message}; continuing with allocation generation {generation}")

@@ -32,7 +32,7 @@ class OwnLoopError(TrainerError):
 
 
 class LossNotFiniteError(Exception):
-    """The loss, or a weight, became NaN or infinite: training cannot go on."""
+    """The loss, or a weight, became NaN or infinite: training cannot continue."""
 
     def __init__(self, what: str, learning_rate: float) -> None:
         super().__init__(

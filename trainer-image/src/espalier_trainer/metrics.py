@@ -66,7 +66,7 @@ class MeteredReporter:
 
 @contextmanager
 def served(metrics: Metrics, port: int) -> Iterator[None]:
-    """Let `metrics` be scraped on `port` of all addresses; where the port cannot be had training goes on without."""
+    """Let `metrics` be scraped on `port` of all addresses; where the port cannot be had training continues without."""
     try:
         server, thread = start_http_server(port, registry=metrics.exposed)
     except OSError as error:

@@ -92,7 +92,7 @@ class FileReporter:
     def _failed(self, path: Path, error: OSError) -> None:
         if path not in self._failing:
             self._failing.add(path)
-            logger.warning("%s: cannot be written (%s); training goes on without it", path, error)
+            logger.warning("%s: cannot be written (%s); training continues without it", path, error)
 
 
 @dataclass

@@ -104,9 +104,9 @@ class Learner:
     ) -> Policy:
         """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy bit for bit.
 
-        `config` is the first recipe's by default. `parent` is the policy to go on from; it keeps its encoder, a fresh
-        network gets `encoder`. Runs on one thread: the tensors are too small to share. Raises `TableError` for a table
-        that cannot be played, and `LearningError` where learning cannot start, or a number stops being finite.
+        `config` is the first recipe's by default. `parent` is the policy to continue from: it keeps its encoder. A
+        fresh network gets `encoder`. Runs on one thread: the tensors are too small to share. Raises `TableError` for a
+        table that cannot be played, and `LearningError` where learning cannot start, or a number stops being finite.
         """
         config = self.recipe() if config is None else config
         encoder = encoder or self.encoder
@@ -120,7 +120,7 @@ class Learner:
         )
 
     def check(self, encoder: str, parent: Policy | None) -> None:
-        """Raise `LearningError` where this learner cannot use the encoder, or cannot go on from a policy."""
+        """Raise `LearningError` where this learner cannot use the encoder, or cannot continue from a policy."""
         if self.stacks and not ENCODERS.load(encoder).stackable:
             raise LearningError(
                 f"learner {self.name} stacks networks, which encoder {encoder} does not allow; leave --encoder out"

@@ -8,7 +8,7 @@ enters another, and what is drawn comes from a generator of each run's own seed.
 Rounding differs from that of a run alone: gradients agree to float tolerance, not bit for bit. Where a unit is about
 to fall silent or a gradient is almost 0, the last digit decides which way Adam goes, so that after hundreds of updates
 some runs have parted from themselves alone and are another equally good policy (tests show both). `espalier agent
-learn` goes on one seed at a time; this is for studies over seeds. The encoder must be `stackable`.
+learn` continues one seed at a time; this is for studies over seeds. The encoder must be `stackable`.
 
 Ten seeds on one core: a third of the processor time of one after the other (2.8 times as fast on the paper's six
 tables, 3.2 on three of one model).

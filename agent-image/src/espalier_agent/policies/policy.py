@@ -47,7 +47,7 @@ class Lineage(Record):
     seed: int
     episodes: int
     tables: tuple[LearntTable, ...]
-    """What it, or a policy that it goes on from, has learnt from: none of them can judge it."""
+    """What it, or a policy that it continues from, has learnt from: none of them can judge it."""
     parent: PolicyVersion | None = None
     """The policy that learning started from; absent when it started from a fresh network."""
     history: LearntHistory | None = None

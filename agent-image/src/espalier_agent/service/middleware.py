@@ -56,7 +56,7 @@ class CountedRequests:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand the request on, and count its answer when that begins.
 
-        A fault of ours is answered further out, by Starlette itself; it is counted here, and goes on.
+        A fault of ours is answered further out, by Starlette itself; it is counted here and raised again.
         """
         if scope["type"] != "http":
             await self.app(scope, receive, send)

@@ -2,7 +2,7 @@
 
 What is looked at is the identity of the files, links followed: a folder that is written again, a renamed file and a
 volume of Kubernetes whose link is switched are all noticed. A new policy is read, checked and asked once before it
-takes the old one's place, which is one assignment; one that cannot be used is refused and the old one goes on.
+takes the old one's place, which is one assignment; one that cannot be used is refused and the old one continues.
 """
 
 from __future__ import annotations

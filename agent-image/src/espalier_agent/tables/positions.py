@@ -76,7 +76,7 @@ class Positions:
         seen = [state.architecture for tree in trees for state in tree.states]
         seen += [end for tree in trees for end in _ends(tree)]
         moments = [moment for tree in trees for moment in _moments(tree)]
-        # An episode is over when the budget is spent: training goes on after the last decision until then.
+        # An episode is over when the budget is spent: training continues after the last decision until then.
         moments += [(0.0, tree.states[0].time_budget_s, 0) for tree in trees for _ in tree.sequences]
         rows = {architecture.fingerprint: architecture for architecture in seen}
         place = {fingerprint: row for row, fingerprint in enumerate(rows)}

@@ -27,7 +27,7 @@ class Reward(StrEnum):
     OVER_NOTHING = "over-nothing"
     """What the action changes where nothing else is done from here on; doing nothing is worth 0."""
     OVER_MEAN = "over-mean"
-    """What the action changes in the mean over all ways to go on."""
+    """What the action changes in the mean over all ways to continue."""
     OVER_BEST = "over-best"
     """What the action takes from the best that could still be reached: never above 0, and 0 for a best action."""
 

@@ -1,4 +1,4 @@
-"""The lines about a job while it goes on: changes of its status and its Events, each once. Pure but for its memory."""
+"""The lines about a job while it runs: changes of its status and its Events, each once. Pure but for its memory."""
 
 from __future__ import annotations
 

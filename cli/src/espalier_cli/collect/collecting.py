@@ -53,7 +53,7 @@ def collect(
 
 
 def _forget(run: Run, runs: Sequence[Run], records: dict[Run, RunRecord], folder: WorkFolder) -> None:
-    """Remove the checkpoint that `run` went on from, once all that go on from it are done."""
+    """Remove the checkpoint that `run` continued from, once all that continue from it are done."""
     parent = run.parent
     if parent is not None and all(other in records for other in runs if other.parent == parent):
         folder.forget_checkpoint(parent)

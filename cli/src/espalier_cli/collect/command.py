@@ -145,7 +145,7 @@ def collect(
     except (TimelineError, StepCostError, CollectError, TrainerError, GrowthError, OSError) as error:
         raise CommandError(str(error), _left_behind(folder)) from error
     except KeyboardInterrupt:
-        click.echo("interrupted; the same command goes on from what is done", err=True)
+        click.echo("interrupted; the same command continues from what is done", err=True)
         sys.exit(130)
     _print(table, output)
 

@@ -43,7 +43,7 @@ class Run:
 
     @property
     def parent(self) -> Run | None:
-        """The run that this one goes on from; None where it begins at the beginning."""
+        """The run that this one continues from; None where it begins at the beginning."""
         if self.kind in (Kind.TRUNK, Kind.SCRATCH):
             return None
         if self.kind is Kind.EDGE and len(self.actions) > 1:

@@ -1,4 +1,4 @@
-"""A collection on disk: what is done, and the checkpoints that are still gone on from.
+"""A collection on disk: what is done, and the checkpoints that are still continued from.
 
 `collection.json` says what is collected, `runs/KEY.json` what each finished run came to, `checkpoints/KEY/` where a run
 stopped before a decision. A record is written after the checkpoint, so whatever is killed leaves runs done or not done.
@@ -32,7 +32,7 @@ class StateError(Exception):
 
 
 class CollectionIdentity(Record):
-    """What must be equal for a collection to be gone on with. Seeds may be added."""
+    """What must be equal for a collection to be continued with. Seeds may be added."""
 
     job: str
     """SHA-256 of the job as it is trained."""
@@ -92,7 +92,7 @@ class WorkFolder:
         return cost_of(known.step_cost_s[0], known.step_cost_s[1:], points, groups)
 
     def begin(self, collection: Collection) -> None:
-        """Begin, or go on with, a collection; `StateError` where the folder holds another one."""
+        """Begin, or continue with, a collection; `StateError` where the folder holds another one."""
         ours, theirs = identity_of(collection), self._identity()
         if theirs is None:
             write_document(self._identity_file, ours)
@@ -122,7 +122,7 @@ class WorkFolder:
     def done(self, runs: Sequence[Run], decisions: int) -> tuple[dict[Run, RunRecord], list[str]]:
         """Return the records of the runs that need not be trained again, and complaints about damaged ones.
 
-        A run whose checkpoint is gone counts only where all that go on from it are done.
+        A run whose checkpoint is gone counts only where all that continue from it are done.
         """
         records: dict[Run, RunRecord] = {}
         complaints: list[str] = []
@@ -148,7 +148,7 @@ class WorkFolder:
         write_document(self._record_file(run), record)
 
     def save(self, run: Run, checkpoint: Checkpoint) -> None:
-        """Write the checkpoint of a run that others go on from."""
+        """Write the checkpoint of a run that others continue from."""
         self._checkpoints(run).save(checkpoint)
 
     def checkpoint(self, run: Run) -> Checkpoint | None:
@@ -156,7 +156,7 @@ class WorkFolder:
         return self._checkpoints(run).load_latest()
 
     def forget_checkpoint(self, run: Run) -> None:
-        """Remove the checkpoint of a run from which nothing goes on any more."""
+        """Remove the checkpoint of a run from which nothing continues any more."""
         if self._checkpoints(run).folder.exists():
             shutil.rmtree(self._checkpoints(run).folder)
 

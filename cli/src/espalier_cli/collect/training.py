@@ -121,7 +121,7 @@ def prepared(job: AdaptiveTrainingJob, decisions: int, time: Time) -> AdaptiveTr
 
 
 def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[RunRecord, Checkpoint | None]:
-    """Train one run from the checkpoint of its parent; return also its own, where others go on from it.
+    """Train one run from the checkpoint of its parent; return also its own, where others continue from it.
 
     Raises `CollectError` where a decision is not reached or not carried out, or training fails.
     """

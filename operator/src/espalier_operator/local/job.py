@@ -290,7 +290,7 @@ class LocalJob:
         if self._reports.complaint != self._complaint:
             self._complaint = self._reports.complaint
             if self._complaint:
-                self.warn("UnreadableReport", f"{self._complaint}; going on without it")
+                self.warn("UnreadableReport", f"{self._complaint}; continuing without it")
         if report is None:
             return
         self.report, self._reported_at = report, now

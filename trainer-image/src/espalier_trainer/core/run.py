@@ -162,7 +162,7 @@ class Run:
         return joint
 
     def usable(self, loss: float) -> bool:
-        """Return whether a step with this loss counts; raises `LossNotFiniteError` where training cannot go on."""
+        """Return whether a step with this loss counts; raises `LossNotFiniteError` where training cannot continue."""
         if math.isfinite(loss):
             return True
         change = self.hooks.failed(f"the smaller model's loss is {loss}")
@@ -335,7 +335,7 @@ class Run:
         ):
             return True
         if progress.consultations == self._study.stop_before_decision:
-            message = f"decision {progress.consultations} is left to who goes on from here"
+            message = f"decision {progress.consultations} is left to the leader that continues from here"
             self.ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, message)
             return False
         self.journal.enter(TrainerPhase.ADAPTING)
@@ -345,7 +345,7 @@ class Run:
         progress.consultations += 1
         if consultation.network is not network:
             if self.state.in_place:
-                # Where the grown one does not fit the process ends; started again it goes on from here, as it was.
+                # Where the grown one does not fit the process ends; started again it continues from here, as it was.
                 self._save()
             self.hooks.grew(network, lambda: self._capture().state)
             self._use(consultation.network)

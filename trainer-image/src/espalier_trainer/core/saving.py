@@ -102,6 +102,6 @@ class Saver:
         try:
             path = self.store.save(capture())
         except (OSError, SafetensorError) as error:
-            journal.warn("CheckpointFailed", f"no checkpoint was written ({error}); training goes on")
+            journal.warn("CheckpointFailed", f"no checkpoint was written ({error}); training continues")
         else:
             journal.saved(str(path), self.clock() - started)

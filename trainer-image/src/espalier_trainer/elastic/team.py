@@ -295,7 +295,7 @@ class Team:
         if self._broken >= _MAX_BROKEN:
             self._warn(
                 "WorkersUnreachable",
-                f"{self._broken} generations in a row broke ({message}); training goes on alone for "
+                f"{self._broken} generations in a row broke ({message}); training continues alone for "
                 f"{_ALONE_SECONDS:.0f} s",
             )
             # The state trained alone from here on is newer than that of any other worker.

@@ -26,7 +26,7 @@ MAX_REPORT_BYTES: Final = 256 * 1024
 """A ConfigMap takes 1 MiB. A report of a hundred adaptations of ordinary size is about 70 KiB."""
 MAX_MESSAGE_CHARACTERS: Final = 4096
 LONGEST_INTERVAL_WALL_SECONDS: Final = 10.0
-"""Between two reports of a job that only goes on. The operator writes mere figures no more often, and a thousand jobs
+"""Between two reports of a job without other news. The operator writes mere figures no more often, and a thousand jobs
 that report every two seconds keep a core of the API server busy."""
 RETRIES: Final = Retries(tries=6, first_wait=0.25, longest_wait=10.0)
 """How often one report is tried, and when; in training a newer one replaces it long before."""
@@ -159,7 +159,7 @@ class ConfigMapReporter:
             self._failures += 1
             if not self._warned and (isinstance(error, RefusedError) or self._failures > 1):
                 self._warned = True
-                logger.warning("%s: the report cannot be written: %s; training goes on", self._place, error)
+                logger.warning("%s: the report cannot be written: %s; training continues", self._place, error)
             return error
         self._failures = 0
         if self._warned:

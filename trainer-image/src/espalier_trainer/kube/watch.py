@@ -128,7 +128,7 @@ class JobWatch:
         if not self._warned:
             self._warned = True
             with self._lock:
-                self._warnings.append(f"cannot watch job {self._job.key}: {problem}; going on by the annotation")
+                self._warnings.append(f"cannot watch job {self._job.key}: {problem}; continuing by the annotation")
 
 
 def document_of(job: AdaptiveTrainingJob, manifest: Mapping[str, Any]) -> AllocationDocument | None:

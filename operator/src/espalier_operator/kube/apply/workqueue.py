@@ -48,7 +48,7 @@ class WorkQueue:
         return not (self._tasks or self._urgent or self._rest)
 
     async def close(self, seconds: float) -> None:
-        """Flush what was added, for at most `seconds`, and end what still goes on then."""
+        """Flush what was added, for at most `seconds`, and end what still runs then."""
         until = asyncio.get_running_loop().time() + seconds
         while self._tasks and (left := until - asyncio.get_running_loop().time()) > 0:
             await asyncio.wait(self._tasks.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -80,7 +80,7 @@ class WorkQueue:
         try:
             await self._flush(key)
         except Exception:
-            logger.exception("flushing %s failed by an error that should not happen; other jobs go on", key)
+            logger.exception("flushing %s failed by an error that should not happen; other jobs continue", key)
         finally:
             del self._tasks[key]
             self._patient.discard(key)

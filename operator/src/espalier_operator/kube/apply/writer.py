@@ -119,10 +119,10 @@ class Writer:
                 logger.log(_level(error), text, job.key, event.reason, event.message, error)
 
     async def _complain(self, job: ManagedJob) -> None:
-        """Report once what is wrong with a new specification of a job that goes on with its old one."""
+        """Report once what is wrong with a new specification of a job that continues with its old one."""
         problems = None if job.problems is None or job.job is None else "; ".join(job.problems.problems)
         if problems is not None:
-            await self._warn_once(job, Reason.INVALID_SPEC, f"it goes on with the specification it had: {problems}")
+            await self._warn_once(job, Reason.INVALID_SPEC, f"it continues with the specification it had: {problems}")
 
     async def _warn_once(self, job: ManagedJob, reason: Reason, message: str) -> None:
         text = message[:LONGEST_MESSAGE]

@@ -105,4 +105,4 @@ def test_what_is_no_database_is_refused_in_a_line(tmp_path: Path) -> None:
 def test_the_old_option_names_the_new_one() -> None:
     result = CliRunner().invoke(agent, ["serve", "--outcomes-file", "x.jsonl"])
     assert result.exit_code == 2
-    assert "give --outcomes-db FILE" in result.stderr
+    assert "use --outcomes-db FILE" in result.stderr

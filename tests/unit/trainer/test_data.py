@@ -209,7 +209,7 @@ def test_torchvisions_own_copy_is_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("build", "options", "said"),
     [
-        (lambda root: None, {}, "there is no such folder"),
+        (lambda root: None, {}, "no such folder or archive"),
         (lambda root: root.mkdir(), {}, "holds no images"),
         (lambda root: root.write_bytes(b"no archive"), {}, "cannot be read"),
         (lambda root: _folder(root, splits=("train",)), {}, "neither validation nor test"),

@@ -206,7 +206,7 @@ def test_a_straggler_is_left_out_where_the_job_says_so_and_comes_again(
     slow = place.start(1)
     said = until(lambda: len(found := warnings(place, "StragglerDetected")) == 3 and found, place, 60)
     assert ["extra worker 1" in each for each in said] == [True] * 3
-    assert [each.partition("left out for ")[2] for each in said] == ["1 s", "2 s", "good, as it was 2 times before"]
+    assert [each.partition("excluded for ")[2] for each in said] == ["1 s", "2 s", "good, as it was 2 times before"]
     until(lambda: worlds(place) == [2, 3, 2, 3, 2, 3, 2], place)
     trains_on(place)
     assert worlds(place)[-1] == 2
@@ -250,14 +250,14 @@ def test_a_worker_asked_to_end_leaves_between_two_steps(
 
 TELLS_SILENCE = """
 from pathlib import Path
-from espalier_trainer.elastic.rendezvous import Host
-look = Host.silent
+from espalier_trainer.elastic.rendezvous import RendezvousServer
+look = RendezvousServer.silent
 def silent(self):
     found = look(self)
     if found:
         Path({folder!r}, "silent").touch()
     return found
-Host.silent = silent
+RendezvousServer.silent = silent
 """
 """The leader leaves a mark once it has missed a worker that waits."""
 

@@ -209,7 +209,7 @@ def test_loss_that_is_not_finite_is_exit_code_3(workplace, make_job, tmp_path):
     [
         ({"model": {"name": "torchvision:resnet19"}}, "torchvision has no classification model 'resnet19'"),
         ({"model": {"name": "cifar8"}}, "does not take this data set's inputs"),
-        ({"dataset": {"name": "imagefolder", "path": "/no/such/folder"}}, "/no/such/folder: there is no such folder"),
+        ({"dataset": {"name": "imagefolder", "path": "/no/such/folder"}}, "/no/such/folder: no such folder or archive"),
         ({"schedule": {"name": "torch:NoLR"}}, "torch has no scheduler 'NoLR'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,10 @@ def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="has no"):
         renewed(f"# A page\n{BEGIN}\n", "")
     assert renewed(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
+
+
+def test_its_python_block_plans_a_snapshot(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    (tmp_path / "cluster.json").write_text('{"version": 1, "kind": "Snapshot", "taken_at": 0}')
+    ended = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "Plan(actions=(), refusals={}, wake_at=None)\n", ended.stderr

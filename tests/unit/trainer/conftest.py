@@ -231,14 +231,10 @@ os.dup2(handle, 2)
 os.environ.update({variables!r})
 sys.path[:0] = {path!r}
 {prelude}
-import time
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 torch.set_num_threads(1)
-register_optimizer_step_post_hook(lambda *given: time.sleep(0.002))
 {run}
 """
-"""Steps wait for a moment, as for a GPU: processes that compute all the time would take both cores from other tests."""
 
 _TRAINER = "from espalier_trainer.main import main; sys.exit(main())"
 

@@ -9,8 +9,9 @@ import click
 import torch
 
 from espalier_agent.commands.console import CommandError, print_evaluation
-from espalier_agent.commands.learn import SEEDS, USER_ERRORS, gather_tables, open_policy, outcomes_option
+from espalier_agent.commands.learn import SEEDS, USER_ERRORS, gather_tables, outcomes_option
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
+from espalier_agent.policies.files import open_policy
 
 
 @click.command()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -14,9 +15,9 @@ class LazyGroup(click.Group):
     `elsewhere` gives for each name the module and the name in it, as `module:name`.
     """
 
-    def __init__(self, *args: object, elsewhere: Mapping[str, str], **settings: object) -> None:
+    def __init__(self, *args: Any, elsewhere: Mapping[str, str], **settings: Any) -> None:
         """Take the arguments of `click.Group` in addition."""
-        super().__init__(*args, **settings)  # type: ignore[arg-type]
+        super().__init__(*args, **settings)
         self._elsewhere = elsewhere
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -27,8 +28,7 @@ class LazyGroup(click.Group):
         """Return the command, imported if need be."""
         if cmd_name not in self._elsewhere:
             return super().get_command(ctx, cmd_name)
-        module, _, name = self._elsewhere[cmd_name].partition(":")
-        command = getattr(importlib.import_module(module), name)
+        command = pkgutil.resolve_name(self._elsewhere[cmd_name])
         if not isinstance(command, click.Command):
-            raise TypeError(f"{module}:{name} is a {type(command).__name__}, not a click command")
+            raise TypeError(f"{self._elsewhere[cmd_name]} is a {type(command).__name__}, not a click command")
         return command

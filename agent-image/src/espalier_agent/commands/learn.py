@@ -16,7 +16,6 @@ from espalier_agent.history.schema import StoreError
 from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
 from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS
 from espalier_agent.policies.files import PolicyError, load_policy, save_policy
-from espalier_agent.policies.files import open_policy as open_policy
 from espalier_agent.policies.network import ENCODERS
 from espalier_agent.tables.tree import TableError, read_playable, table_digest
 from espalier_api.base import Record

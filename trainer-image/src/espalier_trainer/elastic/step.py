@@ -43,9 +43,8 @@ def share_of(
     if mine.rows:
         inputs, labels = order.batch(source, mine.batch, slice(mine.first, mine.last))
     else:
-        inputs, labels = order.batch(
-            source, cursor, slice(LEAST_ROWS)
-        )  # its own batch may be beyond the end of the epoch
+        # The member's own batch may be beyond the end of the epoch.
+        inputs, labels = order.batch(source, cursor, slice(LEAST_ROWS))
         labels = labels[:0]
     return inputs, labels, sum(each.rows for each in own), consumed(policy, group.world, cursor, len(order))
 

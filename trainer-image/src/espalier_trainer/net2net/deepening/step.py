@@ -66,9 +66,13 @@ def rebuild(model: nn.Module, architecture: Architecture, example_input: Example
 def history_of(architecture: Architecture) -> tuple[Deepened, ...]:
     """Return the deepening steps in a description, point by point: their original order is unknown."""
     names = {layer.name for layer in architecture.layers}
-    kinds = (Insertion.EXACT, Insertion.IDENTITY_BATCH_NORM)
+
+    def insertion(block: str, index: int) -> Insertion:
+        normed = f"{block}.{index}.norm" in names
+        return Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT
+
     return tuple(
-        Deepened(point=point.id, insertion=kinds[f"{point.block}.{index}.norm" in names])
+        Deepened(point=point.id, insertion=insertion(point.block, index))
         for point in architecture.growth_points
         for index in range(point.grown)
     )

@@ -24,7 +24,6 @@ Wall = Callable[[float], datetime]
 
 _TIMES: Final = ("admitted_at", "granted_at", "changed_at", "promised_until", "counted_until", "not_before")
 _PLAIN: Final = ("gpu_type", "extra", "extra_generation", "trained", "failures", "last_failure", "attempts")
-_OF_GRANT: Final = ("generation", "replicas", "gpus", "direction", "reason")
 
 
 def utc(seconds: float) -> datetime:
@@ -69,7 +68,11 @@ def state_of(status: JobStatus | None, submitted_at: float | None = None) -> Job
     return JobState(
         submitted_at=submitted_at,
         grant=Grant(
-            **{name: getattr(allocation, name) for name in _OF_GRANT},
+            generation=allocation.generation,
+            replicas=allocation.replicas,
+            gpus=allocation.gpus,
+            direction=allocation.direction,
+            reason=allocation.reason,
             deadline=None if allocation.deadline is None else allocation.deadline.timestamp(),
         ),
         **{name: getattr(kept, name) for name in _PLAIN},
@@ -90,7 +93,11 @@ def state_of(status: JobStatus | None, submitted_at: float | None = None) -> Job
 def allocation_of(grant: Grant, wall: Wall = utc) -> Allocation:
     """Return `grant` in the form that trainers and people read."""
     return Allocation(
-        **{name: getattr(grant, name) for name in _OF_GRANT},
+        generation=grant.generation,
+        replicas=grant.replicas,
+        gpus=grant.gpus,
+        direction=grant.direction,
+        reason=grant.reason,
         deadline=None if grant.deadline is None else wall(grant.deadline),
     )
 

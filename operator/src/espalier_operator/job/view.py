@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
@@ -12,12 +11,6 @@ from espalier_operator.job.budget import Leader
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import leader_of
 from espalier_operator.job.state import JobState, Timing
-
-_SAME: Final = (
-    *("admitted_at", "gpu_type", "extra", "reclaim", "granted_at", "changed_at", "trained", "used_seconds"),
-    *("gpu_seconds_used", "failures", "preemptions", "stopping", "ended"),
-)
-"""Fields of the state that the planner reads as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +36,27 @@ def facts_of(
         key=key,
         terms=terms,
         submitted_at=state.submitted_at or 0.0,
-        **{name: getattr(state, name) for name in _SAME},
+        admitted_at=state.admitted_at,
+        gpu_type=state.gpu_type,
         generation=generation,
         acknowledged_generation=0 if report is None else min(report.acknowledged_generation, generation),
+        extra=state.extra,
+        reclaim=state.reclaim,
+        granted_at=state.granted_at,
+        changed_at=state.changed_at,
         leader_running=seen.leader_runs,
         has_reported=seen.fresh,
         training=leader_of(seen, now, timing) is Leader.TRAINING,
         evaluating=seen.phase is TrainerPhase.EVALUATING,
+        trained=state.trained,
+        used_seconds=state.used_seconds,
+        gpu_seconds_used=state.gpu_seconds_used,
+        failures=state.failures,
         last_failure=state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],
         trouble=None if trouble is None else trouble.reason,
+        preemptions=state.preemptions,
+        stopping=state.stopping,
+        ended=state.ended,
         finished=state.outcome is not None,
     )
 

@@ -19,11 +19,12 @@ from espalier_operator.actions import Plan
 from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import Role, Rules, Terms
 from espalier_operator.job.budget import Leader
+from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
 from espalier_operator.local.gpus import Gpus, Timeline
 from espalier_operator.local.job import PID_FILE, LocalJob, Starter
 from espalier_operator.local.layout import STATE_FILE
-from espalier_operator.local.process import AGENT_PID_FILE, Agent, Process, end_orphan
+from espalier_operator.local.process import Process, end_orphan
 from espalier_operator.local.settings import LocalRunError, LocalSettings
 from espalier_operator.local.state import RunState, load_state, run_lock
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
@@ -55,7 +56,7 @@ async def run_local(
 
 async def end_orphans(folders: Collection[Path], stop_wall_seconds: float) -> None:
     """End the processes that a killed run has left, as named by the pid files in `folders`."""
-    files = [folder / name for folder in folders for name in (PID_FILE, AGENT_PID_FILE)]
+    files = [folder / name for folder in folders for name in (PID_FILE, agents.PID_FILE)]
     files += [file for folder in folders for file in folder.glob(PID_FILES)]
     found = await asyncio.gather(*(end_orphan(file, stop_wall_seconds) for file in files))
     for file, was_there in zip(files, found, strict=True):
@@ -288,14 +289,14 @@ class LocalRun:
 
     # ---- start and end
 
-    def _make_agent(self) -> Agent | None:
+    def _make_agent(self) -> agents.Agent | None:
         needed = any(
             job.job.spec.adaptation.agent is None and job.terms.adapts and not job.finished
             for job in self._jobs.values()
         )
         if self._settings.agent_command is None or self._settings.agent_url is not None or not needed:
             return None
-        return Agent(self._settings.agent_command, self._settings.directory, self._settings.restart_wall_seconds)
+        return agents.Agent(self._settings.agent_command, self._settings.directory, self._settings.restart_wall_seconds)
 
     async def _end_all(self) -> None:
         """End every process, read each one's last report, and save the state."""

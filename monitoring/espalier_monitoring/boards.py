@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models.common import (
     TooltipDisplayMode,
 )
 from grafana_foundation_sdk.models.dashboard import (
-    Dashboard,
+    AnnotationQuery,
     DashboardCursorSync,
     DashboardLinkType,
     DataSourceRef,
@@ -70,12 +70,20 @@ class Panel:
     height: int = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A heading with panels below it, from left to right."""
 
+    def __init__(self, title: str, *panels: Panel) -> None:
+        self.title, self.panels = title, panels
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An annotation: a mark in all panels wherever its query gives something."""
+
+    name: str
     title: str
-    panels: Sequence[Panel]
+    expression: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +96,25 @@ class Board:
     rows: Sequence[Row]
     variables: Sequence[tuple[str, str, str]] = ()
     """Name, label and query of each."""
-    annotations: Sequence[dashboard.AnnotationQuery] = field(default_factory=tuple)
+    marks: Sequence[Mark] = ()
 
 
-def build(board: Board) -> Dashboard:
-    """Return the dashboard. Panels get numbers and positions in their order."""
+def places(board: Board) -> Iterator[tuple[Row | Panel, GridPos]]:
+    """Yield the headings and panels in their order, each with its place in Grafana's grid."""
+    top = 0
+    for row in board.rows:
+        yield row, GridPos(x=0, y=top, w=_COLUMNS, h=1)
+        left, top, tallest = 0, top + 1, 0
+        for panel in row.panels:
+            if left + panel.width > _COLUMNS:
+                left, top, tallest = 0, top + tallest, 0
+            yield panel, GridPos(x=left, y=top, w=panel.width, h=panel.height)
+            left, tallest = left + panel.width, max(tallest, panel.height)
+        top += tallest
+
+
+def board_text(board: Board) -> str:
+    """Return a dashboard as the JSON that Grafana reads."""
     source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
     made = (
         dashboard.Dashboard(board.title)
@@ -115,28 +137,31 @@ def build(board: Board) -> Dashboard:
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
             .sort(VariableSort.ALPHABETICAL_ASC)
         )
-    for annotation in board.annotations:
-        made.annotation(annotation)
-    number, top = 0, 0
-    for row in board.rows:
-        number += 1
-        made.with_row(dashboard.Row(row.title).id(number).grid_pos(GridPos(x=0, y=top, w=_COLUMNS, h=1)))
-        top += 1
-        left, tallest = 0, 0
-        for panel in row.panels:
-            if left + panel.width > _COLUMNS:
-                left, top, tallest = 0, top + tallest, 0
-            number += 1
-            place = GridPos(x=left, y=top, w=panel.width, h=panel.height)
-            made.with_panel(_panel(panel).id(number).grid_pos(place))
-            left, tallest = left + panel.width, max(tallest, panel.height)
-        top += tallest
-    return made.build()
+    for mark in board.marks:
+        made.annotation(_MarkBuilder(mark))
+    for number, (item, place) in enumerate(places(board), 1):
+        if isinstance(item, Row):
+            made.with_row(dashboard.Row(item.title).id(number).grid_pos(place))
+        else:
+            made.with_panel(_panel(item).id(number).grid_pos(place))
+    return json.dumps(made.build(), cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def board_text(board: Dashboard) -> str:
-    """Return a dashboard as the JSON that Grafana reads."""
-    return json.dumps(board, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+class _TitledAnnotation(AnnotationQuery):
+    """An annotation with a title, which the SDK does not support."""
+
+    title = ""
+
+    def to_json(self) -> dict[str, object]:
+        return {**super().to_json(), "titleFormat": self.title}
+
+
+class _MarkBuilder(dashboard.AnnotationQuery):
+    def __init__(self, mark: Mark) -> None:
+        super().__init__()
+        self._internal = _TitledAnnotation()
+        self._internal.title = mark.title
+        self.name(mark.name).datasource(SOURCE).enable(True).icon_color("purple").expr(mark.expression)
 
 
 def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:

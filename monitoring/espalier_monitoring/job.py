@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana_foundation_sdk.builders import dashboard as builders
-from grafana_foundation_sdk.models.dashboard import AnnotationQuery, Dashboard
-
 from espalier_api.report import WORKERS_METRIC
-from espalier_monitoring.boards import SOURCE, Board, Panel, Row, build
+from espalier_monitoring.boards import Board, Mark, Panel, Row
 from espalier_monitoring.promql import Query, apart, quantiles
 
 _JOB: Final = 'namespace="$namespace", job_name="$job_name"'
@@ -30,190 +27,159 @@ def _chances(chosen: str, legend: str = "") -> Query:
     return apart("max", "choice", f"espalier_job_decision_probability_ratio{where}", legend)
 
 
-class _GrowthMark(AnnotationQuery):
-    """An annotation with a title, which the SDK does not support."""
-
-    def to_json(self) -> dict[str, object]:
-        """Return what Grafana reads."""
-        return {**super().to_json(), "titleFormat": "The model grew"}
-
-
-class _GrowthMarks(builders.AnnotationQuery):
-    """A mark wherever the model grew."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._internal = _GrowthMark()
-        grew = f"changes(espalier_job_adaptations_total{_THIS}[$__rate_interval]) > 0"
-        self.name("Growth").datasource(SOURCE).enable(True).icon_color("purple").expr(grew)
-
-
 _BUDGET: Final = Row(
-    title="Budget",
-    panels=(
-        Panel(
-            title="Phase",
-            about="`status.phase` of the job. If the panel is empty, the job is deleted or has no status yet.",
-            queries=(apart("max", "phase", f"espalier_job_info{_THIS}"),),
-            single=True,
-            names=True,
-            width=4,
-        ),
-        Panel(
-            title="Budget used",
-            about="Share of the time budget. Only time in training counts.",
-            unit="percentunit",
-            queries=((f"{_of('time_used_seconds_total')} / {_of('time_budget_seconds')}", "used"),),
-            single=True,
-            width=4,
-        ),
-        Panel(
-            title="Waiting",
-            about="How long the job has waited for its first GPUs, and why. Empty once it has them.",
-            unit="s",
-            queries=(apart("max", "reason", f"espalier_job_waiting_seconds{_THIS}"),),
-            single=True,
-            width=4,
-        ),
-        Panel(
-            title="Time used of the budget",
-            about="A flat line is a pause, a restart or a wait, which uses no budget.",
-            unit="s",
-            queries=((_of("time_used_seconds_total"), "used"), (_of("time_budget_seconds"), "budget")),
-        ),
+    "Budget",
+    Panel(
+        title="Phase",
+        about="`status.phase` of the job. If the panel is empty, the job is deleted or has no status yet.",
+        queries=(apart("max", "phase", f"espalier_job_info{_THIS}"),),
+        single=True,
+        names=True,
+        width=4,
+    ),
+    Panel(
+        title="Budget used",
+        about="Share of the time budget. Only time in training counts.",
+        unit="percentunit",
+        queries=((f"{_of('time_used_seconds_total')} / {_of('time_budget_seconds')}", "used"),),
+        single=True,
+        width=4,
+    ),
+    Panel(
+        title="Waiting",
+        about="How long the job has waited for its first GPUs, and why. Empty once it has them.",
+        unit="s",
+        queries=(apart("max", "reason", f"espalier_job_waiting_seconds{_THIS}"),),
+        single=True,
+        width=4,
+    ),
+    Panel(
+        title="Time used of the budget",
+        about="A flat line is a pause, a restart or a wait, which uses no budget.",
+        unit="s",
+        queries=((_of("time_used_seconds_total"), "used"), (_of("time_budget_seconds"), "budget")),
     ),
 )
 
 _LEARNING: Final = Row(
-    title="Learning",
-    panels=(
-        Panel(
-            title="Accuracy",
-            about="Reported figures whose names contain `accuracy`. Marks show when the model grew.",
-            unit="percentunit",
-            queries=(_metric('=~".*accuracy.*"'),),
-        ),
-        Panel(
-            title="Loss",
-            about="Reported figures whose names contain `loss`. A short rise after a mark comes from the new layer.",
-            queries=(_metric('=~".*loss.*"'),),
-            least=None,
-        ),
-        Panel(
-            title="Other figures",
-            about="All other figures that the trainer reports.",
-            queries=(_metric(f'!~".*(accuracy|loss).*|{WORKERS_METRIC}"'),),
-            least=None,
-        ),
-        Panel(
-            title="Steps and epochs per minute",
-            about="The rate of optimizer steps falls when the model grows, and rises with more workers.",
-            unit="cpm",
-            queries=(
-                (f"60 * max (rate(espalier_job_steps_total{_THIS}[$__rate_interval]))", "steps"),
-                (f"60 * max (rate(espalier_job_epochs_total{_THIS}[$__rate_interval]))", "epochs"),
-            ),
+    "Learning",
+    Panel(
+        title="Accuracy",
+        about="Reported figures whose names contain `accuracy`. Marks show when the model grew.",
+        unit="percentunit",
+        queries=(_metric('=~".*accuracy.*"'),),
+    ),
+    Panel(
+        title="Loss",
+        about="Reported figures whose names contain `loss`. A short rise after a mark comes from the new layer.",
+        queries=(_metric('=~".*loss.*"'),),
+        least=None,
+    ),
+    Panel(
+        title="Other figures",
+        about="All other figures that the trainer reports.",
+        queries=(_metric(f'!~".*(accuracy|loss).*|{WORKERS_METRIC}"'),),
+        least=None,
+    ),
+    Panel(
+        title="Steps and epochs per minute",
+        about="The rate of optimizer steps falls when the model grows, and rises with more workers.",
+        unit="cpm",
+        queries=(
+            (f"60 * max (rate(espalier_job_steps_total{_THIS}[$__rate_interval]))", "steps"),
+            (f"60 * max (rate(espalier_job_epochs_total{_THIS}[$__rate_interval]))", "epochs"),
         ),
     ),
 )
 
 _MODEL: Final = Row(
-    title="Model and workers",
-    panels=(
-        Panel(
-            title="Depth",
-            about="Number of layers of the model that have parameters.",
-            queries=((_of("depth"), "depth"), (_of("adaptations_total"), "times grown")),
-            decimals=0,
-        ),
-        Panel(
-            title="Parameters",
-            about="Number of trainable parameters of the model.",
-            queries=((_of("parameters"), "parameters"),),
-        ),
-        Panel(
-            title="Decisions with probabilities",
-            about="Probability that the policy gave to each choice in the last consultation, and the choice that was "
-            "made. A policy that explores may make a choice that is not the most probable. Empty before the first"
-            " consultation, and after a consultation that a fallback decided.",
-            unit="percentunit",
-            queries=(_chances("yes", "chosen: {{choice}}"), _chances("no")),
-        ),
-        Panel(
-            title="GPUs",
-            about="Base: GPUs that the job requested. Extra: GPUs that it was lent.",
-            queries=(apart("max", "role", f"espalier_job_gpus{_THIS}"),),
-            stacked=True,
-            decimals=0,
-        ),
-        Panel(
-            title="Workers that train together",
-            about="As the leader reports them. An extra GPU trains from the moment its worker joins until it leaves. "
-            "Empty for a job without elasticBatch, whose leader trains alone.",
-            queries=((_of("workers"), "workers"),),
-            decimals=0,
-        ),
-        Panel(
-            title="GPU-seconds",
-            about="GPU-seconds that the job held while it trained, base and extra.",
-            unit="s",
-            queries=(apart("max", "role", f"espalier_job_gpu_seconds_total{_THIS}"),),
-            stacked=True,
-        ),
-        Panel(
-            title="Restarts and preemptions",
-            about="Starts of the leader after the first, and workers that were ended from outside.",
-            queries=((_of("restarts_total"), "restarts"), (_of("preemptions_total"), "preemptions")),
-            decimals=0,
-        ),
+    "Model and workers",
+    Panel(
+        title="Depth",
+        about="Number of layers of the model that have parameters.",
+        queries=((_of("depth"), "depth"), (_of("adaptations_total"), "times grown")),
+        decimals=0,
+    ),
+    Panel(
+        title="Parameters",
+        about="Number of trainable parameters of the model.",
+        queries=((_of("parameters"), "parameters"),),
+    ),
+    Panel(
+        title="Decisions with probabilities",
+        about="Probability that the policy gave to each choice in the last consultation, and the choice that was "
+        "made. A policy that explores may make a choice that is not the most probable. Empty before the first"
+        " consultation, and after a consultation that a fallback decided.",
+        unit="percentunit",
+        queries=(_chances("yes", "chosen: {{choice}}"), _chances("no")),
+    ),
+    Panel(
+        title="GPUs",
+        about="Base: GPUs that the job requested. Extra: GPUs that it was lent.",
+        queries=(apart("max", "role", f"espalier_job_gpus{_THIS}"),),
+        stacked=True,
+        decimals=0,
+    ),
+    Panel(
+        title="Workers that train together",
+        about="As the leader reports them. An extra GPU trains from the moment its worker joins until it leaves. "
+        "Empty for a job without elasticBatch, whose leader trains alone.",
+        queries=((_of("workers"), "workers"),),
+        decimals=0,
+    ),
+    Panel(
+        title="GPU-seconds",
+        about="GPU-seconds that the job held while it trained, base and extra.",
+        unit="s",
+        queries=(apart("max", "role", f"espalier_job_gpu_seconds_total{_THIS}"),),
+        stacked=True,
+    ),
+    Panel(
+        title="Restarts and preemptions",
+        about="Starts of the leader after the first, and workers that were ended from outside.",
+        queries=((_of("restarts_total"), "restarts"), (_of("preemptions_total"), "preemptions")),
+        decimals=0,
     ),
 )
 
 _TRAINER: Final = Row(
-    title="Trainer",
-    panels=(
-        Panel(
-            title="Step time",
-            about="Time between the ends of two optimizer steps, as the trainer measures it. The panels of this row are"
-            " scraped from the job's leader: they are empty if Prometheus does not scrape it, and end when it "
-            "ends.",
-            unit="s",
-            queries=quantiles("espalier_trainer_step_seconds", selector=_THIS),
-        ),
-        Panel(
-            title="Budget left by the trainer's clock",
-            about="Time budget that is left. The trainer updates it at events: an epoch ends, the model grows.",
-            unit="s",
-            queries=((f"max (espalier_trainer_budget_left_seconds{_THIS})", "left"),),
-        ),
-        Panel(
-            title="Loss by split",
-            about="After each epoch. If the train loss falls while the validation loss rises, the model overfits.",
-            queries=(apart("max", "split", f"espalier_trainer_loss{_THIS}"),),
-            least=None,
-        ),
-        Panel(
-            title="Accuracy by split",
-            about="After each epoch.",
-            unit="percentunit",
-            queries=(apart("max", "split", f"espalier_trainer_accuracy_ratio{_THIS}"),),
-        ),
+    "Trainer",
+    Panel(
+        title="Step time",
+        about="Time between the ends of two optimizer steps, as the trainer measures it. The panels of this row are"
+        " scraped from the job's leader: they are empty if Prometheus does not scrape it, and end when it "
+        "ends.",
+        unit="s",
+        queries=quantiles("espalier_trainer_step_seconds", selector=_THIS),
+    ),
+    Panel(
+        title="Budget left by the trainer's clock",
+        about="Time budget that is left. The trainer updates it at events: an epoch ends, the model grows.",
+        unit="s",
+        queries=((f"max (espalier_trainer_budget_left_seconds{_THIS})", "left"),),
+    ),
+    Panel(
+        title="Loss by split",
+        about="After each epoch. If the train loss falls while the validation loss rises, the model overfits.",
+        queries=(apart("max", "split", f"espalier_trainer_loss{_THIS}"),),
+        least=None,
+    ),
+    Panel(
+        title="Accuracy by split",
+        about="After each epoch.",
+        unit="percentunit",
+        queries=(apart("max", "split", f"espalier_trainer_accuracy_ratio{_THIS}"),),
     ),
 )
 
-
-def dashboard() -> Dashboard:
-    """Return the dashboard."""
-    return build(
-        Board(
-            uid="espalier-job",
-            title="Espalier: job",
-            about="One job: its budget, its accuracy and loss, when its model grew, and its GPUs.",
-            rows=(_BUDGET, _LEARNING, _MODEL, _TRAINER),
-            variables=(
-                ("namespace", "Namespace", "label_values(espalier_job_info, namespace)"),
-                ("job_name", "Job", 'label_values(espalier_job_info{namespace="$namespace"}, job_name)'),
-            ),
-            annotations=(_GrowthMarks(),),
-        )
-    )
+BOARD: Final = Board(
+    uid="espalier-job",
+    title="Espalier: job",
+    about="One job: its budget, its accuracy and loss, when its model grew, and its GPUs.",
+    rows=(_BUDGET, _LEARNING, _MODEL, _TRAINER),
+    variables=(
+        ("namespace", "Namespace", "label_values(espalier_job_info, namespace)"),
+        ("job_name", "Job", 'label_values(espalier_job_info{namespace="$namespace"}, job_name)'),
+    ),
+    marks=(Mark("Growth", "The model grew", f"changes(espalier_job_adaptations_total{_THIS}[$__rate_interval]) > 0"),),
+)

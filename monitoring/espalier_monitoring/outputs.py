@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
 from espalier_monitoring import agent, fleet, job
 from espalier_monitoring.alerts import rules_text
 from espalier_monitoring.boards import board_text
@@ -16,12 +14,11 @@ RULES: Final = "charts/espalier/rules/espalier.yaml"
 METRICS_PAGE: Final = "docs/metrics.md"
 
 
-def dashboards() -> dict[str, Dashboard]:
-    """Return the dashboards by the name of their file."""
-    return {"fleet": fleet.dashboard(), "job": job.dashboard(), "agent": agent.dashboard()}
+BOARDS: Final = {"fleet": fleet.BOARD, "job": job.BOARD, "agent": agent.BOARD}
+"""The dashboards by the name of their file."""
 
 
 def outputs() -> dict[str, str]:
     """Return the text of each file."""
-    boards = {f"{DASHBOARDS}/{name}.json": board_text(board) for name, board in dashboards().items()}
+    boards = {f"{DASHBOARDS}/{name}.json": board_text(board) for name, board in BOARDS.items()}
     return {**boards, RULES: rules_text(), METRICS_PAGE: metrics_page()}

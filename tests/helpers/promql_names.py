@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
-from espalier_monitoring.boards import board_text
+from espalier_monitoring.boards import Board, board_text
 
 _TOKEN: Final = re.compile(
     r"""(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
@@ -74,7 +72,7 @@ def _until(tokens: list[re.Match[str]], at: int, end: str) -> tuple[list[re.Matc
     return found, at + 1
 
 
-def expressions(board: Dashboard) -> Iterator[tuple[str, str]]:
+def expressions(board: Board) -> Iterator[tuple[str, str]]:
     """Yield (where, PromQL) of all panels and annotations of a dashboard."""
     whole = json.loads(board_text(board))
     for panel in whole["panels"]:

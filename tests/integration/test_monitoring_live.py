@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import subprocess
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 from apiserver import ApiServer
 from fake_kubelet import FakeKubelet
+from grafana_foundation_sdk.models.dashboard import GridPos
 from matplotlib.image import imread
 from numpy.typing import NDArray
 from operator_process import OperatorProcess
@@ -48,11 +48,11 @@ from espalier_kube import resources
 from espalier_kube.resources import Resource
 from espalier_monitoring.__main__ import main
 from espalier_monitoring.alerts import ALERTS, Alert
-from espalier_monitoring.boards import board_text
+from espalier_monitoring.boards import Board, Panel, Row
 from espalier_monitoring.drawing.prometheus import Prometheus, Window
-from espalier_monitoring.drawing.reading import Place, Reader, ReadingError
+from espalier_monitoring.drawing.reading import Reader, ReadingError
 from espalier_monitoring.drawing.sheet import WIDTH, box
-from espalier_monitoring.outputs import RULES, dashboards
+from espalier_monitoring.outputs import BOARDS, RULES
 from espalier_monitoring.page import RELABELLING
 from espalier_operator.actions import Action
 from promql_names import expressions, names
@@ -364,7 +364,7 @@ def _until_scraped(run: Run, expression: str, seconds: float = PATIENCE) -> None
     run.world.until(f"Prometheus knows {expression}", lambda: run.prometheus.query(expression), seconds)
 
 
-PANELS = [each for board in dashboards().values() for each in expressions(board)]
+PANELS = [each for board in BOARDS.values() for each in expressions(board)]
 
 
 @pytest.mark.parametrize(("where", "expression"), PANELS)
@@ -432,27 +432,27 @@ def test_dashboards_are_drawn_with_what_prometheus_knows(
     place = ["--namespace", run.world.namespace, "--job", "learns", "--last", f"{past}s", "--scrape-interval", "1s"]
     assert main(["draw", "--prometheus", run.prometheus.url, "--output", str(tmp_path), *place]) == 0
     printed = capsys.readouterr()
-    assert (printed.out.split(), printed.err) == ([str(tmp_path / f"{name}.png") for name in dashboards()], "")
+    assert (printed.out.split(), printed.err) == ([str(tmp_path / f"{name}.png") for name in BOARDS], "")
     with Prometheus(run.prometheus.url) as prometheus:
         now = time.time()
         window = Window.until(now, past, 1, 360)
         given = {"namespace": run.world.namespace, "job_name": "learns"}
         reader = Reader(prometheus=prometheus, window=window, now=now, scrape_seconds=1, given=given)
-        for name, made in dashboards().items():
-            board = reader.read(json.loads(board_text(made)))
-            empty = {f"{board.title}: {panel.title}" for panel in board.panels if not panel.lines}
+        for name, made in BOARDS.items():
+            board = reader.read(made)
+            empty = {f"{board.title}: {panel.panel.title}" for panel in board.panels if not panel.lines}
             assert empty == {where for where in NOT_DRAWN if where.startswith(f"{board.title}:")}
             picture = imread(tmp_path / f"{name}.png")[:, :, :3]
             assert picture.shape[1] == WIDTH
             for panel in board.panels:
                 colored = _colored(picture, panel.place)
                 if panel.lines:
-                    assert colored > 30, f"nothing is drawn of {board.title}: {panel.title}"
+                    assert colored > 30, f"nothing is drawn of {board.title}: {panel.panel.title}"
                 else:
-                    assert colored == 0, f"something is drawn of {board.title}: {panel.title}"
+                    assert colored == 0, f"something is drawn of {board.title}: {panel.panel.title}"
 
 
-def _colored(picture: NDArray[np.float32], place: Place) -> int:
+def _colored(picture: NDArray[np.float32], place: GridPos) -> int:
     """Return how many pixels of a panel are of no grey: text, grid and frame are."""
     at = box(place)
     inside = picture[int(at.top) + 3 : int(at.top + at.height) - 3, int(at.left) + 3 : int(at.left + at.width) - 3]
@@ -460,15 +460,12 @@ def _colored(picture: NDArray[np.float32], place: Place) -> int:
 
 
 def test_a_query_that_prometheus_refuses_is_named_with_its_panel(run: Run) -> None:
-    board = json.loads(board_text(dashboards()["agent"]))
-    panel = next(panel for panel in board["panels"] if panel["type"] == "timeseries")
-    panel["targets"][0]["expr"] = "sum by (route ("
+    panel = Panel(title="Bad", about="", queries=(("sum by (route (", ""),))
+    board = Board(uid="", title="Board", about="", rows=[Row("Row", panel)])
     with Prometheus(run.prometheus.url) as prometheus:
         window = Window.until(time.time(), 60, 1, 60)
         reader = Reader(prometheus=prometheus, window=window, now=window.end, scrape_seconds=1, given={})
-        with pytest.raises(
-            ReadingError, match=re.escape(f"panel {panel['title']!r}: query sum by (route (: ")
-        ) as raised:
+        with pytest.raises(ReadingError, match=re.escape(f"panel {panel.title!r}: query sum by (route (: ")) as raised:
             reader.read(board)
     assert "parse error" in str(raised.value)
 

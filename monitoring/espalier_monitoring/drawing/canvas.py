@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -10,13 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
 
 PAGE, PAPER, EDGE, INK, MUTED, GRID = "#f3f4f6", "#ffffff", "#e2e5ea", "#24313f", "#6b7785", "#eceff3"
 _DPI: Final = 100
-
-Aside = Literal["left", "center", "right"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +38,17 @@ class Canvas:
         """Blank."""
         self._width, self._height = width, height
         self._figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=PAGE)
-        self._pixels = FigureCanvasAgg(self._figure)
+        self._renderer = FigureCanvasAgg(self._figure).get_renderer()  # type: ignore[no-untyped-call]  # matplotlib's
+        self.page = self.axes(Box(0, 0, width, height))
+        """Axes whose coordinates are pixels, under all others."""
+        self.page.set(xlim=(0, width), ylim=(height, 0), zorder=-1)
+        self.page.axis("off")
 
     def box(self, at: Box) -> None:
         """Draw a card."""
-        left, bottom, width, height = self._share(at)
-        patch = FancyBboxPatch(
-            (left, bottom),
-            width,
-            height,
-            boxstyle="round,pad=0,rounding_size=0.003",
-            mutation_aspect=self._width / self._height,
-            transform=self._figure.transFigure,
-            facecolor=PAPER,
-            edgecolor=EDGE,
-            linewidth=0.8,
-            zorder=-1,  # below axes
-        )
-        self._figure.add_artist(patch)
+        shape = "round,pad=0,rounding_size=5"
+        corner = (at.left, at.top)
+        self.page.add_patch(FancyBboxPatch(corner, at.width, at.height, shape, fc=PAPER, ec=EDGE, lw=0.8))
 
     def text(
         self,
@@ -68,67 +59,35 @@ class Canvas:
         *,
         color: str = INK,
         bold: bool = False,
-        aside: Aside = "left",
+        aside: Literal["left", "center"] = "left",
+        width: float = math.inf,
     ) -> None:
-        """Write one line; `middle` is the height of its middle. Nothing in it is taken for mathematics."""
-        self._figure.text(
-            left / self._width,
-            1 - middle / self._height,
-            text,
-            fontsize=size,
-            color=color,
-            fontweight="bold" if bold else "normal",
-            ha=aside,
-            va="center",
-            parse_math=False,
-        )
+        """Write one line; `middle` is the height of its middle. Nothing in it is taken for mathematics.
 
-    def stroke(
-        self, left: float, right: float, middle: float, color: str, *, dashed: bool = False, thick: float = 3
-    ) -> None:
-        """Draw a level line, as in a legend."""
-        self._figure.add_artist(
-            Line2D(
-                (left / self._width, right / self._width),
-                (1 - middle / self._height,) * 2,
-                color=color,
-                linewidth=thick,
-                linestyle=(0, (1.4, 0.9)) if dashed else "solid",
-                solid_capstyle="butt",
-            )
+        A text that is wider than `width` is cut, with dots at its end.
+        """
+        if self.width_of(text, size, bold=bold) > width:
+            while text and self.width_of(f"{text}…", size, bold=bold) > width:
+                text = text[:-1]
+            text += "…"
+        weight = "bold" if bold else "normal"
+        self.page.text(
+            left, middle, text, size=size, color=color, weight=weight, ha=aside, va="center", parse_math=False
         )
 
     def axes(self, at: Box) -> Axes:
         """Return axes in a rectangle."""
-        left, bottom, width, height = self._share(at)
-        return self._figure.add_axes((left, bottom, width, height))
+        left, top = at.left / self._width, at.top / self._height
+        width, height = at.width / self._width, at.height / self._height
+        return self._figure.add_axes((left, 1 - top - height, width, height))
 
     def width_of(self, text: str, size: float, *, bold: bool = False) -> float:
         """Return how many pixels wide a text is."""
         font = FontProperties(size=size, weight="bold" if bold else "normal")
-        renderer = self._pixels.get_renderer()  # type: ignore[no-untyped-call]  # matplotlib's
-        width, _, _ = renderer.get_text_width_height_descent(text, font, False)
-        return float(width)
-
-    def shortened(self, text: str, size: float, width: float, *, bold: bool = False) -> str:
-        """Return as much of a text as fits, with dots where some is left out."""
-        if self.width_of(text, size, bold=bold) <= width:
-            return text
-        kept = text
-        while kept and self.width_of(f"{kept}…", size, bold=bold) > width:
-            kept = kept[:-1]
-        return f"{kept}…"
+        return float(self._renderer.get_text_width_height_descent(text, font, False)[0])
 
     def png(self) -> bytes:
         """Return the picture."""
         file = io.BytesIO()
         self._figure.savefig(file, format="png", dpi=_DPI, facecolor=PAGE)
         return file.getvalue()
-
-    def _share(self, at: Box) -> tuple[float, float, float, float]:
-        return (
-            at.left / self._width,
-            1 - (at.top + at.height) / self._height,
-            at.width / self._width,
-            at.height / self._height,
-        )

@@ -1,18 +1,19 @@
-"""Panels with lines over time or stacked areas, and those with the latest values in figures."""
+"""Panels with lines over time or stacked areas and a legend, and those with the latest values in figures."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from espalier_monitoring.drawing.canvas import GRID, MUTED, Box, Canvas
-from espalier_monitoring.drawing.legends import LINE, Entry, arranged, draw_legend, name_width
+from espalier_monitoring.drawing.canvas import GRID, INK, MUTED, Box, Canvas
 from espalier_monitoring.drawing.prometheus import Window
-from espalier_monitoring.drawing.reading import DrawnPanel, Mark, Values
+from espalier_monitoring.drawing.reading import DrawnPanel, Marked, Values
 from espalier_monitoring.drawing.units import text_of, ticks
 
 _COLORS: Final = (
@@ -23,7 +24,8 @@ _MARK: Final = "#7d3fa8"
 _TICK_SIZE: Final = 8.0
 _LEFT, _RIGHT, _TOP, _BELOW = 80.0, 18.0, 6.0, 22.0
 """Pixels around the axes: for the marks of the upright axis, for those of the level one."""
-_LEGEND_SHARE: Final = 0.34
+_LEGEND_SHARE, _LEGEND_LINE, _LEGEND_SIZE, _SWATCH, _APART = 0.34, 17.0, 8.5, 18.0, 20.0
+"""Of a panel's height at most; then pixels of a line, points of its text, pixels of a color and between two names."""
 _TICK_PIXELS: Final = (110.0, 34.0)
 """From one mark of an axis to the next at least, level and upright."""
 _STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 7 * 86400)
@@ -33,42 +35,91 @@ _FIGURE: Final = "#3c6e8f"
 _MARGIN: Final = 14.0
 
 
-def draw_lines(canvas: Canvas, at: Box, panel: DrawnPanel, window: Window, marks: tuple[Mark, ...]) -> None:
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name of a legend; without a color it is a remark."""
+
+    name: str
+    color: str = ""
+    dashed: bool = False
+
+
+def arranged(
+    entries: Sequence[Entry], width: float, most: int, width_of: Callable[[str], float]
+) -> list[list[tuple[Entry, float]]]:
+    """Return a legend: lines of `width` pixels or fewer, in which each name has the pixels next to it.
+
+    There are at most `most` lines: the last name is then how many others are left out.
+    """
+    for shown in range(len(entries), -1, -1):
+        rest = len(entries) - shown
+        lines: list[list[tuple[Entry, float]]] = []
+        used = math.inf
+        for entry in [*entries[:shown], *([Entry(f"and {rest} more")] if rest else [])]:
+            wide = width_of(entry.name) + _APART + (_SWATCH if entry.color else 0)
+            if used + wide - _APART > width:
+                lines.append([])
+                used = 0.0
+            lines[-1].append((entry, wide))
+            used += wide
+        if len(lines) <= most:
+            break
+    return lines
+
+
+def _draw_legend(canvas: Canvas, at: Box, lines: list[list[tuple[Entry, float]]]) -> None:
+    for number, line in enumerate(lines):
+        left, middle = at.left, at.top + (number + 0.5) * _LEGEND_LINE
+        for entry, wide in line:
+            if not entry.color:
+                canvas.text(left, middle, entry.name, _LEGEND_SIZE, color=MUTED)
+                continue
+            style, thick = ((0, (1.4, 0.9)), 2) if entry.dashed else ("solid", 3)
+            ends = (left, left + _SWATCH - 5)
+            canvas.page.plot(ends, (middle,) * 2, color=entry.color, lw=thick, ls=style, solid_capstyle="butt")
+            canvas.text(
+                left + _SWATCH, middle, entry.name, _LEGEND_SIZE, color=INK, width=min(wide, at.width) - _SWATCH
+            )
+            left += wide
+
+
+def draw_lines(canvas: Canvas, at: Box, drawn: DrawnPanel, window: Window, marks: tuple[Marked, ...]) -> None:
     """Draw them with their axes, the marks of the board, and a legend below."""
-    colors = [_COLORS[number % len(_COLORS)] for number in range(len(panel.lines))]
+    panel, values = drawn.panel, [line.values for line in drawn.lines]
+    colors = [_COLORS[number % len(_COLORS)] for number in range(len(values))]
     entries = [
         Entry(line.name, color, dashed=number >= len(_COLORS))
-        for number, (line, color) in enumerate(zip(panel.lines, colors, strict=True))
+        for number, (line, color) in enumerate(zip(drawn.lines, colors, strict=True))
     ]
     entries += [Entry(mark.title, _MARK, dashed=True) for mark in marks if mark.times]
-    most = max(1, int(_LEGEND_SHARE * at.height / LINE))
-    legend = arranged(entries, at.width - _LEFT - _RIGHT, most, name_width(canvas))
-    axes = canvas.axes(at.within(_LEFT, _TOP, _RIGHT, _BELOW + legend.height + 8))
-    draw_legend(
-        canvas,
-        Box(at.left + _LEFT, at.top + at.height - legend.height - 6, at.width - _LEFT - _RIGHT, legend.height),
-        legend,
-    )
+    most = max(1, int(_LEGEND_SHARE * at.height / _LEGEND_LINE))
+    width = at.width - _LEFT - _RIGHT
+    legend = arranged(entries, width, most, lambda name: canvas.width_of(name, _LEGEND_SIZE))
+    below = _LEGEND_LINE * len(legend)
+    _draw_legend(canvas, at.within(_LEFT, at.height - below - 6, _RIGHT, 6), legend)
+    inside = at.within(_LEFT, _TOP, _RIGHT, _BELOW + below + 8)
+    axes = canvas.axes(inside)
 
-    times = window.times
-    values = [line.values for line in panel.lines]
     if panel.stacked:
-        _areas(axes, times, values, colors)
+        _areas(axes, window.times, values, colors)
     else:
-        for number, (line, color) in enumerate(zip(values, colors, strict=True)):
-            _line(axes, times, line, color, dashed=number >= len(_COLORS), filled=len(values) == 1)
+        for entry, line in zip(entries, values, strict=False):
+            _line(axes, window.times, line, entry.color, dashed=entry.dashed, filled=len(values) == 1)
     for mark in marks:
         for time in mark.times:
             axes.axvline(time, color=_MARK, linewidth=1.1, linestyle=(0, (4, 3)), zorder=3)
     low, high = span(np.nansum(values, axis=0)[None] if panel.stacked else np.array(values), panel.least)
     axes.set_ylim(low, high)
     axes.set_xlim(window.start, max(window.end, window.start + 1))
-    most_up = max(2, int((at.height - _TOP - _BELOW - legend.height - 8) / _TICK_PIXELS[1]))
-    upright = ticks(low, high, panel.unit, most_up, whole=panel.decimals == 0)
+    upright = ticks(low, high, panel.unit, max(2, int(inside.height / _TICK_PIXELS[1])), whole=panel.decimals == 0)
     axes.set_yticks(upright, [text_of(round(value, 12), panel.unit, bare=True) for value in upright])
-    level = time_ticks(window, max(2, int((at.width - _LEFT - _RIGHT) / _TICK_PIXELS[0])))
-    axes.set_xticks([time for time, _ in level], [text for _, text in level])
-    _quiet(axes)
+    level = time_ticks(window, max(2, int(width / _TICK_PIXELS[0])))
+    axes.set_xticks(list(level), list(level.values()))
+    axes.set_facecolor("none")
+    axes.grid(color=GRID, linewidth=0.9, zorder=1)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=_TICK_SIZE, labelcolor=MUTED, length=0, pad=5)
+    axes.spines[:].set_visible(False)
 
 
 def span(values: Values, least: float | None) -> tuple[float, float]:
@@ -80,14 +131,14 @@ def span(values: Values, least: float | None) -> tuple[float, float]:
     return (low if least is not None else low - room), high + room
 
 
-def time_ticks(window: Window, most: int) -> list[tuple[float, str]]:
+def time_ticks(window: Window, most: int) -> dict[float, str]:
     """Return moments (UTC) at round times and how they are written, `most` or fewer."""
     length = max(window.end - window.start, 1.0)
     step = next((each for each in _STEPS if length / each <= most), _STEPS[-1] * math.ceil(length / most / _STEPS[-1]))
     form = "%H:%M:%S" if length <= _DAY else "%d %b %H:%M"
     first, last = math.ceil(window.start / step), math.floor(window.end / step)
     moments = [float(number * step) for number in range(first, last + 1)]
-    return [(moment, datetime.fromtimestamp(moment, UTC).strftime(form)) for moment in moments]
+    return {moment: datetime.fromtimestamp(moment, UTC).strftime(form) for moment in moments}
 
 
 def _line(axes: Axes, times: Values, values: Values, color: str, *, dashed: bool, filled: bool) -> None:
@@ -111,38 +162,21 @@ def _areas(axes: Axes, times: Values, values: list[Values], colors: list[str]) -
         below = above
 
 
-def _quiet(axes: Axes) -> None:
-    axes.set_facecolor("none")
-    axes.grid(color=GRID, linewidth=0.9, zorder=1)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=_TICK_SIZE, labelcolor=MUTED, length=0, pad=5)
-    for side in axes.spines.values():
-        side.set_visible(False)
-
-
-def draw_figures(canvas: Canvas, at: Box, panel: DrawnPanel) -> None:
+def draw_figures(canvas: Canvas, at: Box, drawn: DrawnPanel) -> None:
     """Draw the values below one another, as large as they fit; with their names where there are several."""
-    height = at.height / len(panel.lines)
-    room = at.width - 2 * _MARGIN
+    panel, lines = drawn.panel, drawn.lines
+    height, room = at.height / len(lines), at.width - 2 * _MARGIN
     texts = [
-        line.name if panel.names else text_of(float(line.values[-1]), panel.unit, panel.decimals)
-        for line in panel.lines
+        line.name if panel.names else text_of(float(line.values[-1]), panel.unit, panel.decimals) for line in lines
     ]
-    with_names = len(panel.lines) > 1 and not panel.names
-    size = _size(canvas, texts, room, height - (24 if with_names else 0))
-    middle = at.left + at.width / 2
-    for number, (line, text) in enumerate(zip(panel.lines, texts, strict=True)):
-        center = at.top + (number + 0.5) * height
-        shown = canvas.shortened(text, size, room, bold=True)
-        canvas.text(middle, center - (9 if with_names else 0), shown, size, color=_FIGURE, bold=True, aside="center")
-        if with_names:
-            below = center + 0.75 * size + 4
-            canvas.text(middle, below, canvas.shortened(line.name, _NAME, room), _NAME, color=MUTED, aside="center")
-
-
-def _size(canvas: Canvas, texts: list[str], width: float, height: float) -> float:
-    """Return the size, in points, at which all fit."""
-    size = min(_LARGEST, max(_SMALLEST, 0.45 * height))
-    while size > _SMALLEST and any(canvas.width_of(text, size, bold=True) > width for text in texts):
+    with_names = len(lines) > 1 and not panel.names
+    size = min(_LARGEST, max(_SMALLEST, 0.45 * (height - (24 if with_names else 0))))
+    while size > _SMALLEST and any(canvas.width_of(text, size, bold=True) > room for text in texts):
         size -= 1
-    return size
+    left = at.left + at.width / 2
+    for number, (line, text) in enumerate(zip(lines, texts, strict=True)):
+        middle = at.top + (number + 0.5) * height
+        above = 9 if with_names else 0
+        canvas.text(left, middle - above, text, size, color=_FIGURE, bold=True, aside="center", width=room)
+        if with_names:
+            canvas.text(left, middle + 0.75 * size + 4, line.name, _NAME, color=MUTED, aside="center", width=room)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -50,8 +50,8 @@ class Samples:
     """One series of an answer."""
 
     labels: Mapping[str, str]
-    samples: tuple[tuple[float, float], ...]
-    """Time and value."""
+    samples: Sequence[tuple[float, str]]
+    """Time and value, as Prometheus writes them."""
 
 
 class Prometheus:
@@ -78,12 +78,12 @@ class Prometheus:
     def now(self, expression: str, at: float) -> list[Samples]:
         """Return the series of an expression at one moment."""
         found = self._get("query", {"query": expression, "time": repr(at)})
-        return _series(found, "value")
+        return [Samples(each["metric"], [each["value"]]) for each in found["result"]]
 
     def over(self, expression: str, window: Window) -> list[Samples]:
         """Return its series over a stretch of time."""
         asked = {"query": expression, "start": repr(window.start), "end": repr(window.end), "step": repr(window.step)}
-        return _series(self._get("query_range", asked), "values")
+        return [Samples(each["metric"], each["values"]) for each in self._get("query_range", asked)["result"]]
 
     def values(self, selector: str, label: str, window: Window) -> list[str]:
         """Return the values that a label had, in order."""
@@ -99,33 +99,15 @@ class Prometheus:
             ) from error
         except httpx.HTTPError as error:
             raise PrometheusError(f"{self._url} cannot be reached ({error}); is --prometheus right?") from error
+        other = f"{self._url} is no Prometheus: it answered"
         try:
             body = answer.json()
         except ValueError as error:
-            message = (
-                f"{self._url} is no Prometheus: it answered {answer.status_code} and no JSON; is --prometheus right?"
-            )
-            raise PrometheusError(message) from error
-        if not isinstance(body, dict) or body.get("status") != "success":
-            refused = body.get("error") if isinstance(body, dict) else None
-            if refused is None:
-                message = f"{self._url} is no Prometheus: it answered {answer.text[:200]!r}; is --prometheus right?"
-                raise PrometheusError(message)
-            raise PrometheusError(
-                f"{self._url} refused: {refused}; does the query run on its page /graph? Prometheus 2.26 and newer can"
-            )
-        return body["data"]
-
-
-def _series(data: Any, key: str) -> list[Samples]:
-    if data["resultType"] == "scalar":
-        return [Samples({}, (_sample(data["result"]),))]
-    found = []
-    for each in data["result"]:
-        values = [each[key]] if key == "value" else each[key]
-        found.append(Samples(each["metric"], tuple(_sample(pair) for pair in values)))
-    return found
-
-
-def _sample(pair: Any) -> tuple[float, float]:
-    return float(pair[0]), float(pair[1])
+            raise PrometheusError(f"{other} {answer.status_code} and no JSON; is --prometheus right?") from error
+        body = body if isinstance(body, dict) else {}
+        if body.get("status") == "success":
+            return body["data"]
+        if "error" not in body:
+            raise PrometheusError(f"{other} {answer.text[:200]!r}; is --prometheus right?")
+        refused = f"{self._url} refused: {body['error']}"
+        raise PrometheusError(f"{refused}; does the query run on its page /graph? Prometheus 2.26 and newer can")

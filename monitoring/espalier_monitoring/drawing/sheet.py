@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from espalier_monitoring.drawing.canvas import INK, MUTED, Box, Canvas
+from grafana_foundation_sdk.models.dashboard import GridPos
+
+from espalier_monitoring.drawing.canvas import MUTED, Box, Canvas
 from espalier_monitoring.drawing.panels import draw_figures, draw_lines
-from espalier_monitoring.drawing.prometheus import Window
-from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Place
+from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel
 from espalier_monitoring.drawing.substitution import length_of
 
 WIDTH: Final = 1600
@@ -30,13 +31,13 @@ def drawn(board: DrawnBoard) -> bytes:
     canvas.text(_ASIDE + 4, 54, said(board), 10, color=MUTED)
     for title, place in board.headings:
         at = box(place)
-        canvas.text(at.left + 4, at.top + at.height / 2 + 3, title, 12, color=INK, bold=True)
+        canvas.text(at.left + 4, at.top + at.height / 2 + 3, title, 12, bold=True)
     for panel in board.panels:
         _draw(canvas, panel, board)
     return canvas.png()
 
 
-def box(place: Place) -> Box:
+def box(place: GridPos) -> Box:
     """Return where a panel lies on the sheet."""
     column = (WIDTH - 2 * _ASIDE + _GAP) / _COLUMNS
     return Box(_ASIDE + place.x * column, _HEAD + place.y * _ROW, place.w * column - _GAP, place.h * _ROW - _GAP)
@@ -45,26 +46,21 @@ def box(place: Place) -> Box:
 def said(board: DrawnBoard) -> str:
     """Return the line below the title: what was chosen, and when."""
     chosen = [f"{label} {value}" for label, value in board.chosen]
-    return "  ·  ".join((*chosen, _when(board.window), f"a point every {length_of(board.window.step)}"))
+    start, end = (datetime.fromtimestamp(moment, UTC) for moment in (board.window.start, board.window.end))
+    until = f"{end:%H:%M:%S}" if start.date() == end.date() else f"{end:%Y-%m-%d %H:%M:%S}"
+    when = f"{start:%Y-%m-%d %H:%M:%S} to {until} UTC"
+    return "  ·  ".join((*chosen, when, f"a point every {length_of(board.window.step)}"))
 
 
-def _when(window: Window) -> str:
-    start, end = (datetime.fromtimestamp(moment, UTC) for moment in (window.start, window.end))
-    form = "%H:%M:%S" if start.date() == end.date() else "%Y-%m-%d %H:%M:%S"
-    return f"{start:%Y-%m-%d %H:%M:%S} to {end.strftime(form)} UTC"
-
-
-def _draw(canvas: Canvas, panel: DrawnPanel, board: DrawnBoard) -> None:
-    at = box(panel.place)
+def _draw(canvas: Canvas, drawn: DrawnPanel, board: DrawnBoard) -> None:
+    at = box(drawn.place)
     canvas.box(at)
-    title = canvas.shortened(panel.title, 10, at.width - 24, bold=True)
-    canvas.text(at.left + 12, at.top + 17, title, 10, bold=True)
+    canvas.text(at.left + 12, at.top + 17, drawn.panel.title, 10, bold=True, width=at.width - 24)
     inside = at.within(0, _TITLE, 0, 0)
-    if not panel.lines:
-        canvas.text(
-            at.left + at.width / 2, inside.top + inside.height / 2 - 8, "no data", 12, color=MUTED, aside="center"
-        )
-    elif panel.single:
-        draw_figures(canvas, inside, panel)
+    if not drawn.lines:
+        left, middle = at.left + at.width / 2, inside.top + inside.height / 2 - 8
+        canvas.text(left, middle, "no data", 12, color=MUTED, aside="center")
+    elif drawn.panel.single:
+        draw_figures(canvas, inside, drawn)
     else:
-        draw_lines(canvas, inside, panel, board.window, board.marks)
+        draw_lines(canvas, inside, drawn, board.window, board.marks)

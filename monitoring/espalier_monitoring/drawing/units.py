@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from matplotlib.ticker import Locator, MaxNLocator, MultipleLocator
+
 _SHORT: Final = ("", " K", " Mil", " Bil", " Tri", " Quadr")
 _COUNTED: Final = ("", " K", " M", " B", " T", " Q")
 _RATES: Final = {"ops": "ops/s", "reqps": "req/s", "cpm": "c/m"}
@@ -18,7 +20,6 @@ _WHOLES: Final = (
     (math.inf, 604800.0, "week"),
 )
 """Below which it is used, its seconds, its name."""
-_NICE: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 _NICE_SECONDS: Final = (*(60.0 * n for n in (0.5, 1, 2, 5, 10, 15, 30)), *(3600.0 * n for n in (1, 2, 3, 6, 12, 24)))
 
 UNITS: Final = frozenset({"short", "percentunit", "s", *_RATES})
@@ -51,21 +52,15 @@ def ticks(low: float, high: float, unit: str, most: int = 5, *, whole: bool = Fa
 
     `whole`: only whole numbers.
     """
-    if not (math.isfinite(low) and math.isfinite(high) and low < high and most > 0):
-        raise ValueError(f"an axis from {low} to {high} with {most} steps cannot be")
-    step = _step((high - low) / most, unit, whole)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [number * step for number in range(first, last + 1)]
-
-
-def _step(least: float, unit: str, whole: bool) -> float:
-    """Return the smallest step, not below `least`, that people count in."""
+    least = (high - low) / most
+    locator: Locator
     if unit == "s" and _NICE_SECONDS[0] <= least <= _NICE_SECONDS[-1]:
-        return next(step for step in _NICE_SECONDS if step >= least)
-    least = max(least, 1.0) if whole else least
-    power = 10.0 ** math.floor(math.log10(least))
-    found = next(nice * power for nice in _NICE if nice * power >= least * (1 - 1e-9))
-    return math.ceil(found) if whole else found
+        locator = MultipleLocator(next(step for step in _NICE_SECONDS if step >= least))
+    else:
+        locator = MaxNLocator(most, steps=(1, 2, 2.5, 5, 10), integer=whole, min_n_ticks=1)
+    room = 1e-9 * (high - low)
+    found = [float(tick) for tick in locator.tick_values(low, high) if low - room <= tick <= high + room]
+    return [tick for tick in found if not whole or tick == round(tick)]
 
 
 def _seconds(value: float, decimals: int | None, bare: bool) -> str:

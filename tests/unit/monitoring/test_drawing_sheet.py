@@ -8,37 +8,42 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from grafana_foundation_sdk.models.dashboard import GridPos
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
-from espalier_monitoring.drawing.legends import Entry, arranged
-from espalier_monitoring.drawing.panels import span, time_ticks
+from espalier_monitoring.boards import Panel
+from espalier_monitoring.drawing.panels import Entry, arranged, span, time_ticks
 from espalier_monitoring.drawing.prometheus import Window
-from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Line, Mark, Place
+from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Line, Marked
 from espalier_monitoring.drawing.sheet import WIDTH, box, drawn, said
 
 WINDOW = Window(1_700_000_000, 1_700_000_900, 15)
-LINES = DrawnPanel(
-    title="Lines",
-    place=Place(0, 1, 12, 8),
-    unit="s",
-    least=0.0,
-    decimals=None,
-    stacked=False,
-    single=False,
-    names=False,
-    lines=(),
-)
+PLACES = {
+    "left": GridPos(x=0, y=1, w=12, h=8),
+    "right": GridPos(x=12, y=1, w=12, h=8),
+    "one": GridPos(x=0, y=9, w=4, h=8),
+    "two": GridPos(x=4, y=9, w=4, h=8),
+    "three": GridPos(x=8, y=9, w=4, h=8),
+    "last": GridPos(x=12, y=9, w=12, h=8),
+}
+PANEL = Panel(title="Lines", about="", unit="s", queries=())
+SINGLE = replace(PANEL, single=True)
 
 
-def board(*panels: DrawnPanel, marks: tuple[Mark, ...] = ()) -> DrawnBoard:
+def lines(*found: Line, panel: Panel = PANEL, place: str = "left") -> DrawnPanel:
+    """Return a panel with these lines."""
+    return DrawnPanel(panel, PLACES[place], found)
+
+
+def board(*panels: DrawnPanel, marks: tuple[Marked, ...] = ()) -> DrawnBoard:
     """Return a dashboard with these panels."""
     return DrawnBoard(
         title="Board",
         chosen=(("Job", "one"),),
         window=WINDOW,
-        headings=(("Row", Place(0, 0, 24, 1)),),
+        headings=(("Row", GridPos(x=0, y=0, w=24, h=1)),),
         panels=panels,
         marks=marks,
     )
@@ -60,13 +65,13 @@ def colored(picture: bytes, panel: DrawnPanel) -> int:
 
 def test_panels_with_and_without_data() -> None:
     """An isolated point is seen; marks are where there are lines; a panel without data says so in grey."""
-    point = replace(LINES, lines=(line("it's $all$ \\one", 3.0),))
-    stacked = replace(LINES, place=Place(12, 1, 12, 8), stacked=True, lines=(line("a", 1, 2), line("b", math.nan, 3)))
-    single = replace(LINES, place=Place(0, 9, 4, 8), single=True, lines=(Line("x", np.array([1.5])),))
-    names = replace(single, place=Place(4, 9, 4, 8), names=True, lines=(Line("a name " * 9, np.array([1.0])),))
-    many = replace(single, place=Place(8, 9, 4, 8), lines=tuple(Line(f"n{n}", np.array([n])) for n in range(9)))
-    empty = replace(LINES, place=Place(12, 9, 12, 8))
-    picture = drawn(board(point, stacked, single, names, many, empty, marks=(Mark("grew", (1_700_000_300.0,)),)))
+    point = lines(line("it's $all$ \\one", 3.0))
+    stacked = lines(line("a", 1, 2), line("b", math.nan, 3), panel=replace(PANEL, stacked=True), place="right")
+    single = lines(Line("x", np.array([1.5])), panel=SINGLE, place="one")
+    names = lines(Line("a name " * 9, np.array([1.0])), panel=replace(SINGLE, names=True), place="two")
+    many = lines(*(Line(f"n{n}", np.array([n])) for n in range(9)), panel=SINGLE, place="three")
+    empty = lines(place="last")
+    picture = drawn(board(point, stacked, single, names, many, empty, marks=(Marked("grew", (1_700_000_300.0,)),)))
     assert imread(io.BytesIO(picture)).shape[1] == WIDTH
     for panel in (point, stacked, single, names, many):
         assert colored(picture, panel) > 30, panel.place
@@ -74,15 +79,15 @@ def test_panels_with_and_without_data() -> None:
 
 
 def test_a_mark_is_drawn_and_named() -> None:
-    panel = replace(LINES, lines=(line("x", *(1.0 for _ in range(WINDOW.points))),))
+    panel = lines(line("x", *(1.0 for _ in range(WINDOW.points))))
     without = drawn(board(panel))
-    marked = drawn(board(panel, marks=(Mark("grew", (1_700_000_300.0,)),)))
+    marked = drawn(board(panel, marks=(Marked("grew", (1_700_000_300.0,)),)))
     assert colored(marked, panel) > colored(without, panel) + 50
-    assert drawn(board(panel, marks=(Mark("grew", ()),))) == without
+    assert drawn(board(panel, marks=(Marked("grew", ()),))) == without
 
 
 def test_what_was_chosen_and_when_is_said() -> None:
-    assert said(board(LINES)) == "Job one  ·  2023-11-14 22:13:20 to 22:28:20 UTC  ·  a point every 15s"
+    assert said(board(lines())) == "Job one  ·  2023-11-14 22:13:20 to 22:28:20 UTC  ·  a point every 15s"
 
 
 @given(
@@ -105,7 +110,7 @@ def test_times_are_round_and_not_too_many(start: int, length: int, most: int) ->
     window = Window(start, start + length, 15)
     made = time_ticks(window, most)
     assert len(made) <= most + 1
-    for moment, text in made:
+    for moment, text in made.items():
         assert window.start <= moment <= window.end
         assert len(text) == len("22:13:20" if length <= 86400 else "14 Nov 22:13")
 
@@ -113,11 +118,13 @@ def test_times_are_round_and_not_too_many(start: int, length: int, most: int) ->
 @given(st.lists(st.text(min_size=1, max_size=30), max_size=30), st.floats(100, 800), st.integers(1, 5))
 def test_legends_fit_and_leave_nothing_out_unsaid(names: list[str], width: float, most: int) -> None:
     made = arranged([Entry(name, "#000000") for name in names], width, most, lambda name: 6.0 * len(name))
-    shown = [entry.name for row in made.lines for entry, _ in row]
-    assert len(made.lines) <= most
+    entries = [entry for row in made for entry, _ in row]
+    shown = [entry.name for entry in entries if entry.color]
+    assert len(made) <= most
     assert shown == names[: len(shown)]
-    assert made.left_out == len(names) - len(shown)
-    for row in made.lines:
+    left_out = [f"and {len(names) - len(shown)} more"] if len(shown) < len(names) else []
+    assert [entry.name for entry in entries if not entry.color] == left_out
+    for row in made:
         assert len(row) == 1 or sum(wide for _, wide in row) - 20 <= width
 
 

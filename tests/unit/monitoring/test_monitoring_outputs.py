@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from espalier_api.metrics import FAMILIES, JOB, LABELS, Exporter
 from espalier_api.report import WORKERS_METRIC
 from espalier_monitoring.alerts import ALERTS
-from espalier_monitoring.outputs import DASHBOARDS, RULES, dashboards, outputs
+from espalier_monitoring.outputs import BOARDS, DASHBOARDS, RULES, outputs
 from espalier_monitoring.page import RELABELLING, scrape_config_text
 from espalier_operator.kube.objects.manifests import METRICS, METRICS_PORT
 from promql_names import expressions, names
@@ -25,7 +25,7 @@ GIVEN_BY_SCRAPE = {Exporter.OPERATOR: (), Exporter.TRAINER: JOB, Exporter.AGENT:
 """Labels that an exporter does not know and the scrape configuration adds: a trainer's job, from its pod."""
 OF_THE_SCRAPE = {"instance"}
 """Labels that Prometheus gives every series."""
-BOARDS = sorted(dashboards())
+NAMES = sorted(BOARDS)
 
 
 def board(name: str) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def panels(name: str) -> list[dict[str, Any]]:
 
 def all_expressions() -> list[tuple[str, str]]:
     """Return (where, PromQL) of everything."""
-    of_boards = [each for made in dashboards().values() for each in expressions(made)]
+    of_boards = [each for made in BOARDS.values() for each in expressions(made)]
     return [*of_boards, *((alert.name, alert.expression) for alert in ALERTS)]
 
 
@@ -71,7 +71,7 @@ def test_every_metric_and_label_that_is_named_is_in_the_catalogue(where: str, ex
     assert found.grouped <= known, f"{where} groups by {found.grouped - known}, which none of its metrics has"
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_legends_name_labels_that_are_left(name: str) -> None:
     for panel in panels(name):
         for target in panel["targets"]:
@@ -87,7 +87,7 @@ def test_texts_of_alerts_name_labels_that_are_left() -> None:
         assert used <= found.grouped | (OF_THE_SCRAPE if not found.grouped else set()), alert.name
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_panels_have_numbers_places_and_words(name: str) -> None:
     whole = board(name)
     ids = [panel["id"] for panel in whole["panels"]]
@@ -103,7 +103,7 @@ def test_panels_have_numbers_places_and_words(name: str) -> None:
     assert len(set(titles)) == len(titles)
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_panels_do_not_overlap(name: str) -> None:
     places = [(panel["title"], panel["gridPos"]) for panel in board(name)["panels"]]
     for title, at in places:
@@ -118,7 +118,7 @@ def test_panels_do_not_overlap(name: str) -> None:
         assert apart, f"{one} lies over {other}"
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_data_source_is_chosen_at_the_top_and_used_everywhere(name: str) -> None:
     whole = board(name)
     variable = whole["templating"]["list"][0]
@@ -129,7 +129,7 @@ def test_the_data_source_is_chosen_at_the_top_and_used_everywhere(name: str) -> 
     assert all(user["datasource"] == chosen for user in users)
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_variables_are_declared_before_they_are_used(name: str) -> None:
     whole = board(name)
     declared = {variable["name"] for variable in whole["templating"]["list"]}

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from espalier_api.events import EpochFinished
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_cli.collect.clocks import WallScheduler
+from espalier_cli.collect.training import WallScheduler
 from espalier_cli.timeline import parse_moment
 from espalier_trainer.core.run import Study
 from espalier_trainer.core.services import Services

@@ -5,7 +5,6 @@ from __future__ import annotations
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
-from types import TracebackType
 from typing import Final, Self
 
 import torch
@@ -35,9 +34,7 @@ class Extra:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the process."""
         self._over.set()
         self._runs.close()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -148,88 +147,73 @@ def _adaptation(adaptation: Adaptation) -> str:
     return text + (f" ({adaptation.message})" if adaptation.message else "")
 
 
-class Display(Protocol):
+class Display:
     """Shows the events of a run."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __init__(self, jobs: Iterable[JobRow], console: Console) -> None:
+        self.rows = {row.name: row for row in jobs}
+        self._console = console
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is open."""
+
     def show(self, job: str, event: AnyEvent) -> None:
         """Take in an event of `job` (its key)."""
+        self.rows[job] = updated(self.rows[job], event)
+        if line := line_for(event):
+            self.print(self.rows[job], line)
+
+    def print(self, row: JobRow, line: str) -> None:
+        """Print the line of an event of this job."""
+        raise NotImplementedError
 
     def tick(self, used_seconds: dict[str, float]) -> None:
         """Take in the budget seconds that each job has used by now."""
 
 
-class _Rows:
-    def __init__(self, jobs: Iterable[JobRow]) -> None:
-        self.rows = {row.name: row for row in jobs}
-
-    def take(self, job: str, event: AnyEvent) -> JobRow:
-        self.rows[job] = updated(self.rows[job], event)
-        return self.rows[job]
-
-
-class PlainDisplay(_Rows):
+class PlainDisplay(Display):
     """One line an event that matters, and one a tenth of the budget."""
 
     def __init__(self, jobs: Iterable[JobRow], console: Console) -> None:
-        super().__init__(jobs)
-        self._console = console
+        super().__init__(jobs, console)
         self._announced: dict[str, float] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
     def show(self, job: str, event: AnyEvent) -> None:
-        """Print the event's line, if it has one."""
-        row = self.take(job, event)
-        if line := line_for(event):
-            self._print(row, line)
-        elif isinstance(event, EpochFinished):
-            next_at = self._announced.get(job, 0.0)
-            if row.used_share >= next_at:
-                self._announced[job] = row.used_share + PLAIN_PROGRESS_EVERY
-                self._print(row, f"epoch {row.epoch}, accuracy {event.validation_accuracy:.3f}, depth {row.depth}")
+        """Print the event's line, if it has one, or the progress."""
+        super().show(job, event)
+        row = self.rows[job]
+        if isinstance(event, EpochFinished) and row.used_share >= self._announced.get(job, 0.0):
+            self._announced[job] = row.used_share + PLAIN_PROGRESS_EVERY
+            self.print(row, f"epoch {row.epoch}, accuracy {event.validation_accuracy:.3f}, depth {row.depth}")
 
-    def tick(self, used_seconds: dict[str, float]) -> None:
-        """Nothing: lines are printed at events."""
-
-    def _print(self, row: JobRow, line: str) -> None:
+    def print(self, row: JobRow, line: str) -> None:
+        """Print it with the budget that is left."""
         left = max(0.0, row.budget_seconds - row.used_seconds)
         self._console.print(f"{row.name}  {left:7.1f} s left  {line}", highlight=False, soft_wrap=True)
 
 
-class LiveDisplay(_Rows):
+class LiveDisplay(Display):
     """A table that is redrawn in place, under the lines of the events."""
 
     def __init__(self, jobs: Iterable[JobRow], console: Console) -> None:
-        super().__init__(jobs)
+        super().__init__(jobs, console)
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8, transient=False)
-        self._lines = console
 
     def __enter__(self) -> Self:
         # Drawn before any line is printed: a line printed meanwhile would not know that there is a table to replace.
         self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
-    def show(self, job: str, event: AnyEvent) -> None:
-        """Print the event's line above the table, if it has one."""
-        row = self.take(job, event)
-        if line := line_for(event):
-            moment = Text(f"{row.used_seconds:7.1f} s  {row.name}  ", style="dim")
-            self._lines.print(moment + Text(line, style="not dim"), highlight=False)
+    def print(self, row: JobRow, line: str) -> None:
+        """Print it above the table, with the budget that is used."""
+        moment = Text(f"{row.used_seconds:7.1f} s  {row.name}  ", style="dim")
+        self._console.print(moment + Text(line, style="not dim"), highlight=False)
 
     def tick(self, used_seconds: dict[str, float]) -> None:
         """Move the budget bars."""

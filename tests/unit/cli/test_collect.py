@@ -21,11 +21,10 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.outcomes import OutcomeTable, read_table
 from espalier_api.validation import load_job
 from espalier_cli.collect.assemble import assemble
-from espalier_cli.collect.collecting import collect
+from espalier_cli.collect.collecting import collect, set_up
 from espalier_cli.collect.plan import Kind, Run, runs_for
-from espalier_cli.collect.setting import Setting, set_up
 from espalier_cli.collect.state import StateError, WorkFolder
-from espalier_cli.collect.training import CollectError, Time, deepest, train
+from espalier_cli.collect.training import CollectError, Collection, Time, deepened_anew, train
 from espalier_cli.main import cli
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint
@@ -52,12 +51,12 @@ def job_with(**training: object) -> AdaptiveTrainingJob:
     return AdaptiveTrainingJob.model_validate(whole)
 
 
-def setting(job: AdaptiveTrainingJob, *, decisions: int = 2, start_at: float = 0.05) -> Setting:
+def setting(job: AdaptiveTrainingJob, *, decisions: int = 2, start_at: float = 0.05) -> Collection:
     return set_up(
         job,
         start_at=start_at,
         decisions=decisions,
-        time=Time.VIRTUAL,
+        time_kind=Time.VIRTUAL,
         step_cost=COST,
         known_cost=lambda points, groups: None,
         throughput=1.8,
@@ -75,7 +74,7 @@ SCHEDULES = [
 @pytest.mark.parametrize("training", SCHEDULES, ids=["linear", "exponential", "plateau"])
 def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(training: dict[str, object]) -> None:
     """Bit for bit: accuracy, times, steps and all weights."""
-    collection = setting(job_with(**training), decisions=3).collection
+    collection = setting(job_with(**training), decisions=3)
     sequence, seed = (0, 3, 2), 7
     checkpoint: Checkpoint | None = None
     _, checkpoint = train(collection, Run(Kind.TRUNK, seed), None)
@@ -102,7 +101,7 @@ def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(training: dict[
 
 
 def test_a_run_before_a_decision_stops_at_an_epoch_boundary_after_the_arrival() -> None:
-    collection = setting(job_with()).collection
+    collection = setting(job_with())
     record, checkpoint = train(collection, Run(Kind.TRUNK, 0), None)
     assert checkpoint is not None
     assert checkpoint.state.cursor == 0
@@ -117,7 +116,7 @@ def test_a_run_before_a_decision_stops_at_an_epoch_boundary_after_the_arrival() 
 
 def test_controls_restart_the_rate_speed_up_steps_or_begin_deeper() -> None:
     setup = setting(job_with())
-    collection = setup.collection
+    collection = setup
     _, trunk = train(collection, Run(Kind.TRUNK, 0), None)
     assert trunk is not None
     nothing = trunk
@@ -135,18 +134,18 @@ def test_controls_restart_the_rate_speed_up_steps_or_begin_deeper() -> None:
 
 
 def test_a_net_from_scratch_need_not_come_by_all_decisions() -> None:
-    collection = setting(job_with(), start_at=0.18).collection
+    collection = setting(job_with(), start_at=0.18)
     scratch, _ = train(collection, Run(Kind.SCRATCH, 0, (0, 0)), None)
     assert len(scratch.time_left_s) == 1, "its epochs are longer, so that one fewer ends in time"
     assert scratch.accuracy is not None
 
 
 def test_the_deepest_net_from_scratch_has_random_weights_where_it_is_deeper() -> None:
-    collection = setting(job_with()).collection
+    collection = setting(job_with())
     data = load_data(collection.job.spec.training.dataset)
     torch.manual_seed(3)
     start = build_model(collection.job.spec.training.model, data.classes, data.example_input())
-    net = deepest(collection, Run(Kind.SCRATCH, 0, (0, 0)), start, data)
+    net = deepened_anew(start, ["block0"] * 2, data.example_input(), collection.job.spec.adaptation.insertion)
     known = dict(start.named_parameters())
     added = {name: value for name, value in net.named_parameters() if name not in known}
     assert len(added) == 4
@@ -159,14 +158,13 @@ def test_the_deepest_net_from_scratch_has_random_weights_where_it_is_deeper() ->
     assert not torch.equal(*kernels)
 
 
-def collected(folder: Path, setup: Setting, seeds: range, parallel: int, *, controls: bool = True) -> str:
-    collection = setup.collection
+def collected(folder: Path, collection: Collection, seeds: range, parallel: int, *, controls: bool = True) -> str:
     runs = runs_for(seeds, 3, collection.decisions, controls=controls)
     work = WorkFolder(folder)
     with work.held():
         work.begin(collection)
         records = collect(collection, runs, work, parallel, lambda done, total, left: None, pytest.fail)
-    table = assemble(collection, records, seeds, scenario="test", architecture=setup.architecture)
+    table = assemble(collection, records, seeds, "test")
     return json.dumps(table.to_json())
 
 
@@ -237,13 +235,13 @@ def test_a_table_has_deviations_over_the_seeds_and_controls_and_damaged_state_is
     done, complaints = work.done(runs, 1)
     assert len(done) == len(runs) - 2
     assert [str(records[0]) in complaint for complaint in complaints] == [True]
-    again = collect(setup.collection, runs, work, 1, lambda done, total, left: None, lambda message: None)
-    table = assemble(setup.collection, again, range(2), scenario="test", architecture=setup.architecture)
+    again = collect(setup, runs, work, 1, lambda done, total, left: None, lambda message: None)
+    table = assemble(setup, again, range(2), "test")
     assert json.dumps(table.to_json()) == whole
 
 
 def test_a_run_whose_checkpoint_is_lost_is_trained_again(tmp_path: Path) -> None:
-    collection = setting(job_with(), decisions=1).collection
+    collection = setting(job_with(), decisions=1)
     work, trunk = WorkFolder(tmp_path), Run(Kind.TRUNK, 0)
     runs = runs_for(range(1), 3, 1, controls=False)
     with work.held():
@@ -260,12 +258,12 @@ def test_a_run_whose_checkpoint_is_lost_is_trained_again(tmp_path: Path) -> None
 
 def test_a_folder_of_another_collection_is_refused_with_what_differs(tmp_path: Path) -> None:
     work = WorkFolder(tmp_path)
-    work.begin(setting(job_with()).collection)
-    work.begin(setting(job_with()).collection)
+    work.begin(setting(job_with()))
+    work.begin(setting(job_with()))
     with pytest.raises(StateError, match=r"start_at_s: 0.05 there, 0.1 here\)"):
-        work.begin(setting(job_with(), start_at=0.1).collection)
+        work.begin(setting(job_with(), start_at=0.1))
     with pytest.raises(StateError, match="job: "):
-        work.begin(setting(job_with(batchSize=32)).collection)
+        work.begin(setting(job_with(batchSize=32)))
     with work.held(), pytest.raises(StateError, match="another collection works in it"), work.held():
         pytest.fail("two hold it")
     (tmp_path / "thesis.txt").touch()
@@ -274,7 +272,7 @@ def test_a_folder_of_another_collection_is_refused_with_what_differs(tmp_path: P
 
 
 def test_a_measured_cost_is_that_of_the_state_when_it_goes_on(tmp_path: Path) -> None:
-    collection = setting(job_with()).collection
+    collection = setting(job_with())
     work = WorkFolder(tmp_path)
     assert work.step_cost(collection.points) is None
     work.begin(collection)
@@ -282,7 +280,7 @@ def test_a_measured_cost_is_that_of_the_state_when_it_goes_on(tmp_path: Path) ->
 
 
 def test_a_budget_that_ends_before_the_last_decision_is_an_error() -> None:
-    collection = setting(job_with(), decisions=3, start_at=0.22).collection
+    collection = setting(job_with(), decisions=3, start_at=0.22)
     record, checkpoint = train(collection, Run(Kind.TRUNK, 0), None)
     assert 0.22 < record.used_s < 0.25
     with pytest.raises(CollectError, match=r"seed-0.edge-3: the budget of 0.25 s ends before all 3 decisions"):
@@ -361,7 +359,7 @@ def test_training_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         job,
         start_at=0.05,
         decisions=1,
-        time=Time.VIRTUAL,
+        time_kind=Time.VIRTUAL,
         step_cost="2,1",
         known_cost=lambda points: None,
         throughput=1.8,

@@ -19,10 +19,10 @@ from espalier_api.growth.deepen import deepened
 from espalier_api.growth.widen import widened
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.validation import load_job
+from espalier_cli.collect.collecting import set_up
 from espalier_cli.collect.cost import StepCost, parse_cost
 from espalier_cli.collect.plan import Kind, Run
-from espalier_cli.collect.setting import Setting, set_up
-from espalier_cli.collect.training import CollectError, Time, train
+from espalier_cli.collect.training import CollectError, Collection, Time, train
 from espalier_cli.main import cli
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.architecture import describe
@@ -51,12 +51,12 @@ def job_with(*actions: str, budget: float = 0.25) -> AdaptiveTrainingJob:
     return AdaptiveTrainingJob.model_validate(whole)
 
 
-def setting(job: AdaptiveTrainingJob, *, decisions: int, step_cost: str | None = COST) -> Setting:
+def setting(job: AdaptiveTrainingJob, *, decisions: int, step_cost: str | None = COST) -> Collection:
     return set_up(
         job,
         start_at=0.05,
         decisions=decisions,
-        time=Time.VIRTUAL,
+        time_kind=Time.VIRTUAL,
         step_cost=step_cost,
         known_cost=lambda points, groups: None,
         throughput=1.8,
@@ -70,16 +70,15 @@ def described() -> Architecture:
 
 def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go() -> None:
     """Bit for bit; and what the checkpoints describe is what the table's actions make of the starting model."""
-    setup = setting(job_with("Deepen", "Widen"), decisions=3)
-    collection, seed, sequence = setup.collection, 7, (3, 0, 3)
+    collection, seed, sequence = setting(job_with("Deepen", "Widen"), decisions=3), 7, (3, 0, 3)
     assert collection.groups == GROUPS
     _, checkpoint = train(collection, Run(Kind.TRUNK, seed), None)
     left: list[float] = []
-    architecture = setup.architecture
+    architecture = collection.architecture
     for length in range(1, 4):
         record, following = train(collection, Run(Kind.EDGE, seed, sequence[:length]), checkpoint)
         left += record.time_left_s
-        architecture = collection.action(sequence[length - 1]).carried_out(architecture)
+        architecture = collection.actions[sequence[length - 1]].carried_out(architecture)
         if following is not None:
             assert following.state.architecture == architecture
             checkpoint = following
@@ -114,7 +113,7 @@ def test_the_command_writes_a_table_that_policies_learn_from(tmp_path: Path) -> 
     assert evaluate(policy, [table]).tables[0].regret <= 0.05
     # A job that only deepens has the table that it had.
     assert [
-        str(action) for action in setting(job_with("Deepen"), decisions=1, step_cost="2,1,1,1").collection.actions
+        str(action) for action in setting(job_with("Deepen"), decisions=1, step_cost="2,1,1,1").actions
     ] == [
         *(f"Deepen(block{place})" for place in range(3)),
         "Nothing",
@@ -139,7 +138,7 @@ def test_a_step_costs_more_for_each_channel() -> None:
 def test_what_doubling_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("espalier_cli.collect.cost.ROUNDS", 1)
     monkeypatch.setattr("espalier_cli.collect.cost.STEPS", 3)
-    collection = setting(job_with("Deepen", "Widen"), decisions=1, step_cost=None).collection
+    collection = setting(job_with("Deepen", "Widen"), decisions=1, step_cost=None)
     assert isinstance(collection.cost, StepCost)
     assert [(group, width) for group, width, _ in collection.cost.doubled] == [
         ("block0.0", 6), ("block1.0", 8), ("block2.0", 8)
@@ -155,7 +154,7 @@ def test_a_job_that_only_widens_is_refused() -> None:
 
 
 def test_checkpoints_hold_the_history() -> None:
-    collection = setting(job_with("Deepen", "Widen"), decisions=2).collection
+    collection = setting(job_with("Deepen", "Widen"), decisions=2)
     _, trunk = train(collection, Run(Kind.TRUNK, 1), None)
     _, edge = train(collection, Run(Kind.EDGE, 1, (4,)), trunk)
     assert isinstance(edge, Checkpoint)

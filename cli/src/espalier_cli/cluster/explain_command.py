@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import click
 
 from espalier_cli.cluster.case import Case, case_of
-from espalier_cli.cluster.client import Cluster, connect
+from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError
 from espalier_cli.cluster.events import Event, event_of, is_about
 from espalier_cli.cluster.explanation import explanation
@@ -18,15 +17,15 @@ from espalier_cli.cluster.fetch import fetch_for_job
 from espalier_cli.cluster.options import (
     EXIT_CODES,
     cluster_options,
-    counting_options,
     namespace_option,
     output_option,
-    settings_of,
+    settings_options,
 )
 from espalier_cli.cluster.output import print_data, print_heading
 from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.policy_option import policy_option
 from espalier_kube.resources import EVENTS, JOBS
+from espalier_operator.kube.inspection import KubeSettings
 from espalier_operator.planning import DEFAULT_POLICY
 
 
@@ -35,35 +34,22 @@ from espalier_operator.planning import DEFAULT_POLICY
 @namespace_option
 @output_option("text", "json", "yaml")
 @cluster_options
-@counting_options
+@settings_options
 @policy_option("Scheduling policy, as the operator is set.", DEFAULT_POLICY)
-def explain(
-    job: str,
-    namespace: str | None,
-    form: str,
-    kubeconfig: Path | None,
-    context: str | None,
-    gpu_resource: str,
-    gpu_type_label: str,
-    tolerated_taints: tuple[str, ...],
-    policy: str,
-) -> None:
+def explain(job: str, namespace: str | None, form: str, cluster: Cluster, settings: KubeSettings) -> None:
     """Explain the state of JOB, its reasons, and what would change it.
 
     The output also contains the remaining budgets, the GPUs and whether the job has acknowledged them, the advice of
     the agent with its results, and the latest Events.
     """
-    settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints, policy=policy)
-    with connect(kubeconfig, context) as cluster:
-        where, name = place_of(job, namespace, cluster)
+    where, name = place_of(job, namespace, cluster)
+    try:
+        case = case_of(where, name, fetch_for_job(cluster, where, name), cluster.now(), settings)
+    except NotFoundError:
         case = None
-        try:
-            case = case_of(where, name, fetch_for_job(cluster, where, name), cluster.now(), settings)
-        except NotFoundError:
-            case = None
-        if case is None:
-            raise not_found(cluster, where, name)
-        case = replace(case, events=tuple(events_of(cluster, case)))
+    if case is None:
+        raise not_found(cluster, where, name)
+    case = replace(case, events=tuple(events_of(cluster, case)))
     sections = explanation(case)
     if form != "text":
         why = standing(case.job)

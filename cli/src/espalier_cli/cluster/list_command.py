@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from espalier_cli.cluster.client import connect
+from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.jobs_table import COLUMNS, FIGURES, WIDE_COLUMNS, entry_of, row_of, sorted_jobs
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option
 from espalier_cli.cluster.output import print_data, print_table
@@ -19,14 +17,11 @@ from espalier_kube.resources import JOBS
 @click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs of all namespaces.")
 @output_option("table", "wide", "json", "yaml")
 @cluster_options
-def list_jobs(
-    namespace: str | None, all_namespaces: bool, form: str, kubeconfig: Path | None, context: str | None
-) -> None:
+def list_jobs(namespace: str | None, all_namespaces: bool, form: str, cluster: Cluster) -> None:
     """List the jobs of a cluster: their phase, their GPUs, and why they wait or are lent no more GPUs."""
-    with connect(kubeconfig, context) as cluster:
-        where = None if all_namespaces else namespace or cluster.namespace
-        jobs = sorted_jobs(job_of(raw) for raw in cluster.list_all(JOBS, where).items)
-        now = cluster.now()
+    where = None if all_namespaces else namespace or cluster.namespace
+    jobs = sorted_jobs(job_of(raw) for raw in cluster.list_all(JOBS, where).items)
+    now = cluster.now()
     if form in ("json", "yaml"):
         print_data([entry_of(job) for job in jobs], form)
         return

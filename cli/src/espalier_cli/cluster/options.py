@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
+from espalier_cli.cluster.client import connect
 from espalier_operator.kube.inspection import KubeSettings
-from espalier_operator.planning import DEFAULT_POLICY
 
 EXIT_CODES = """\
 Exit codes: 0 it worked, 1 the cluster did not answer or refused, 2 what was given cannot be used."""
@@ -20,65 +21,57 @@ _DEFAULTS = {field.name: field.default for field in fields(KubeSettings)}
 
 
 def cluster_options(command: Command) -> Command:
-    """Add `--kubeconfig` and `--context`."""
-    for decorate in (
-        click.option("--context", metavar="NAME", help="Context of the kubeconfig.  [default: the current one]"),
-        click.option(
-            "--kubeconfig",
-            type=click.Path(path_type=Path, dir_okay=False),
-            help="Path of the kubeconfig.  [default: KUBECONFIG, or ~/.kube/config]",
-        ),
-    ):
-        command = decorate(command)
-    return command
+    """Add `--kubeconfig` and `--context`, connect to their cluster, and give it as `cluster`."""
 
-
-def counting_options(command: Command) -> Command:
-    """Add the operator's settings that affect which GPUs count, with its defaults."""
-    for decorate in (
-        click.option(
-            "--tolerated-taint",
-            "tolerated_taints",
-            multiple=True,
-            metavar="KEY",
-            default=_DEFAULTS["tolerated_taints"],
-            show_default=True,
-            help="Key of a taint that workers tolerate. Repeatable.",
-        ),
-        click.option(
-            "--gpu-type-label",
-            metavar="LABEL",
-            default=_DEFAULTS["gpu_type_label"],
-            show_default=True,
-            help="Node label that distinguishes types of GPUs.",
-        ),
-        click.option(
-            "--gpu-resource",
-            metavar="NAME",
-            default=_DEFAULTS["gpu_resource"],
-            show_default=True,
-            help="Resource that counts as a GPU. Set this and the next two options as for the operator.",
-        ),
-    ):
-        command = decorate(command)
-    return command
-
-
-def settings_of(
-    gpu_resource: str,
-    gpu_type_label: str,
-    tolerated_taints: tuple[str, ...],
-    namespaces: tuple[str, ...] = (),
-    policy: str = DEFAULT_POLICY,
-) -> KubeSettings:
-    """Return the operator's settings that the options of `counting_options` describe, and the scheduling policy."""
-    return KubeSettings(
-        gpu_resource=gpu_resource,
-        gpu_type_label=gpu_type_label,
-        tolerated_taints=tolerated_taints,
-        policy=policy,
-        watch_namespaces=namespaces,
+    @click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Path of the kubeconfig.  [default: KUBECONFIG, or ~/.kube/config]",
     )
+    @click.option("--context", metavar="NAME", help="Context of the kubeconfig.  [default: the current one]")
+    @wraps(command)
+    def connected(*, kubeconfig: Path | None, context: str | None, **given: Any) -> None:
+        with connect(kubeconfig, context) as cluster:
+            command(cluster=cluster, **given)
+
+    return connected
+
+
+def settings_options(command: Command) -> Command:
+    """Add the operator's settings that affect which GPUs count, with its defaults, and give them as `settings`.
+
+    They contain the scheduling policy of a command that has `--policy`.
+    """
+
+    @click.option(
+        "--gpu-resource",
+        metavar="NAME",
+        default=_DEFAULTS["gpu_resource"],
+        show_default=True,
+        help="Resource that counts as a GPU. Set this and the next two options as for the operator.",
+    )
+    @click.option(
+        "--gpu-type-label",
+        metavar="LABEL",
+        default=_DEFAULTS["gpu_type_label"],
+        show_default=True,
+        help="Node label that distinguishes types of GPUs.",
+    )
+    @click.option(
+        "--tolerated-taint",
+        "tolerated_taints",
+        multiple=True,
+        metavar="KEY",
+        default=_DEFAULTS["tolerated_taints"],
+        show_default=True,
+        help="Key of a taint that workers tolerate. Repeatable.",
+    )
+    @wraps(command)
+    def counting(**given: Any) -> None:
+        settings = KubeSettings(**{name: given.pop(name) for name in _DEFAULTS.keys() & given.keys()})
+        command(settings=settings, **given)
+
+    return counting
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:

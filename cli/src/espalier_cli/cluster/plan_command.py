@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from espalier_api.documents import write_text_atomically
 from espalier_api.registry import RegistryError
-from espalier_cli.cluster.client import connect
+from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.decisions import COLUMNS, document_of, rows_of, wakes
 from espalier_cli.cluster.fetch import fetch
-from espalier_cli.cluster.options import EXIT_CODES, cluster_options, counting_options, output_option, settings_of
+from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option, settings_options
 from espalier_cli.cluster.output import print_data, print_table
 from espalier_cli.cluster.wording import count
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
-from espalier_operator.kube.inspection import seen_by_operator
+from espalier_operator.kube.inspection import KubeSettings, seen_by_operator
 from espalier_operator.planning import DEFAULT_POLICY, Snapshot, SnapshotError, policy_named
 from espalier_operator.planning import plan as planned
 
@@ -38,29 +39,17 @@ _HINT = "espalier snapshot -o FILE makes one; one edited by hand must stay whole
     help="Output file; - is stdout.",
 )
 @cluster_options
-@counting_options
+@settings_options
 @policy_option("Scheduling policy, as the operator is set.", DEFAULT_POLICY)
-def snapshot(
-    namespace: str | None,
-    output: Path,
-    kubeconfig: Path | None,
-    context: str | None,
-    gpu_resource: str,
-    gpu_type_label: str,
-    tolerated_taints: tuple[str, ...],
-    policy: str,
-) -> None:
+def snapshot(namespace: str | None, output: Path, cluster: Cluster, settings: KubeSettings) -> None:
     """Write what the scheduler sees now (nodes, workers, promises, jobs and rules) as JSON.
 
     The scheduler is stateless, so this command creates the snapshot from the cluster's objects, with the operator's own
     code. `espalier plan --snapshot FILE` shows the decisions on it, so that a bug report can become a test.
     """
-    namespaces = () if namespace is None else (namespace,)
-    settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints, namespaces, policy)
-    with connect(kubeconfig, context) as cluster:
-        lists = fetch(cluster, namespace)
-        now = cluster.now()
-    seen = seen_by_operator(lists, now, settings)
+    settings = replace(settings, watch_namespaces=() if namespace is None else (namespace,))
+    lists = fetch(cluster, namespace)
+    seen = seen_by_operator(lists, cluster.now(), settings)
     made = seen.snapshot
     if str(output) == "-":
         click.echo(made.to_json(), nl=False)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
-from espalier_cli.cluster.client import connect
+from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.fetch import Lists, fetch
-from espalier_cli.cluster.options import EXIT_CODES, cluster_options, counting_options, output_option, settings_of
+from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option, settings_options
 from espalier_cli.cluster.output import Row, print_data, print_heading, print_table
 from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type, why_not
 from espalier_cli.cluster.wording import count, short
@@ -24,26 +23,16 @@ _JOB_COLUMNS = ("JOB", "TYPE", "BASE", "LENT", "TERMINATING", "PROMISED", "BUDGE
 @click.command(epilog=EXIT_CODES)
 @output_option("table", "json", "yaml")
 @cluster_options
-@counting_options
-def top(
-    form: str,
-    kubeconfig: Path | None,
-    context: str | None,
-    gpu_resource: str,
-    gpu_type_label: str,
-    tolerated_taints: tuple[str, ...],
-) -> None:
+@settings_options
+def top(form: str, cluster: Cluster, settings: KubeSettings) -> None:
     """Show the GPUs of a cluster: how many there are of each type, who holds them, and which do not count and why.
 
     BASE GPUs are guaranteed to running jobs. LENT GPUs can be taken back. OTHERS are held by pods that are not
     Espalier's. TERMINATING pods hold their GPUs until they have ended. PROMISED GPUs are granted to pods that are not
     on a node yet.
     """
-    settings = settings_of(gpu_resource, gpu_type_label, tolerated_taints)
-    with connect(kubeconfig, context) as cluster:
-        lists = fetch(cluster)
-        now = cluster.now()
-    whole = overview(lists, now, settings)
+    lists = fetch(cluster)
+    whole = overview(lists, cluster.now(), settings)
     if form == "table":
         _print(whole)
     else:

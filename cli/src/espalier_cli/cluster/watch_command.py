@@ -6,18 +6,17 @@ import queue
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
-from espalier_cli.cluster.client import Cluster, connect
+from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError, cluster_error
 from espalier_cli.cluster.events import Event, event_of, is_about
 from espalier_cli.cluster.explain_command import not_found, place_of
 from espalier_cli.cluster.narration import Narrator, row_of, verdict
 from espalier_cli.cluster.options import cluster_options, namespace_option, output_option
 from espalier_cli.cluster.standing import Job, job_of
-from espalier_cli.cluster.watch_display import WatchDisplay, watch_display
+from espalier_cli.cluster.watch_display import PlainWatch, watch_display
 from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
 from espalier_kube.resources import EVENTS, JOBS, Raw, Resource
 
@@ -47,29 +46,26 @@ class _News:
 )
 @output_option("text", "json")
 @cluster_options
-def watch(
-    job: str, namespace: str | None, patience: float, form: str, kubeconfig: Path | None, context: str | None
-) -> None:
+def watch(job: str, namespace: str | None, patience: float, form: str, cluster: Cluster) -> None:
     """Show the progress of JOB until it ends.
 
     On a terminal, this shows the job's events, and a table with its phase, time budget, GPUs, epoch, accuracy and
     depth. Elsewhere, it prints one line per event; with `-o json`, as JSON. It survives dropped connections and
     restarts of the API server.
     """
-    with connect(kubeconfig, context) as cluster:
-        where, name = place_of(job, namespace, cluster)
-        known = _known_events(cluster, where, name)
-        try:
-            raw = cluster.get(JOBS, where, name)
-        except NotFoundError as error:
-            raise not_found(cluster, where, name) from error
-        first = job_of(raw)
-        display = watch_display(row_of(first, cluster.now()), form)
-        try:
-            last = _watch(cluster, raw, Narrator(known), display, patience)
-        except KeyboardInterrupt:
-            click.echo("interrupted; the job continues", err=True)
-            sys.exit(130)
+    where, name = place_of(job, namespace, cluster)
+    known = _known_events(cluster, where, name)
+    try:
+        raw = cluster.get(JOBS, where, name)
+    except NotFoundError as error:
+        raise not_found(cluster, where, name) from error
+    first = job_of(raw)
+    display = watch_display(row_of(first, cluster.now()), form)
+    try:
+        last = _watch(cluster, raw, Narrator(known), display, patience)
+    except KeyboardInterrupt:
+        click.echo("interrupted; the job continues", err=True)
+        sys.exit(130)
     if last is None:
         raise ClusterError(f"{first.key} was deleted before it ended")
     click.echo(verdict(last), err=True)
@@ -77,7 +73,7 @@ def watch(
         sys.exit(1)
 
 
-def _watch(cluster: Cluster, raw: Raw, narrator: Narrator, display: WatchDisplay, patience: float) -> Job | None:
+def _watch(cluster: Cluster, raw: Raw, narrator: Narrator, display: PlainWatch, patience: float) -> Job | None:
     """Show the job until it ends and return its last state; None if it was deleted."""
     job = job_of(raw)
     news: queue.SimpleQueue[_News] = queue.SimpleQueue()
@@ -127,7 +123,7 @@ def _watch(cluster: Cluster, raw: Raw, narrator: Narrator, display: WatchDisplay
     return job
 
 
-def _status(before: Job, after: Job, now: float, narrator: Narrator, display: WatchDisplay) -> Job:
+def _status(before: Job, after: Job, now: float, narrator: Narrator, display: PlainWatch) -> Job:
     row = row_of(after, now)
     display.update(row)
     for line in narrator.of_status(before.status, after):
@@ -137,7 +133,7 @@ def _status(before: Job, after: Job, now: float, narrator: Narrator, display: Wa
     return after
 
 
-def _event(change: Change, job: Job, narrator: Narrator, display: WatchDisplay) -> None:
+def _event(change: Change, job: Job, narrator: Narrator, display: PlainWatch) -> None:
     if isinstance(change, Changed) and is_about(change.object, job.uid):
         for line in narrator.of_event(event_of(change.object)):
             display.show(line)
@@ -145,7 +141,7 @@ def _event(change: Change, job: Job, narrator: Narrator, display: WatchDisplay) 
         display.note(f"Events are not shown: {error.hint}")
 
 
-def _connection(change: Change, display: WatchDisplay, patience: float) -> None:
+def _connection(change: Change, display: PlainWatch, patience: float) -> None:
     if isinstance(change, Disconnected):
         display.note(f"{change.error}; trying again for up to {patience:.0f} s")
     elif isinstance(change, Reconnected):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import click
 from rich.console import Console
@@ -16,28 +15,8 @@ from espalier_cli.cluster.narration import Line
 from espalier_cli.display import JobRow, progress_table
 
 
-class WatchDisplay(Protocol):
-    """Shows one job."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def update(self, row: JobRow) -> None:
-        """Take in how the job is now."""
-
-    def show(self, line: Line) -> None:
-        """Say what happened."""
-
-    def progress(self, text: str) -> None:
-        """Say how training goes, where no table shows it."""
-
-    def note(self, text: str) -> None:
-        """Say something that is not about the job: of the connection to the cluster."""
-
-
 class PlainWatch:
-    """A line for all that happens, on stdout."""
+    """Shows one job: a line for all that happens, on stdout."""
 
     def __init__(self, row: JobRow) -> None:
         self._row = row
@@ -45,26 +24,24 @@ class PlainWatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+    def __exit__(self, *error: object) -> None:
+        """Nothing is open."""
 
     def update(self, row: JobRow) -> None:
-        """Keep it for the next line."""
+        """Take in how the job is now, for the next line."""
         self._row = row
 
     def show(self, line: Line) -> None:
-        """Print it."""
+        """Print what happened."""
         self.progress(str(line))
 
     def progress(self, text: str) -> None:
-        """Print it."""
+        """Print how training goes, where no table shows it."""
         left = max(0.0, self._row.budget_seconds - self._row.used_seconds)
         click.echo(f"{self._row.name}  {left:7.1f} s left  {text}")
 
     def note(self, text: str) -> None:
-        """Print it to stderr."""
+        """Print what is not about the job, but about the connection to the cluster, to stderr."""
         click.echo(text, err=True)
 
 
@@ -98,25 +75,20 @@ class JsonWatch(PlainWatch):
         click.echo(json.dumps(entry))
 
 
-class LiveWatch:
+class LiveWatch(PlainWatch):
     """A table that is redrawn in place, under the lines of what happens."""
 
     def __init__(self, row: JobRow, console: Console) -> None:
-        self._row, self._console = row, console
+        super().__init__(row)
+        self._console = console
         self._live = Live(get_renderable=lambda: progress_table([self._row]), console=console, refresh_per_second=4)
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
-
-    def update(self, row: JobRow) -> None:
-        """Redraw the table with the next refresh."""
-        self._row = row
 
     def show(self, line: Line) -> None:
         """Print it above the table."""
@@ -132,7 +104,7 @@ class LiveWatch:
         self._console.print(Text(text, style="dim"), highlight=False)
 
 
-def watch_display(row: JobRow, form: str) -> WatchDisplay:
+def watch_display(row: JobRow, form: str) -> PlainWatch:
     """Return the display for `form` (`text` or `json`) and what stdout is."""
     if form == "json":
         return JsonWatch(row)

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from espalier_api.architecture import Architecture
 from espalier_api.outcomes import Control, OutcomeTable, SequenceOutcome
 from espalier_cli.collect.plan import Kind, Run, sequences
 from espalier_cli.collect.training import Collection, RunRecord
@@ -24,9 +23,7 @@ def assemble(
     collection: Collection,
     records: Mapping[Run, RunRecord],
     seeds: Sequence[int],
-    *,
     scenario: str,
-    architecture: Architecture,
 ) -> OutcomeTable:
     """Return the table: means and deviations over the seeds, of each sequence and of each control."""
     decisions = collection.decisions
@@ -56,7 +53,7 @@ def assemble(
         ),
         decisions_per_episode=decisions,
         sequences=tuple(outcomes),
-        architecture=architecture,
+        architecture=collection.architecture,
         seeds=tuple(seeds),
         controls=_controls(collection, records, seeds),
     )

@@ -1,23 +1,62 @@
-"""Trains what a plan says and is not done yet."""
+"""From what a person asks for to a collection; and training what its plan says and is not done yet."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from espalier_api.channel_groups import ChannelGroup
+from espalier_api.growth.deepen import DEEPEN
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_cli.collect.cost import StepCost, measure_cost, parse_cost
 from espalier_cli.collect.plan import Kind, Run, next_run
 from espalier_cli.collect.state import WorkFolder
-from espalier_cli.collect.training import Collection, RunRecord
+from espalier_cli.collect.training import CollectError, Collection, RunRecord, Time, prepared, usable_device
 from espalier_cli.collect.workers import Workers
+from espalier_trainer.architecture import describe
+from espalier_trainer.data import load_data
+from espalier_trainer.models import build_model
+
+Watcher = Callable[[int, int, float | None], None]
+"""Receives the progress: runs done, all runs, and the wall seconds left, None while nothing is known."""
 
 
-class Watcher(Protocol):
-    """Receives the progress of a collection."""
+def set_up(
+    job: AdaptiveTrainingJob,
+    *,
+    start_at: float,
+    decisions: int,
+    time_kind: Time,
+    step_cost: str | None,
+    known_cost: Callable[[Sequence[str], Sequence[ChannelGroup]], StepCost | None],
+    throughput: float,
+    device: str,
+) -> Collection:
+    """Return what is to be collected; measures the cost of steps where neither text nor earlier state has it.
 
-    def __call__(self, done: int, total: int, left_seconds: float | None) -> None:
-        """Take notice. `left_seconds` is None while nothing is known."""
+    Raises `CollectError`, `StepCostError` or a `TrainerError` for what cannot be used.
+    """
+    budget = job.spec.time_budget_seconds
+    if start_at >= budget:
+        raise CollectError(f"--start-at: {start_at:g} s is not before the end of the budget of {budget:g} s")
+    usable_device(device)
+    job = prepared(job, decisions, time_kind)
+    data = load_data(job.spec.training.dataset)
+    example = data.example_input()
+    model = build_model(job.spec.training.model, data.classes, example)
+    spec = job.spec.adaptation
+    if DEEPEN.name not in spec.actions:
+        raise CollectError("adaptation.actions: every table has the growth points as actions; allow Deepen too")
+    architecture = describe(model, example, spec.insertion, spec.actions)
+    points, groups = tuple(point.id for point in architecture.growth_points), architecture.channel_groups
+    if not points:
+        raise CollectError(f"model {job.spec.training.model.name or job.spec.training.model.entrypoint}: cannot grow")
+    cost = None
+    if time_kind is Time.VIRTUAL:
+        cost = parse_cost(step_cost, points, groups) if step_cost else known_cost(points, groups)
+        cost = cost or measure_cost(job, data, points, usable_device(device), groups)
+    return Collection(job, architecture, start_at, decisions, cost, throughput, device)
 
 
 def collect(

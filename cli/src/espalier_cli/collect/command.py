@@ -98,9 +98,9 @@ def collect(
     from espalier_api.architecture import GrowthError
     from espalier_cli.collect.assemble import assemble
     from espalier_cli.collect.collecting import collect as collect_runs
+    from espalier_cli.collect.collecting import set_up
     from espalier_cli.collect.cost import StepCostError
     from espalier_cli.collect.plan import runs_for
-    from espalier_cli.collect.setting import set_up
     from espalier_cli.collect.state import StateError, WorkFolder
     from espalier_cli.collect.training import CollectError, Time
     from espalier_trainer.errors import TrainerError
@@ -116,17 +116,16 @@ def collect(
         with folder.held():
             if restart:
                 folder.clear()
-            setting = set_up(
+            collection = set_up(
                 job,
                 start_at=parse_moment(start_at, job.spec.time_budget_seconds),
                 decisions=decisions,
-                time=Time(time_kind),
+                time_kind=Time(time_kind),
                 step_cost=step_cost,
                 known_cost=folder.step_cost,
                 throughput=throughput,
                 device=device,
             )
-            collection = setting.collection
             folder.begin(collection)
             if collection.cost is not None:
                 click.echo(str(collection.cost), err=True)
@@ -134,9 +133,7 @@ def collect(
                 click.echo("warning: runs at the same time slow each other down, and this is wall time", err=True)
             runs = runs_for(which, len(collection.points), decisions, controls=controls, groups=len(collection.groups))
             records = collect_runs(collection, runs, folder, parallel, _ProgressLines(), _warn)
-            table = assemble(
-                collection, records, which, scenario=scenario or start_at, architecture=setting.architecture
-            )
+            table = assemble(collection, records, which, scenario or start_at)
             write_text_atomically(output, json.dumps(table.to_json()) + "\n")
             if work_dir is None:
                 folder.remove()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -13,10 +14,10 @@ from pydantic import Field
 from torch import nn
 
 from espalier_api.advice import Action
+from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.job import AdaptiveTrainingJob, DatasetSpec, Insertion
 from espalier_api.report import AdaptationResult, TrainerPhase
-from espalier_cli.collect.clocks import WallScheduler
 from espalier_cli.collect.cost import StepCost
 from espalier_cli.collect.plan import Kind, Run
 from espalier_trainer.advisor import Scripted
@@ -50,8 +51,8 @@ class Collection:
 
     job: AdaptiveTrainingJob
     """As `prepared` returns it."""
-    points: tuple[str, ...]
-    """The starting model's growth points."""
+    architecture: Architecture
+    """Of the starting model."""
     start_at: float
     """When a GPU arrives, in budget seconds."""
     decisions: int
@@ -60,18 +61,22 @@ class Collection:
     throughput: float
     """How much faster steps are in the control that has more throughput alone."""
     device: str = "cpu"
-    groups: tuple[str, ...] = ()
-    """The starting model's groups of channels, where the job widens."""
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """The starting model's growth points."""
+        return tuple(point.id for point in self.architecture.growth_points)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The starting model's groups of channels, where the job widens."""
+        return tuple(group.id for group in self.architecture.channel_groups)
 
     @property
     def actions(self) -> tuple[Action, ...]:
         """What may be done, in the table's order; last nothing."""
         deeper, wider = map(Action.deepen, self.points), map(Action.widen, self.groups)
         return (*deeper, *wider, Action.nothing())
-
-    def action(self, index: int) -> Action:
-        """Return the action of an index."""
-        return self.actions[index]
 
 
 class RunRecord(Record):
@@ -105,6 +110,37 @@ class Fork(CheckpointStore):
         return self.folder
 
 
+@dataclass
+class WallScheduler(VirtualScheduler):
+    """Real time, with arrivals that are known beforehand."""
+
+    time_scale: float = 1.0
+    """Budget seconds in a wall second: less than 1 where steps are to count as if they were faster."""
+    _started: float = field(init=False, default=0.0)
+    _used_before: float = field(init=False, default=0.0)
+
+    def start(self, used_seconds: float) -> None:
+        """Begin to count from `used_seconds`."""
+        self._used_before = used_seconds
+        self._started = time.monotonic()
+
+    def used_seconds(self) -> float:
+        """Return the seconds used."""
+        self._used = self._used_before + (time.monotonic() - self._started) * self.time_scale
+        return self._used
+
+    def time_left(self) -> float:
+        """Return the seconds left."""
+        return max(0.0, self.budget_seconds - self.used_seconds())
+
+    def wall_time_left(self) -> float:
+        """Return the wall seconds left."""
+        return self.time_left() / self.time_scale
+
+    def step_finished(self, architecture: Architecture | None) -> None:
+        """Nothing: the clock moves by itself."""
+
+
 def prepared(job: AdaptiveTrainingJob, decisions: int, time: Time) -> AdaptiveTrainingJob:
     """Return the job as its runs train it: `decisions` of them, and nothing on the way that only costs time."""
     training = job.spec.training
@@ -130,7 +166,8 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
     data = data_of(job.spec.training.dataset)
     model = build_model(job.spec.training.model, data.classes, data.example_input())
     if run.kind is Kind.SCRATCH:
-        model = deepest(collection, run, model, data)
+        points = [collection.points[index] for index in run.actions]
+        model = deepened_anew(model, points, data.example_input(), job.spec.adaptation.insertion)
     advisor = Scripted(_script(collection, run))
     fork = Fork(Path(), start=start)
     trainer = Trainer(
@@ -154,7 +191,7 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
             "decisions, one an epoch, are made; start earlier, or have fewer decisions"
         )
     if run.kind is Kind.EDGE and result.adaptations[-1].result is AdaptationResult.FAILED:
-        raise CollectError(f"{run.key}: {collection.action(run.actions[-1])} failed: {result.adaptations[-1].message}")
+        raise CollectError(f"{run.key}: {collection.actions[run.actions[-1]]} failed: {result.adaptations[-1].message}")
     record = RunRecord(
         key=run.key,
         time_left_s=tuple(request.time_left_seconds for request in advisor.asked),
@@ -163,12 +200,6 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
         accuracy=result.test_accuracy,
     )
     return record, None if ends else fork.last
-
-
-def deepest(collection: Collection, run: Run, model: nn.Module, data: Data) -> nn.Module:
-    """Return the model with a layer more for each of the run's actions, these with random weights of their own."""
-    points = [collection.points[index] for index in run.actions]
-    return deepened_anew(model, points, data.example_input(), collection.job.spec.adaptation.insertion)
 
 
 def deepened_anew(model: nn.Module, points: Sequence[str], example: torch.Tensor, insertion: Insertion) -> nn.Module:
@@ -185,9 +216,9 @@ def deepened_anew(model: nn.Module, points: Sequence[str], example: torch.Tensor
 
 def _script(collection: Collection, run: Run) -> tuple[Action, ...]:
     if run.kind is Kind.EDGE:
-        return tuple(collection.action(index) for index in run.actions)
+        return tuple(collection.actions[index] for index in run.actions)
     if run.kind is Kind.RESTART:
-        return (collection.action(0),) * collection.decisions
+        return (collection.actions[0],) * collection.decisions
     return ()
 
 

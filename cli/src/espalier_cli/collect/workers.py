@@ -9,7 +9,6 @@ import threading
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 
 import torch
 
@@ -48,7 +47,7 @@ class Workers:
             self._processes[ours] = process
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         """End them, whatever they do."""
         for end, process in self._processes.items():
             process.terminate()

@@ -31,9 +31,8 @@ from typing import Any
 
 import torch
 from harness.printed import command, environment, rendered, share
-from learning.generalisation import CASES, DISTILLED, generalisation
+from learning.generalisation import CASES, DISTILLED, experiments, generalisation
 from learning.speed import fit, speed
-from learning.splits import experiments
 
 from espalier_agent.commands.learn import gather_tables
 from espalier_agent.data import table_sets

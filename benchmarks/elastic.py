@@ -19,7 +19,7 @@ machine affects all of them. Nothing is evaluated, and no checkpoint is written 
    DistributedDataParallel with the same model, data, shares of a batch, optimizer and steps.
 4. `torchrun`: the same model under torchrun, which restarts all workers at each change. They resume from the checkpoint
    of their script (every 50 steps). Reported are the seconds without a step and the repeated steps. The options of
-   torchrun for this are in `joining/restarts.py`.
+   torchrun for this are in `joining/parts.py`.
 
 With more workers than cores the workers share the cores: two cores cannot speed up four workers, and all workers are
 slower while a process imports torch. The stores of torchrun listen on all interfaces, everything else on loopback.
@@ -41,10 +41,8 @@ from typing import Any
 
 from harness.printed import command, described, machine, progress, rendered, versions
 from joining.models import EXAMPLE, EXAMPLE_ROWS, Model, perceptron
-from joining.pauses import Pauses, pauses
+from joining.parts import Pauses, Plan, Restarts, Throughput, elastic, pauses, plain, restarts
 from joining.place import StuckError
-from joining.restarts import Restarts, restarts
-from joining.throughput import Plan, Throughput, elastic, plain
 from load.processes import ProcessError
 
 from espalier_api.job import ElasticBatch

@@ -35,8 +35,7 @@ from paying.arms import Arm, timeline
 from paying.costs import Costs
 from paying.extra import Extra
 from paying.measuring import measure
-from paying.runs import Head, Run, Runs, kept_costs
-from paying.shown import draw, lines
+from paying.runs import Head, Run, Runs, draw, kept_costs, lines
 from paying.training import Setting, prepare_process, train
 
 from espalier_api.job import ElasticBatch

@@ -26,13 +26,12 @@ import json
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from growth import MODELS, built, environment, errors, outputs, timed
-from harness.printed import described, progress, rendered
+from harness.printed import Columns, columned, described, progress
 from torch import Tensor, nn
 
 from espalier_trainer.net2net import WideningGroup, widen, widening_groups
@@ -41,41 +40,34 @@ from espalier_trainer.net2net.widening.replication import Replication
 
 WIDTHS = ((32, 48), (256, 512), (512, 1024))
 REPEATS = 15
-
-
-@dataclass(frozen=True)
-class LayerRow:
-    """One operation on convolution, batch norm, ReLU, convolution; times are medians, with the greatest."""
-
-    operation: str
-    by_group_ms: float
-    by_group_max_ms: float
-    by_id_ms: float
-    by_id_max_ms: float
-    ours_eval: float
-    ours_train: float
-    published_ms: float
-    published_eval: float
-    published_train: float
-
-
-@dataclass(frozen=True)
-class ModelRow:
-    """The figures of one model."""
-
-    model: str
-    groups: int
-    find_ms: float
-    """To find all groups, each tried on values."""
-    widen_ms: float
-    """To widen one of them: the copy of the model is in it."""
-    copy_ms: float
-    error_eval: float
-    error_train: float
-    reordered_eval: float
-    reordered_train: float
-    double_eval: float
-    double_train: float
+LAYERS: Columns = (
+    ("operation", "operation", ""),
+    ("ms by group", "by_group_ms", ".1f"),
+    ("(greatest)", "by_group_max_ms", ".1f"),
+    ("by id", "by_id_ms", ".1f"),
+    ("(greatest)", "by_id_max_ms", ".1f"),
+    ("ours, eval", "ours_eval", ".1e"),
+    ("train", "ours_train", ".1e"),
+    ("published, ms", "published_ms", ".1f"),
+    ("eval", "published_eval", ".1e"),
+    ("train", "published_train", ".1e"),
+)
+"""One operation on convolution, batch norm, ReLU, convolution; times are medians, with the greatest."""
+WHOLE: Columns = (
+    ("model", "model", ""),
+    ("groups", "groups", ""),
+    ("ms to find all", "find_ms", ".0f"),
+    ("widen", "widen_ms", ".1f"),
+    ("copy", "copy_ms", ".1f"),
+    ("float32, eval", "error_eval", ".1e"),
+    ("float32, train", "error_train", ".1e"),
+    ("reordered, eval", "reordered_eval", ".1e"),
+    ("reordered, train", "reordered_train", ".1e"),
+    ("float64, eval", "double_eval", ".1e"),
+    ("float64, train", "double_train", ".1e"),
+)
+"""The figures of one model: all groups are found by a trial on values; to widen one of them includes a copy."""
+Row = dict[str, Any]
 
 
 def layers(width: int) -> tuple[nn.Module, Tensor]:
@@ -122,7 +114,7 @@ def repeated(action: partial[nn.Module]) -> tuple[float, float, nn.Module]:
     return statistics.median(times), max(times), action()
 
 
-def measure_widening(width: int, new_width: int) -> LayerRow:
+def measure_widening(width: int, new_width: int) -> Row:
     """Widen the channels between the two convolutions."""
     model, example = layers(width)
     wanted = outputs(model, example)
@@ -132,9 +124,8 @@ def measure_widening(width: int, new_width: int) -> LayerRow:
     ours = errors(outputs(wider, example), wanted)
     theirs_ms, _, theirs = repeated(partial(published, model, new_width))
     naive = errors(outputs(theirs, example), wanted)
-    return LayerRow(
-        f"widen {width} to {new_width}", by_group, by_group_max, by_id, by_id_max, *ours, theirs_ms, *naive
-    )  # fmt: skip
+    figures = (by_group, by_group_max, by_id, by_id_max, *ours, theirs_ms, *naive)
+    return _row(LAYERS, f"widen {width} to {new_width}", *figures)
 
 
 def by_half(group: WideningGroup) -> Replication:
@@ -159,7 +150,7 @@ def changed(model: nn.Module, example: Tensor, changes: Mapping[WideningGroup, R
     return outputs(other, example)
 
 
-def measure_model(name: str, size: int) -> ModelRow:
+def measure_model(name: str, size: int) -> Row:
     """Widen each of one model's groups, and all together."""
     progress(name)
     model, example = built(name, size)
@@ -172,36 +163,11 @@ def measure_model(name: str, size: int) -> ModelRow:
     plain = errors(changed(model, example, {group: reordered(group) for group in groups}), wanted)
     model, example = model.double(), example.double()
     double = errors(changed(model, example, wider), outputs(model, example))
-    return ModelRow(name, len(groups), finding, statistics.median(times), copying, *ours, *plain, *double)
+    return _row(WHOLE, name, len(groups), finding, statistics.median(times), copying, *ours, *plain, *double)
 
 
-def table(rows: list[LayerRow]) -> str:
-    """Return the figures of the layers for reading."""
-    head = ["operation", "ms by group", "(greatest)", "by id", "(greatest)", "ours, eval", "train"]
-    cells = [
-        [
-            row.operation,
-            *map("{:.1f}".format, (row.by_group_ms, row.by_group_max_ms, row.by_id_ms, row.by_id_max_ms)),
-            *map("{:.1e}".format, (row.ours_eval, row.ours_train)),
-            f"{row.published_ms:.1f}",
-            *map("{:.1e}".format, (row.published_eval, row.published_train)),
-        ]
-        for row in rows
-    ]
-    return rendered("Milliseconds, and greatest errors", [*head, "published, ms", "eval", "train"], cells)
-
-
-def model_table(rows: list[ModelRow]) -> str:
-    """Return the figures of the models for reading."""
-    head = ["model", "groups", "ms to find all", "widen", "copy"]
-    cells = [
-        [row.model, f"{row.groups}", f"{row.find_ms:.0f}", f"{row.widen_ms:.1f}", f"{row.copy_ms:.1f}"]
-        + [f"{error:.1e}" for error in (row.error_eval, row.error_train, row.reordered_eval, row.reordered_train)]
-        + [f"{row.double_eval:.1e}", f"{row.double_train:.1e}"]
-        for row in rows
-    ]
-    head += [f"{what}, {mode}" for what in ("float32", "reordered", "float64") for mode in ("eval", "train")]
-    return rendered("Milliseconds, and greatest errors", head, cells)
+def _row(columns: Columns, *figures: Any) -> Row:
+    return {name: figure for (_, name, _), figure in zip(columns, figures, strict=True)}
 
 
 def main() -> None:
@@ -215,12 +181,12 @@ def main() -> None:
     small = [measure_widening(*widths) for widths in WIDTHS]
     large = [measure_model(name, arguments.size) for name in arguments.models]
     if arguments.json:
-        found = {"layers": [asdict(row) for row in small], "models": [asdict(row) for row in large]}
+        found = {"layers": small, "models": large}
         print(json.dumps(found | {"environment": environment()}, indent=2))
         return
-    print(table(small))
+    print(columned("Milliseconds, and greatest errors", LAYERS, small))
     if large:
-        print(model_table(large))
+        print(columned("Milliseconds, and greatest errors", WHOLE, large))
     print(described(environment()))
 
 

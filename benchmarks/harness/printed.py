@@ -9,6 +9,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+Columns = Sequence[tuple[str, str, str]]
+"""The heading of each column, and name and format of its figures."""
 
 
 def share(value: float, places: int = 4) -> str:
@@ -24,6 +28,12 @@ def rendered(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, 
         body = "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
         return f"**{title}**\n\n{body}\n"
     return f"{title}\n" + "".join(f"  {line}\n" for line in aligned(lines))
+
+
+def columned(title: str, columns: Columns, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table of rows whose figures have names."""
+    cells = [[format(row[name], form) for _, name, form in columns] for row in rows]
+    return rendered(title, [head for head, _, _ in columns], cells)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -19,9 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import agent as bench
 from harness.printed import rendered, share
 from harness.statistics import spread
-from learning.generalisation import BASELINES, generalisation, without_network
+from learning.generalisation import BASELINES, Split, experiments, generalisation, shuffled, without_network
 from learning.speed import batched, one_at_a_time
-from learning.splits import Split, experiments, shuffled
 
 MakeTable = Callable[..., OutcomeTable]
 

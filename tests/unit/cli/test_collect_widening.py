@@ -112,9 +112,7 @@ def test_the_command_writes_a_table_that_policies_learn_from(tmp_path: Path) -> 
     assert policy.network.config.widening
     assert evaluate(policy, [table]).tables[0].regret <= 0.05
     # A job that only deepens has the table that it had.
-    assert [
-        str(action) for action in setting(job_with("Deepen"), decisions=1, step_cost="2,1,1,1").actions
-    ] == [
+    assert [str(action) for action in setting(job_with("Deepen"), decisions=1, step_cost="2,1,1,1").actions] == [
         *(f"Deepen(block{place})" for place in range(3)),
         "Nothing",
     ]

@@ -12,7 +12,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 from reclaiming.arms import Case, Run, run_seed  # noqa: E402
 from reclaiming.costs import Prices  # noqa: E402
-from reclaiming.tables import difference, draw, markdown  # noqa: E402
+from shrinking import difference, draw, markdown  # noqa: E402
 
 from espalier_api.validation import load_job  # noqa: E402
 from espalier_cli.collect.cost import StepCost  # noqa: E402

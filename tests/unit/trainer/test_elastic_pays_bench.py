@@ -18,8 +18,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from harness.statistics import paired  # noqa: E402
 from paying.arms import Arm, timeline  # noqa: E402
 from paying.costs import Costs, ElasticClock, LayerCosts  # noqa: E402
-from paying.runs import Head, Run, Runs, kept_costs  # noqa: E402
-from paying.shown import lines  # noqa: E402
+from paying.runs import Head, Run, Runs, kept_costs, lines  # noqa: E402
 
 COSTS = Costs(
     one=LayerCosts(base=0.01, added={"block0": 0.002}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 from dataclasses import replace
 
 import click
@@ -83,24 +82,16 @@ def not_found(cluster: Cluster, namespace: str, name: str) -> ClusterError:
 
 
 def _nearest(cluster: Cluster, namespace: str, name: str) -> str:
-    known = [_name(raw) for raw in _jobs(cluster, namespace)]
+    known = [raw["metadata"]["name"] for raw in cluster.list_all(JOBS, namespace).items]
     if near := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
         return f"did you mean {near[0]}?"
     try:
-        elsewhere = [raw["metadata"]["namespace"] for raw in _jobs(cluster, None) if _name(raw) == name]
+        everywhere = [raw["metadata"] for raw in cluster.list_all(JOBS).items]
     except ForbiddenError:
-        elsewhere = []
-    if elsewhere:
+        everywhere = []
+    if elsewhere := [metadata["namespace"] for metadata in everywhere if metadata["name"] == name]:
         return f"there is one in namespace {elsewhere[0]}: -n {elsewhere[0]}"
     return f"there are: {', '.join(sorted(known)[:10])}" if known else "espalier list -A shows all jobs"
-
-
-def _jobs(cluster: Cluster, namespace: str | None) -> Sequence[dict[str, dict[str, str]]]:
-    return [dict(raw) for raw in cluster.list_all(JOBS, namespace).items]
-
-
-def _name(raw: dict[str, dict[str, str]]) -> str:
-    return raw["metadata"]["name"]
 
 
 def events_of(cluster: Cluster, case: Case) -> list[Event]:

@@ -1,0 +1,212 @@
+"""One repetition of each part: what a change costs elastic workers, and torchrun; and examples a second of both.
+
+torchrun restarts all workers at a change, which continue from their checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from espalier_api.job import ElasticBatch
+from joining.models import Model
+from joining.place import BATCH, Place, placed
+from joining.steps import FOLLOWING, Steps, first_of, gap, pause, redone, samples_a_second, usual
+
+CONFIG: Final = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+"""Of its rendezvous. By its defaults it waits 30 s after the least number of nodes for more, and a node that died is
+missed after 15 s; here after 1 s and 3 s."""
+MONITOR: Final = 0.1
+VARIABLES: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""With the store shared (torch 2.15's default) a node that joins waits for an address that never comes."""
+
+Throughput = dict[tuple[ElasticBatch, int], float]
+"""Examples a second by policy and number of workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Seconds."""
+
+    parameters: int
+    alone: float
+    """A step of one worker."""
+    together: float
+    """A step of two."""
+    start: float
+    """From the start of the extra worker's process to the end of the first joint step."""
+    first_join: float
+    """By a process that has just started."""
+    join: float
+    """By one that waited."""
+    leave: float
+    growth: float
+    checkpoint: float
+    """Which follows the growth."""
+    death: float
+    redone: int
+    """Steps, after all of these."""
+
+
+def pauses(model: Model) -> Pauses:
+    """Measure once, in new processes."""
+    with placed(model) as place:
+        place.allocate(1, 1)
+        place.lead()
+        alone = place.some_more(30)
+        place.allocate(2, 2)
+        started = time.monotonic()
+        place.follow(0)
+        first = _world(place, 2, alone, "the first joint step")
+        together = place.some_more()
+        place.allocate(1, 1)
+        left = _world(place, 1, together, "a step alone after the leave")
+        before = place.some_more()
+        place.allocate(2, 2)
+        joined = _world(place, 2, before, "a joint step after the second join")
+        before = place.some_more()
+        place.allocate(2, 1)
+        grown = place.until(lambda: first_of(place.steps, 2, before, grown=1), "a step of the grown model")
+        before = place.some_more()
+        place.kill("extra-0")
+        alone_again = _world(place, 1, before, "a step alone after the death")
+        steps = place.steps
+        changes = (first, left, joined, grown, alone_again)
+        return Pauses(
+            parameters=next(event.parameters for event in place.events() if event.type == "TrainerStarted"),
+            alone=usual(steps, FOLLOWING, alone),
+            together=usual(steps, first + FOLLOWING, together),
+            start=steps[first].ended - started,
+            first_join=pause(steps, first),
+            join=pause(steps, joined),
+            leave=pause(steps, left),
+            growth=gap(steps, grown),
+            checkpoint=gap(steps, grown + 1),
+            death=pause(steps, alone_again),
+            redone=sum(redone(steps, place) for place in changes),
+        )
+
+
+def _world(place: Place, world: int, after: int, what: str) -> int:
+    return place.until(lambda: first_of(place.steps, world, after), what)
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """Seconds, and steps taken again."""
+
+    start: float
+    """From the start of the second node's torchrun to the end of the first joint step."""
+    join: float
+    join_redone: int
+    death: float
+    death_redone: int
+
+
+def restarts(model: Model) -> Restarts:
+    """Measure once, in new processes: a node joins, and dies."""
+    with placed(model) as place:
+        try:
+            return _measured(place)
+        finally:
+            for process in place.processes.values():
+                process.end()  # asked to: it ends its workers, which may just be starting
+
+
+def _measured(place: Place) -> Restarts:
+    port = _free_port()
+    _node(place, "first", port)
+    before = place.some_more(60)
+    started = time.monotonic()
+    _node(place, "second", port)
+    joined = _world(place, 2, before, "a joint step under torchrun")
+    before = place.some_more(40)
+    place.kill("second")  # its worker dies with it
+    alone = _world(place, 1, before, "a step under torchrun after a death")
+    steps = place.steps
+    return Restarts(
+        start=steps[joined].ended - started,
+        join=pause(steps, joined),
+        join_redone=redone(steps, joined),
+        death=pause(steps, alone),
+        death_redone=redone(steps, alone),
+    )
+
+
+def _node(place: Place, name: str, port: int) -> None:
+    host = "true" if name == "first" else "false"
+    options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=100", f"--monitor-interval={MONITOR}"]
+    options += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench"]
+    options += [f"--rdzv-conf={CONFIG},is_host={host}", "--local-addr=127.0.0.1"]
+    script = ["-m", "joining.ddp", str(place.folder)]
+    place.start(name, ["-m", "torch.distributed.run", *options, *script], VARIABLES)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    policies: tuple[ElasticBatch, ...] = (ElasticBatch.KEEP_GLOBAL, ElasticBatch.SCALE_LINEAR)
+    worlds: tuple[int, ...] = (1, 2, 4)
+    """Rising."""
+    steps: int = 160
+    """Of each figure, after some that do not count."""
+
+
+def elastic(model: Model, policy: ElasticBatch, plan: Plan) -> Throughput:
+    """Let one job have the numbers of workers in turn."""
+    with placed(model, policy) as place:
+        place.allocate(plan.worlds[0], plan.worlds[0])
+        place.lead()
+        for index in range(max(plan.worlds) - 1):
+            place.follow(index)
+        _all_wait(place, max(plan.worlds) - 1)
+        found = {}
+        for world in plan.worlds:
+            place.allocate(world, world)
+            found[policy, world] = place.until(lambda: _figure(place.steps, world, plan.steps), f"{world} workers")  # noqa: B023
+        return found
+
+
+def plain(model: Model, plan: Plan) -> Throughput:
+    """Let plain processes train the same."""
+    with placed(model) as place:
+        cases = {(policy, each): f"{policy}-{each}" for policy in plan.policies for each in plan.worlds}
+        body = [
+            {"policy": policy, "world": world, "steps": plan.steps + FOLLOWING, "log": log}
+            for (policy, world), log in cases.items()
+        ]
+        (place.folder / "cases.json").write_text(json.dumps(body))
+        place.start("plain", ["-m", "joining.ddp", str(place.folder), str(max(plan.worlds))])
+        found = {}
+        for (policy, world), log in cases.items():
+            steps = Steps(place.folder / log)
+            found[policy, world] = place.until(
+                lambda: _figure(steps.look(), world, plan.steps),  # noqa: B023
+                f"{log} of plain processes",
+            )
+        return found
+
+
+def _figure(steps: Steps, world: int, count: int) -> float | None:
+    """Return the throughput of the last `count` steps that `world` workers took, if there were that many."""
+    first = next((place for place, step in enumerate(steps) if step.world == world), len(steps)) + FOLLOWING
+    if len(steps) < first + count:
+        return None
+    return samples_a_second(steps, first, count, BATCH)
+
+
+def _all_wait(place: Place, extras: int) -> None:
+    """Wait until all are there, so that none still imports while others are measured."""
+    logs = [place.folder / f"extra-{index}.log" for index in range(extras)]
+    place.until(lambda: True if all("is ready" in log.read_text() for log in logs) else None, "workers that wait")
+    place.some_more(seconds=1.0)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 from harness.printed import environment, progress
-from harness.runs import as_json, job_of, parser, run_all
+from harness.runs import job_of, parser, run_all
 from harness.statistics import Paired, error_bars, mean_and_deviation, paired
 from matplotlib.figure import Figure
 from reclaiming.arms import ARMS, Case, Run, run_seed
@@ -122,7 +122,7 @@ def main() -> None:
     forward = forward_share(job, data)
     progress(f"{cost}; a forward alone costs {forward:.2f} of a step")
     cases = [
-        Case(as_json(job), parse_moment(moment, budget), Prices(cost, float(dearer), forward, arguments.speed))
+        Case(job, parse_moment(moment, budget), Prices(cost, float(dearer), forward, arguments.speed))
         for dearer in arguments.dearer.split(",")
         for moment in arguments.reclaim.split(",")
     ]

@@ -14,7 +14,7 @@ from espalier_agent.policies.files import default_policy
 from espalier_api.advice import AdviceRequest, OutcomeReport
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.report import AdaptationSource
-from espalier_api.validation import load_job
+from espalier_api.validation import load_job, with_spec
 from espalier_trainer.advisor import Decision
 
 T = TypeVar("T")
@@ -33,17 +33,8 @@ def parser(description: str | None, seeds: int) -> argparse.ArgumentParser:
 
 def job_of(path: Path, options: argparse.Namespace) -> AdaptiveTrainingJob:
     """Return the job of a file with the budget and data of the options."""
-    whole = as_json(load_job(path))
-    if options.time_budget:
-        whole["spec"]["timeBudgetSeconds"] = options.time_budget
-    if options.data:
-        whole["spec"]["training"]["dataset"]["path"] = options.data
-    return AdaptiveTrainingJob.model_validate(whole)
-
-
-def as_json(job: AdaptiveTrainingJob) -> dict[str, Any]:
-    """Return a job as its manifest."""
-    return job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    dataset = {"path": options.data or None}
+    return with_spec(load_job(path), timeBudgetSeconds=options.time_budget or None, training={"dataset": dataset})
 
 
 def run_all(

@@ -63,8 +63,7 @@ class Place:
                 },
             }
         )
-        body = self.job.model_dump(mode="json", by_alias=True, exclude_none=True)
-        self._path("job.json").write_text(json.dumps(body))
+        self._path("job.json").write_text(json.dumps(self.job.to_json()))
         self.steps = Steps(self._path("steps"))
         self._generation = 0
         self.processes: dict[str, Process] = {}

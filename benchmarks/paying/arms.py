@@ -10,6 +10,7 @@ from harness.runs import DefaultPolicy
 
 from espalier_api.advice import Action
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_api.validation import with_spec
 from espalier_trainer.advisor import Advisor, Scripted
 from espalier_trainer.scheduler import Arrival
 
@@ -48,13 +49,11 @@ def timeline(share: float, length: float, budget: float) -> Timeline:
 
 def job_of(job: AdaptiveTrainingJob, arm: Arm, policy: ElasticBatch) -> AdaptiveTrainingJob:
     """Return the job as this arm trains it; nothing is evaluated or saved on the way, which would only cost time."""
-    whole = job.model_dump(mode="json", by_alias=True, exclude_none=True)
-    spec = whole["spec"]
-    spec["adaptation"]["mode"] = "Auto" if arm in (Arm.AGENT, Arm.FIXED) else "Off"
-    spec["training"]["evaluateEveryEpochs"] = NEVER
-    if arm is not Arm.ALONE:
-        spec["training"]["elasticBatch"] = policy
-    return AdaptiveTrainingJob.model_validate(whole)
+    return with_spec(
+        job,
+        adaptation={"mode": "Auto" if arm in (Arm.AGENT, Arm.FIXED) else "Off"},
+        training={"evaluateEveryEpochs": NEVER, "elasticBatch": None if arm is Arm.ALONE else policy},
+    )
 
 
 def advisor_of(job: AdaptiveTrainingJob, arm: Arm, first: str) -> Advisor | None:

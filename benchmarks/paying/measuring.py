@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.validation import with_spec
 from espalier_trainer.data import load_data
 from espalier_trainer.scheduler import Arrival
 from paying.arms import Arm
@@ -50,7 +51,7 @@ class _Gaps:
 def measure(setting: Setting, extra: Extra) -> Costs:
     """Return the costs of the job's model and of its growth, for one worker and two."""
     job = setting.job
-    points = points_of(job.model_dump_json(by_alias=True, exclude_none=True))
+    points = points_of(job)
     one, two = (_layers(setting, extra, points, workers) for workers in (1, 2))
     changes = _changes(setting, extra)
     return Costs(
@@ -95,4 +96,4 @@ def _changes(setting: Setting, extra: Extra) -> _Gaps:
 
 
 def _short(job: AdaptiveTrainingJob, steps: int) -> AdaptiveTrainingJob:
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"time_budget_seconds": float(steps)})})
+    return with_spec(job, timeBudgetSeconds=float(steps))

@@ -68,7 +68,7 @@ def train(
     job = job_of(setting.job, arm, setting.policy)
     training = job.spec.training
     data = data_of(training.dataset)
-    first = first_point(setting.job)
+    first = points_of(setting.job)[0]
     seed_everything(seed)
     start = build_model(training.model, data.classes, data.example_input())
     layers = (first,) * job.spec.adaptation.max_adaptations if deep is None else deep
@@ -105,14 +105,13 @@ def train(
     return Done(result, joint)
 
 
-def first_point(job: AdaptiveTrainingJob) -> str:
-    """Return the name of the first growth point of the job's model."""
-    return points_of(job.model_dump_json(by_alias=True, exclude_none=True))[0]
+def points_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
+    """Return the growth points of the starting model of a job, found once a process."""
+    return _points(job.model_dump_json(by_alias=True, exclude_none=True))
 
 
 @lru_cache(maxsize=1)
-def points_of(text: str) -> tuple[str, ...]:
-    """Return the growth points of the starting model of a job in JSON."""
+def _points(text: str) -> tuple[str, ...]:
     job = AdaptiveTrainingJob.model_validate_json(text)
     data = data_of(job.spec.training.dataset)
     start = build_model(job.spec.training.model, data.classes, data.example_input())
@@ -126,21 +125,8 @@ def prepare_process() -> None:
 
 
 def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: str) -> Callable[[Journal], TimedTeam]:
-    training = job.spec.training
-
-    def make(journal: Journal) -> TimedTeam:
-        policy = training.elastic_batch or ElasticBatch.KEEP_GLOBAL
-        return TimedTeam(
-            clock,
-            costs,
-            place,
-            policy,
-            torch.device("cpu"),
-            journal.warn,
-            journal.workers_changed,
-        )
-
-    return make
+    policy, device = job.spec.training.elastic_batch or ElasticBatch.KEEP_GLOBAL, torch.device("cpu")
+    return lambda journal: TimedTeam(clock, costs, place, policy, device, journal.warn, journal.workers_changed)
 
 
 def _await(team: TimedTeam) -> None:

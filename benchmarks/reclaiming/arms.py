@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from espalier_api.advice import Action
-from espalier_api.job import AdaptiveTrainingJob, DatasetSpec
+from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.report import TrainerPhase
-from espalier_cli.collect.training import Fork
+from espalier_api.validation import with_spec
+from espalier_cli.collect.training import Fork, data_of
 from espalier_trainer.advisor import Scripted
-from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.run import Study
 from espalier_trainer.core.services import Services
-from espalier_trainer.data import load_data
-from espalier_trainer.data.source import Data
 from espalier_trainer.distillation import Rule, Teaching
 from espalier_trainer.distillation.shrinking import Manner
 from espalier_trainer.models import build_model
@@ -47,8 +44,8 @@ MANNERS: dict[str, Manner] = {
 class Case:
     """A moment and its prices."""
 
-    job: dict[str, Any]
-    """As JSON; the trunk's, without `onReclaim`."""
+    job: AdaptiveTrainingJob
+    """The trunk's, without `onReclaim`."""
     reclaim: float
     """Budget seconds."""
     prices: Prices
@@ -110,8 +107,13 @@ def _train(
     stop_before_decision: int | None = None,
 ) -> tuple[Checkpoint, TrainingResult]:
     """Train from a checkpoint; to the reclaim, or if the GPUs are `gone` to the end. Returns the last checkpoint."""
-    job = _job(case.job, on_reclaim)
-    data = _data(job.spec.training.dataset.model_dump_json(by_alias=True, exclude_none=True))
+    job = with_spec(
+        case.job,
+        training={"evaluateEveryEpochs": 1_000_000},
+        adaptation={"mode": "Auto", "maxAdaptations": GROWTHS, "onReclaim": on_reclaim},
+        checkpoint={"intervalSeconds": 86400},
+    )
+    data = data_of(job.spec.training.dataset)
     seed_everything(seed)
     budget, base = job.spec.time_budget_seconds, job.spec.min_replicas
     arrivals = [Arrival(ARRIVAL * budget, base + 1)]
@@ -137,7 +139,7 @@ def _train(
         Services(
             scheduler,
             advisor=Scripted((Action.deepen("block0"),) * GROWTHS),
-            checkpoints=_as_store(fork),
+            checkpoints=fork,
             stop=stop,
         ),
         seed=seed,
@@ -161,22 +163,3 @@ def _returned(old: Checkpoint, now: Checkpoint) -> Checkpoint:
 def _copied(checkpoint: Checkpoint) -> Checkpoint:
     """Return one whose tensors are nobody else's."""
     return unpacked(packed(checkpoint))
-
-
-def _as_store(fork: Fork) -> CheckpointStore:
-    return fork
-
-
-def _job(whole: dict[str, Any], on_reclaim: str) -> AdaptiveTrainingJob:
-    spec = whole["spec"]
-    training = {**spec["training"], "evaluateEveryEpochs": 1_000_000}
-    adaptation = {**spec["adaptation"], "mode": "Auto", "maxAdaptations": GROWTHS, "onReclaim": on_reclaim}
-    checkpoint = {**spec.get("checkpoint", {}), "intervalSeconds": 86400}
-    return AdaptiveTrainingJob.model_validate(
-        {**whole, "spec": {**spec, "training": training, "adaptation": adaptation, "checkpoint": checkpoint}}
-    )
-
-
-@lru_cache(maxsize=1)
-def _data(dataset: str) -> Data:
-    return load_data(DatasetSpec.model_validate_json(dataset))

@@ -11,7 +11,7 @@ import ast
 import inspect
 import textwrap
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -32,7 +32,7 @@ class Strict(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Return the model as plain JSON types under its camelCase names, without unset optionals."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 

@@ -100,6 +100,23 @@ def parse_jobs(text: str, source: str, resource: str | None = DEFAULT_GPU_RESOUR
     return tuple(jobs)
 
 
+def with_spec(job: AdaptiveTrainingJob, **changes: Any) -> AdaptiveTrainingJob:
+    """Return the job with other values in `spec`, under their names in JSON; `ValidationError` where not allowed.
+
+    Maps are merged with what is there, and None leaves what is there.
+    """
+    whole = job.to_json()
+    return AdaptiveTrainingJob.model_validate({**whole, "spec": _merged(whole["spec"], changes)})
+
+
+def _merged(old: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for name, value in changes.items():
+        if value is not None:
+            merged[name] = _merged(old.get(name, {}), value) if isinstance(value, Mapping) else value
+    return merged
+
+
 def _documents(text: str, source: str) -> list[Any]:
     try:
         loaded = [document for document in YAML(typ="rt").load_all(text) if document is not None]

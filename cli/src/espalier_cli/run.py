@@ -21,6 +21,7 @@ from espalier_api.events import AnyEvent, EpochFinished
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
+from espalier_api.validation import with_spec
 from espalier_cli.display import JobRow, display_for
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, layout, run_local, run_lock
 
@@ -41,15 +42,7 @@ def with_changes(
     job: AdaptiveTrainingJob, *, time_budget: float | None, adaptation: str | None, seed: int | None
 ) -> AdaptiveTrainingJob:
     """Return the job with what the command line says differently; `ValidationError` where that is not allowed."""
-    whole = job.model_dump(mode="json", by_alias=True, exclude_none=True)
-    spec = whole["spec"]
-    if time_budget is not None:
-        spec["timeBudgetSeconds"] = time_budget
-    if adaptation is not None:
-        spec["adaptation"]["mode"] = adaptation
-    if seed is not None:
-        spec["training"]["seed"] = seed
-    return AdaptiveTrainingJob.model_validate(whole)
+    return with_spec(job, timeBudgetSeconds=time_budget, adaptation={"mode": adaptation}, training={"seed": seed})
 
 
 def default_directory(jobs: Sequence[AdaptiveTrainingJob], now: datetime) -> Path:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 import sweeps
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
-from espalier_api.validation import JobFileError, load_job, load_jobs, parse_jobs
+from espalier_api.validation import JobFileError, load_job, load_jobs, parse_jobs, with_spec
 
 MINIMAL = f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec:\n  timeBudgetSeconds: 10\n"
 
@@ -277,3 +278,14 @@ spec:
         "job.yaml:7: spec.template.spec.containers[0].resources.limits: has a limit of 1.5 nvidia.com/gpu; GPUs and "
         "other extended resources come in whole numbers; write 1 (or, as text, up to 7 digits)",
     ]
+
+
+def test_a_job_with_other_values_keeps_the_rest() -> None:
+    job = load_job(Path(__file__).parents[3] / "examples" / "digits.yaml")
+    changed = with_spec(job, timeBudgetSeconds=7, training={"seed": 3, "dataset": {"path": None}}, adaptation=None)
+    spec = job.spec.model_copy(
+        update={"time_budget_seconds": 7, "training": job.spec.training.model_copy(update={"seed": 3})}
+    )
+    assert changed == job.model_copy(update={"spec": spec})
+    with pytest.raises(ValidationError, match="timeBudgetSeconds"):
+        with_spec(job, timeBudgetSeconds=-1)

@@ -14,7 +14,7 @@ from reclaiming.arms import Case, Run, run_seed  # noqa: E402
 from reclaiming.costs import Prices  # noqa: E402
 from shrinking import difference, draw, markdown  # noqa: E402
 
-from espalier_api.validation import load_job  # noqa: E402
+from espalier_api.validation import load_job, with_spec  # noqa: E402
 from espalier_cli.collect.cost import StepCost  # noqa: E402
 
 
@@ -34,11 +34,9 @@ def test_differences_are_paired_by_seed_with_students_interval() -> None:
 
 
 def test_arms_share_all_up_to_the_reclaim_and_teaching_costs_steps(tmp_path: Path) -> None:
-    job = load_job(Path(__file__).parents[3] / "examples" / "digits.yaml")
-    whole = job.model_dump(mode="json", by_alias=True, exclude_none=True)
-    whole["spec"]["timeBudgetSeconds"] = 0.5
+    job = with_spec(load_job(Path(__file__).parents[3] / "examples" / "digits.yaml"), timeBudgetSeconds=0.5)
     cost = StepCost(0.002, (("block0", 0.001), ("block1", 0.001), ("block2", 0.001)))
-    runs = run_seed(Case(whole, 0.3, Prices(cost, 1.0, 0.25, 3.0)), 0)
+    runs = run_seed(Case(job, 0.3, Prices(cost, 1.0, 0.25, 3.0)), 0)
     by_arm = {run.arm: run for run in runs}
     # 0.2 s are left: 40 steps of 5 ms, or 100 of 2 ms, less what is measured first, and less what teaching costs.
     assert by_arm["keep"].steps == pytest.approx(40, abs=1)

@@ -16,7 +16,7 @@ from espalier_agent.commands.console import CommandError
 from espalier_api.documents import write_text_atomically
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.outcomes import OutcomeTable
-from espalier_api.validation import JobFileError, load_job
+from espalier_api.validation import JobFileError, load_job, with_spec
 from espalier_cli.timeline import TimelineError, parse_moment
 
 if TYPE_CHECKING:
@@ -149,18 +149,9 @@ def collect(
 
 def _job(path: Path, time_budget: float | None) -> AdaptiveTrainingJob:
     try:
-        job = load_job(path)
+        return with_spec(load_job(path), timeBudgetSeconds=time_budget)
     except JobFileError as error:
         raise CommandError(str(error)) from error
-    if time_budget is None:
-        return job
-    whole = job.to_json()
-    spec = whole["spec"]
-    if not isinstance(spec, dict):
-        raise TypeError(f"spec is {type(spec).__name__}")
-    spec["timeBudgetSeconds"] = time_budget
-    try:
-        return AdaptiveTrainingJob.model_validate(whole)
     except ValidationError as error:
         first = error.errors()[0]
         raise CommandError(f"--time-budget: is {first['input']}; {first['msg'].lower()}") from error

@@ -18,6 +18,7 @@ from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.job import AdaptiveTrainingJob, DatasetSpec, Insertion
 from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_api.validation import with_spec
 from espalier_cli.collect.cost import StepCost
 from espalier_cli.collect.plan import Kind, Run
 from espalier_trainer.advisor import Scripted
@@ -143,17 +144,14 @@ class WallScheduler(VirtualScheduler):
 
 def prepared(job: AdaptiveTrainingJob, decisions: int, time: Time) -> AdaptiveTrainingJob:
     """Return the job as its runs train it: `decisions` of them, and nothing on the way that only costs time."""
-    training = job.spec.training
     # In virtual time evaluations are free, so the result is the same without them, but for schedules that read them.
-    if time is Time.VIRTUAL and training.schedule.name != "torch:ReduceLROnPlateau":
-        training = training.model_copy(update={"evaluate_every_epochs": 1_000_000})
-    whole = job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})}).to_json()
-    spec = whole["spec"]
-    if not isinstance(spec, dict):
-        raise TypeError(f"spec is {type(spec).__name__}")
-    spec["checkpoint"]["intervalSeconds"] = 86400
-    spec["adaptation"] |= {"mode": "Auto", "maxAdaptations": decisions}
-    return AdaptiveTrainingJob.model_validate(whole)
+    free = time is Time.VIRTUAL and job.spec.training.schedule.name != "torch:ReduceLROnPlateau"
+    return with_spec(
+        job,
+        training={"evaluateEveryEpochs": 1_000_000 if free else None},
+        checkpoint={"intervalSeconds": 86400},
+        adaptation={"mode": "Auto", "maxAdaptations": decisions},
+    )
 
 
 def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[RunRecord, Checkpoint | None]:

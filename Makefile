@@ -42,8 +42,8 @@ run: .venv/.ready  ## run the example job with and without growth, and compare
 	@.venv/bin/espalier compare $(RUNS)/not-grown $(RUNS)/grown
 
 .PHONY: test test-all
-test: .venv/.ready  ## run the tests that need no cluster, WORKERS files at a time, with a daily sample of the sweeps
-	OMP_NUM_THREADS=1 .venv/bin/pytest tests --ignore tests/e2e/cluster --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: .venv/.ready  ## run the unit and integration tests, WORKERS files at a time, with a daily sample of the sweeps
+	OMP_NUM_THREADS=1 .venv/bin/pytest tests --ignore tests/e2e --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-all: export ESPALIER_SWEEPS := all
 test-all: test  ## the same with every case of the sweeps
@@ -81,6 +81,10 @@ lint: .venv/.ready  ## run ruff, strict mypy and import-linter
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+.PHONY: e2e-local
+e2e-local: .venv/.ready  ## run what a person types on a laptop: jobs, the book's commands, benchmarks
+	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 
 .PHONY: images cluster cluster-down e2e
 images:  ## build the images localhost/espalier-{operator,trainer,agent}:dev

@@ -32,16 +32,12 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each test marked as a sweep keep the sampled cases; cases that are asked for by name are all kept.
-
-    With `together=True` the cases of a sweep are tests in several files.
-    """
+    """Of each test marked as a sweep keep the sampled cases; cases that are asked for by name are all kept."""
     groups: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
         mark = item.get_closest_marker("sweep")
         if mark is not None:
-            test = "" if mark.kwargs.get("together") else item.nodeid.partition("[")[0]
-            groups.setdefault((mark.args[0], test), []).append(item)
+            groups.setdefault((mark.args[0], item.nodeid.partition("[")[0]), []).append(item)
     left: set[pytest.Item] = set()
     for (sweep, test), cases in groups.items():
         left |= set(cases) - set(sweeps.sample(sweep, cases, test))

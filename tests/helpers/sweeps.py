@@ -1,9 +1,8 @@
 """How much of its sweeps a run of the tests does, and which part: decided here alone.
 
 A sweep asks the same question of many cases: torchvision's models, mutated jobs, moments at which an operator is
-killed, benchmarks run to their end. `make test` asks it of a sample that the day draws; `make test-all` asks it of
-every case. The header of pytest prints the seed; `ESPALIER_SWEEP_SEED=N` draws the same sample again, and
-`ESPALIER_SWEEPS=all` takes every case.
+killed. `make test` asks it of a sample that the day draws; `make test-all` asks it of every case. The header of pytest
+prints the seed; `ESPALIER_SWEEP_SEED=N` draws the same sample again, and `ESPALIER_SWEEPS=all` takes every case.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ SAMPLES = {
     "lives of simulated jobs": 30,
     "plans of a simulated cluster": 250,
     "texts that are no job": 150,
-    "benchmarks run to their end": 1,
 }
 """Cases of each sweep that `make test` takes."""
 

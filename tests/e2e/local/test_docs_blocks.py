@@ -26,8 +26,6 @@ SHORTER = {
 }
 """What is added to commands that take their time otherwise."""
 
-pytestmark = pytest.mark.slow
-
 
 class Laptop:
     """A folder that looks like the project to what is typed in it."""

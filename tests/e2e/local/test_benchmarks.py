@@ -1,0 +1,58 @@
+"""The benchmarks of elastic workers run to their end, at their smallest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+# Benchmarks are no package of the workspace.
+sys.path.insert(0, str(BENCHMARKS))
+
+from paying.arms import Arm  # noqa: E402
+from paying.runs import Head, Runs  # noqa: E402
+
+
+def test_what_changes_of_the_workers_cost(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "elastic.py"), "--quick", "--markdown"]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    assert result.returncode == 0, result.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if "|" in line]
+    (changes,) = [row for row in rows if row[:2] == ["digits", "306"]]
+    assert all(float(cell) > 0 for cell in changes[2:])
+    throughputs = {tuple(row[:2]): row[2:] for row in rows if row[0] == "digits, keepGlobal"}
+    assert sorted(world for _, world in throughputs) == ["1", "2"]
+    assert all(float(cell.replace(",", "")) > 0 for row in throughputs.values() for cell in row)
+    assert list(tmp_path.iterdir()) == [], "nothing is left"
+
+
+@pytest.mark.timeout(400)
+def test_what_growth_into_extra_gpus_pays(tmp_path: Path) -> None:
+    """Two real workers, all arms, one seed and a budget of a second; a second call finds all runs done."""
+    runs, picture = tmp_path / "runs.jsonl", tmp_path / "pays.png"
+    command = [
+        *(sys.executable, str(BENCHMARKS / "elastic_pays.py"), str(BENCHMARKS.parent / "examples" / "digits.yaml")),
+        *("--seeds", "1", "--time-budget", "1", "--come", "35%", "--processes", "1", "--runs", str(runs)),
+        *("--picture", str(picture)),
+    ]
+    for missing in (5, 0):
+        temporary = tmp_path / f"temporary-{missing}"
+        temporary.mkdir()
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        result = subprocess.run(command, capture_output=True, text=True, timeout=190, env=environment)
+        assert result.returncode == 0, result.stderr
+        assert result.stderr.count("seed 0, ") == missing
+        assert [each.name for each in temporary.iterdir() if each.name.startswith("espalier")] == [], "nothing is left"
+    found = {each.arm: each for each in Runs(Head.model_validate_json(runs.read_text().splitlines()[0]), runs)}
+    assert set(found) == set(Arm)
+    assert found[Arm.ALONE].joint_steps == 0
+    assert all(each.joint_steps > 0 for arm, each in found.items() if arm is not Arm.ALONE)
+    assert found[Arm.FIXED].actions == ("Deepen(block0)",) * len(found[Arm.FIXED].actions) != ()
+    assert found[Arm.ELASTIC].depth == found[Arm.ALONE].depth < found[Arm.SCRATCH].depth
+    assert picture.stat().st_size > 10_000

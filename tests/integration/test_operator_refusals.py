@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
@@ -126,6 +127,55 @@ def test_labels_make_nobody_a_worker_and_reports_of_strangers_are_not_read(world
         },
     )
     world.until_condition("job", "Running", "False", "Starting")
+
+
+def test_another_tenant_cannot_speak_for_a_job(world: World) -> None:
+    """A pod and a report that name a job of another namespace as their owner: the job does not notice."""
+    world.kubelet.add_node("node", 1)
+    store = world.operate().operator.store
+    job = world.jobs.make("victim")
+    world.until_condition("victim", "Running", "True", "Running")
+    owner = {
+        "apiVersion": "espalier.dev/v1alpha1",
+        "kind": "AdaptiveTrainingJob",
+        "name": "victim",
+        "uid": job["metadata"]["uid"],
+        "controller": True,
+    }
+    labels = {"app.kubernetes.io/managed-by": "espalier", "espalier.dev/job": "victim", "espalier.dev/role": "base"}
+    evil = world.server.namespace()
+    pods = f"/api/v1/namespaces/{evil}/pods"
+    world.server.request(
+        "POST",
+        pods,
+        {
+            "metadata": {"name": "victim-base-0-0", "labels": labels, "ownerReferences": [owner]},
+            "spec": {"containers": [{"name": "trainer", "image": "c:1"}]},
+        },
+    )
+    ended = {"terminated": {"exitCode": 2, "startedAt": "2030-01-01T00:00:00Z", "finishedAt": "2030-01-01T00:00:01Z"}}
+    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": ended}]}
+    world.server.request("PATCH", f"{pods}/victim-base-0-0/status", {"status": status})
+    words = {"phase": "Failed", "reason": "LossNotFinite", "incarnation": "x", "updatedTime": "2030-01-01T00:00:00Z"}
+    world.server.request(
+        "POST",
+        f"/api/v1/namespaces/{evil}/configmaps",
+        {
+            "metadata": {
+                "name": "victim-report",
+                "labels": {"espalier.dev/report": "true"},
+                "ownerReferences": [owner],
+            },
+            "data": {"report.json": json.dumps(words)},
+        },
+    )
+    world.until("the operator has counted them", lambda: store.misattributed() == {"pods": 1, "configmaps": 1})
+    world.jobs.make("later")
+    world.until_condition("later", "Admitted", "False", "NoFreeGPU")
+    status = world.jobs.status("victim")
+    assert (status["phase"], status["restarts"], status["preemptions"]) == ("Running", 0, 0)
+    assert world.running("victim") == ["victim-base-0-0"]
+    assert "annotations" not in world.server.request("GET", f"{pods}/victim-base-0-0")["metadata"]
 
 
 def test_a_namespace_that_goes_is_no_trouble(world: World, caplog: pytest.LogCaptureFixture) -> None:

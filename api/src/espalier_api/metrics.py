@@ -219,6 +219,13 @@ FAMILIES: Final = (
         ),
         (_H, "espalier_api_request_seconds", "Duration of a request to the API server.", ("verb",), _SIGNALS),
         (_G, "espalier_watch_age_seconds", "Time since a list or watch last returned something.", ("resource",), ()),
+        (
+            _G,
+            "espalier_operator_misattributed_objects",
+            "Pods and reports that name a job of another namespace, or of another name, as their owner; left out.",
+            ("resource",),
+            (),
+        ),
         (_C, "espalier_operator_errors_total", "Operations that failed and are retried.", ("error",), ()),
         (_G, "espalier_operator_leader", "1 if this replica is active, 0 if it waits.", (), ()),
         (_G, "espalier_build_info", "Always 1; the label is the version of the operator.", ("version",), ()),

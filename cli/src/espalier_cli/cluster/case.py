@@ -9,7 +9,15 @@ from espalier_cli.cluster.events import Event
 from espalier_cli.cluster.fetch import View
 from espalier_cli.cluster.standing import Job, job_of
 from espalier_kube.resources import CONFIG_MAPS, JOBS, PODS
-from espalier_operator.kube.inspection import KubeSettings, Pod, names, parse_pod, parse_report, seen_by_operator
+from espalier_operator.kube.inspection import (
+    JobRef,
+    KubeSettings,
+    Pod,
+    names,
+    parse_pod,
+    parse_report,
+    seen_by_operator,
+)
 from espalier_operator.planning import Action, JobFacts, Role, Snapshot, plan, policy_named
 
 
@@ -52,7 +60,8 @@ def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSet
     report_name = names.report_name(name)
     reports = [raw for raw in view.lists[CONFIG_MAPS].items if _is(raw["metadata"], namespace, report_name)]
     pods = [parse_pod(raw, settings) for raw in view.lists[PODS].items if _is_worker(raw["metadata"], namespace, name)]
-    leaders = [pod for pod in pods if (pod.job_uid, pod.role, pod.index) == (job.uid, Role.BASE, 0)]
+    ref = JobRef(namespace, name, job.uid)
+    leaders = [pod for pod in pods if (pod.owner, pod.role, pod.index) == (ref, Role.BASE, 0)]
     leader = max(leaders, key=lambda pod: pod.attempt, default=None)
     report = parse_report(reports[0])[0] if reports else None
     if view.blind:

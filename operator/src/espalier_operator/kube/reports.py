@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier_api.documents import DocumentError, loads
-from espalier_api.job import KIND
 from espalier_api.report import Report
 from espalier_api.signal import REPORT_KEY
-from espalier_kube.resources import Raw, controller_of
+from espalier_kube.resources import Raw
 from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.owners import JobRef, owner_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportObject:
     """A job's report as its leader wrote it."""
 
-    job_uid: str
+    owner: JobRef
+    """The job whose report it claims to be."""
     text: str | None
     report: Report | None = None
     """None where there is none yet, or one that cannot be read."""
@@ -32,12 +33,12 @@ class ReportObject:
 
 def parse_report_object(raw: Raw) -> ReportObject | None:
     """Return the report in a ConfigMap; None where it is not the one of the job that owns it."""
-    job = controller_of(raw)
-    if job.get("kind") != KIND or raw["metadata"]["name"] != names.report_name(job["name"]):
+    owner = owner_of(raw)
+    if owner is None or raw["metadata"]["name"] != names.report_name(owner.name):
         return None
     report, problem = parse_report(raw)
     text = (raw.get("data") or {}).get(REPORT_KEY)
-    return ReportObject(job_uid=job["uid"], text=text, report=report, problem=problem)
+    return ReportObject(owner=owner, text=text, report=report, problem=problem)
 
 
 def parse_report(raw: Raw) -> tuple[Report | None, str]:

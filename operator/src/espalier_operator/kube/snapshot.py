@@ -68,11 +68,11 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
     and want none.
     """
     planned = [job for job in jobs if job.facts is not None]
-    own = {job.uid for job in planned}
+    own = {job.object.ref for job in planned}
     workers: list[Worker] = [worker for job in planned for worker in job.workers]
     workers += store.foreign_workers.values()
-    for uid, pods in store.pods_by_job.items():
-        if uid not in own:
+    for ref, pods in store.pods_by_job.items():
+        if ref not in own:
             found = (foreign_worker(pod) for pod in pods.values() if pod.node is not None)
             workers += [worker for worker in found if worker is not None]
     return Snapshot(

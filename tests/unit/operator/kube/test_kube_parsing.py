@@ -18,6 +18,7 @@ from espalier_operator.kube import reading
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, parse_status
 from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import gpu_request, parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import (
@@ -166,7 +167,7 @@ def test_what_a_pod_takes(spec, gpus):
 
 def test_a_worker_of_ours():
     pod = pod_of(raw_worker(JOB, 3, 7, role=Role.EXTRA))
-    assert (pod.key, pod.job, pod.job_uid) == ("ns/one-extra-3-7", "ns/one", "uid-1")
+    assert (pod.key, pod.owner) == ("ns/one-extra-3-7", JobRef("ns", "one", "uid-1"))
     assert (pod.role, pod.index, pod.attempt) == (Role.EXTRA, 3, 7)
     assert (pod.node, pod.gpus, pod.phase, pod.started_at) == ("node", 1, "Running", EPOCH)
     assert (pod.exit_code, pod.ended, pod.done, pod.trouble) == (None, False, False, None)
@@ -190,14 +191,14 @@ def test_pods_that_only_look_like_ours_are_foreign(change):
     raw["metadata"]["labels"] = names.worker_labels("one", Role.BASE, 0, 0)
     raw["metadata"] |= change
     pod = pod_of(raw)
-    assert (pod.job, pod.job_uid, pod.role, pod.index, pod.attempt) == (None, None, Role.FOREIGN, 0, 0)
+    assert (pod.owner, pod.role, pod.index, pod.attempt) == (None, Role.FOREIGN, 0, 0)
     assert pod.gpus == 1
 
 
 def test_a_reference_that_does_not_control_is_no_owner():
     raw = raw_worker(JOB)
     raw["metadata"]["ownerReferences"][0]["controller"] = False
-    assert pod_of(raw).job is None
+    assert pod_of(raw).owner is None
 
 
 def test_labels_that_somebody_took_off_are_not_foreign():
@@ -519,7 +520,7 @@ def mutated(draw: st.DrawFn, whole: dict[str, Any]) -> dict[str, Any]:
 def test_no_pod_is_too_strange(raw):
     pod = parse_pod(raw, SETTINGS)
     assert pod.gpus >= 0
-    assert (pod.job is None) == (pod.role is Role.FOREIGN) == (pod.job_uid is None)
+    assert (pod.owner is None) == (pod.role is Role.FOREIGN)
     json.dumps([pod.message, pod.name])
 
 

@@ -9,14 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier_api.report import TrainerPhase
 from espalier_kube import resources
+from espalier_operator.facts import Role, Rules
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
+from espalier_operator.kube.objects.owners import JobRef
+from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.store import Store
-from operator_world.kube_objects import kube_job, raw_job, raw_node, raw_report, raw_worker, report
+from operator_world.kube_objects import EPOCH, kube_job, raw_job, raw_node, raw_report, raw_worker, report, terminated
 
 Raw = dict[str, Any]
+ONE = JobRef("ns", "one", "uid-1")
 
 
 def at(version: int, raw: Raw, **metadata: Any) -> Raw:
@@ -136,6 +142,12 @@ class World:
     def _count_doubt(self) -> None:
         self.doubts += 1
 
+    def doubted(self, raw: Raw) -> tuple[Pod, int, None]:
+        """Let a pod of ours go, and return what the store wants to have looked up: it is gone."""
+        self.take(resources.PODS, raw, "DELETED")
+        ((pod, version),) = self.store.doubtful.values()
+        return pod, version, None
+
     def take(self, resource: resources.Resource, raw: Raw, event: str = "MODIFIED") -> Raw:
         """Take an event of the next version."""
         raw = at(next(self._versions), raw)
@@ -206,7 +218,7 @@ def test_our_pods_are_filed_by_job_and_others_as_foreign(world: World) -> None:
     poor["metadata"] |= {"ownerReferences": [], "name": "poor"}
     poor["spec"]["containers"][0]["resources"] = {}
     world.take(resources.PODS, poor)
-    assert list(world.store.pods_by_job["uid-1"]) == ["ns/one-base-0-0"]
+    assert list(world.store.pods_by_job[ONE]) == ["ns/one-base-0-0"]
     assert list(world.store.foreign_workers) == ["ns/stranger"]
     world.take(resources.PODS, stranger, "DELETED")
     assert world.store.foreign_workers == {}
@@ -224,16 +236,16 @@ def test_a_pod_of_ours_that_is_watched_no_more_stays_until_somebody_has_looked(w
     job = kube_job()
     running = world.take(resources.PODS, raw_worker(job))
     world.take(resources.PODS, running, "DELETED")
-    assert "ns/one-base-0-0" in world.store.pods_by_job["uid-1"]
+    assert "ns/one-base-0-0" in world.store.pods_by_job[ONE]
     assert world.doubts == 1
     ((pod, version),) = world.store.doubtful.values()
     ended = at(version, raw_worker(job, phase="Failed"))
     world.store.settle(pod, version, ended)
-    assert world.store.pods_by_job["uid-1"]["ns/one-base-0-0"].phase == "Failed"
+    assert world.store.pods_by_job[ONE]["ns/one-base-0-0"].phase == "Failed"
     assert world.store.doubtful == {}
-    world.store.doubt(world.store.pods_by_job["uid-1"]["ns/one-base-0-0"], version)
-    world.store.settle(world.store.pods_by_job["uid-1"]["ns/one-base-0-0"], version, None)
-    assert "uid-1" not in world.store.pods_by_job
+    world.store.doubt(world.store.pods_by_job[ONE]["ns/one-base-0-0"], version)
+    world.store.settle(world.store.pods_by_job[ONE]["ns/one-base-0-0"], version, None)
+    assert ONE not in world.store.pods_by_job
 
 
 def test_a_pod_that_was_looked_up_and_is_gone_is_not_brought_back_by_a_late_answer(world: World) -> None:
@@ -251,7 +263,7 @@ def test_a_pod_that_was_looked_up_and_is_gone_is_not_brought_back_by_a_late_answ
 def test_nodes_that_nobody_has_heard_of_count_as_ready_until_a_list_lacks_them(world: World) -> None:
     """Pods' events may overtake those of their nodes."""
     world.take(resources.PODS, raw_worker(kube_job(), node="new"))
-    pods = list(world.store.pods_by_job["uid-1"].values())
+    pods = list(world.store.pods_by_job[ONE].values())
     assert world.store.ready_for(pods) == {"new"}
     world.store.replace(resources.NODES, [], 50)
     assert world.store.ready_for(pods) == set()
@@ -264,7 +276,7 @@ def test_a_node_that_falls_silent_is_news_to_the_jobs_on_it(world: World) -> Non
     world.store.take_changed()
     world.take(resources.NODES, raw_node("here", ready="Unknown"))
     assert world.store.take_changed() == {"uid-1"}
-    assert world.store.ready_for(world.store.pods_by_job["uid-1"].values()) == set()
+    assert world.store.ready_for(world.store.pods_by_job[ONE].values()) == set()
     world.take(resources.NODES, raw_node("here", gpus=1, ready="Unknown"))
     assert world.store.take_changed() == set(), "how many GPUs it has is news to the planner only"
 
@@ -278,15 +290,15 @@ def test_reports_are_heard_only_from_the_job_s_own_config_map(world: World) -> N
         {**said, "metadata": {**said["metadata"], "name": "another"}},
     ):
         world.take(resources.CONFIG_MAPS, forged)
-    assert world.store.report("uid-1") is None
+    assert world.store.report(ONE) is None
     world.take(resources.CONFIG_MAPS, said)
     assert world.store.take_reported() == {"uid-1"}
     world.take(resources.CONFIG_MAPS, said)
     assert world.store.take_reported() == set(), "the same words are no news"
     world.take(resources.CONFIG_MAPS, said, "DELETED")
-    assert world.store.report("uid-1") is not None, "its last word counts while the job is there"
+    assert world.store.report(ONE) is not None, "its last word counts while the job is there"
     world.take(resources.JOBS, raw_job(), "DELETED")
-    assert world.store.report("uid-1") is None
+    assert world.store.report(ONE) is None
 
 
 def test_a_job_of_the_same_name_is_another_job(world: World) -> None:
@@ -295,3 +307,49 @@ def test_a_job_of_the_same_name_is_another_job(world: World) -> None:
     world.take(resources.JOBS, raw_job(uid="uid-2"))
     assert world.store.take_changed() == {"uid-1", "uid-2"}
     assert world.store.job("uid-1") is None
+
+
+@pytest.mark.parametrize("change", [{"namespace": "evil"}, {"name": "two"}, {"namespace": "evil", "name": "two"}])
+def test_what_claims_the_job_of_another_tenant_is_left_out_and_counted(world: World, change: dict[str, str]) -> None:
+    """Nothing of it is seen by the job: neither its pods, nor its report, nor that anything happened."""
+    owner = {"name": "one", **{key: value for key, value in change.items() if key == "name"}}
+
+    def claims(raw: Raw, name: str) -> Raw:
+        reference = {**raw["metadata"]["ownerReferences"][0], **owner}
+        place = {"namespace": change.get("namespace", "ns"), "name": name}
+        return {
+            **raw,
+            "metadata": {**raw["metadata"], **place, "ownerReferences": [reference], "uid": f"forged-{name}"},
+        }
+
+    job = kube_job()
+    world.take(resources.JOBS, raw_job())
+    world.take(resources.PODS, raw_worker(job))
+    world.take(resources.CONFIG_MAPS, raw_report(job, report("leader")))
+    world.store.take_changed()
+    world.store.take_reported()
+    before = (list(world.store.pods_of(ONE)), world.store.report(ONE))
+    forged = claims(raw_worker(job, state=terminated(2), phase="Failed"), f"{owner['name']}-base-0-0")
+    words = claims(raw_report(job, report("leader", TrainerPhase.COMPLETED)), f"{owner['name']}-report")
+    world.take(resources.PODS, forged)
+    world.take(resources.CONFIG_MAPS, words)
+    assert (list(world.store.pods_of(ONE)), world.store.report(ONE)) == before
+    assert (world.store.take_changed(), world.store.take_reported()) == (set(), set())
+    assert world.store.misattributed() == {"pods": 1, "configmaps": 1}
+    world.take(resources.CONFIG_MAPS, words, "DELETED")
+    world.store.settle(*world.doubted(forged))
+    assert (list(world.store.pods_of(ONE)), world.store.report(ONE)) == before
+    assert world.store.misattributed() == {"pods": 0, "configmaps": 0}
+
+
+def test_a_forged_pod_on_a_node_holds_its_gpus(world: World) -> None:
+    """Whoever made it: kube-scheduler has given them to it."""
+    job = kube_job()
+    world.take(resources.JOBS, raw_job())
+    forged = raw_worker(job)
+    forged["metadata"]["namespace"] = "evil"
+    world.take(resources.PODS, forged)
+    snapshot = assemble([], world.store, EPOCH, Rules())
+    assert [(worker.name, worker.role, worker.node, worker.gpus) for worker in snapshot.workers] == [
+        ("evil/one-base-0-0", Role.FOREIGN, "node", 1)
+    ]

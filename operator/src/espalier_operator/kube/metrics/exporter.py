@@ -65,10 +65,17 @@ class Metrics:
 
     # ---- scraping
 
-    def look(self, jobs: Iterable[LiveJob], snapshot: Snapshot | None, received_at: Mapping[str, float]) -> None:
+    def look(
+        self,
+        jobs: Iterable[LiveJob],
+        snapshot: Snapshot | None,
+        received_at: Mapping[str, float],
+        misattributed: Mapping[str, int],
+    ) -> None:
         """Compute the series of the current state for `text`; `jobs` and `snapshot` must be of the same moment.
 
-        `received_at`: by resource, the epoch seconds at which a list or watch last delivered something.
+        `received_at`: by resource, the epoch seconds at which a list or watch last delivered something;
+        `misattributed`: by resource, the objects that claim a job that is not theirs.
         """
         now = self._clock()
         jobs = list(jobs)
@@ -76,7 +83,12 @@ class Metrics:
             self._counted.forget(measurement.metric, *measurement.labels)
         series = series_of(jobs, snapshot, now)
         ages: dict[tuple[str, ...], float] = {(resource,): max(0.0, now - at) for resource, at in received_at.items()}
-        self._scraped.series = {**series, "espalier_watch_age_seconds": ages}
+        forged: dict[tuple[str, ...], float] = {(resource,): count for resource, count in misattributed.items()}
+        self._scraped.series = {
+            **series,
+            "espalier_watch_age_seconds": ages,
+            "espalier_operator_misattributed_objects": forged,
+        }
 
     def text(self, *, leads: bool) -> bytes:
         """Return all metrics in Prometheus' text format; slow with thousands of jobs, and safe in another thread."""

@@ -38,6 +38,7 @@ SCRAPED: Final = (
     "espalier_gpus",
     "espalier_gpus_waited_for",
     "espalier_watch_age_seconds",
+    "espalier_operator_misattributed_objects",
 )
 """Metrics that are made for each scrape; all others of the operator are counted as things happen."""
 

@@ -14,6 +14,7 @@ from espalier_api.status import JobStatus
 from espalier_api.validation import JobFileError, parse_jobs
 from espalier_operator.facts import Terms
 from espalier_operator.kube.objects import template
+from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import gpu_request
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
@@ -40,6 +41,11 @@ class KubeJob:
     def key(self) -> str:
         """`namespace/name`."""
         return self.job.key
+
+    @property
+    def ref(self) -> JobRef:
+        """What its objects name as their owner."""
+        return JobRef(self.namespace, self.name, self.uid)
 
     @property
     def name(self) -> str:

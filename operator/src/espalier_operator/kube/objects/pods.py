@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_api.job import GROUP, KIND
 from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_kube.resources import Raw
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.owners import JobRef, owner_of
 from espalier_operator.kube.reading import count, entries, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
 
@@ -50,9 +50,8 @@ class Pod:
     namespace: str
     uid: str
     resource_version: str
-    job: str | None
-    """Key of the job that owns it; None for a foreign worker."""
-    job_uid: str | None
+    owner: JobRef | None
+    """The job whose worker it claims to be by its owner reference and its name; None for a foreign worker."""
     role: Role
     index: int
     attempt: int
@@ -97,8 +96,8 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
     """Return the facts of a pod. Never raises: a field that is missing or strange counts as absent."""
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
     name, namespace = text(metadata, "name"), text(metadata, "namespace") or "default"
-    owner = _owner(metadata)
-    worker = None if owner is None else names.worker_of(owner[0], name)
+    owner = owner_of(raw)
+    worker = None if owner is None else names.worker_of(owner.name, name)
     if owner is None or worker is None:
         owner, worker = None, (Role.FOREIGN, 0, 0)
     phase = text(status, "phase") or "Pending"
@@ -115,8 +114,7 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         namespace=namespace,
         uid=text(metadata, "uid"),
         resource_version=text(metadata, "resourceVersion"),
-        job=None if owner is None else f"{namespace}/{owner[0]}",
-        job_uid=None if owner is None else owner[1],
+        owner=owner,
         role=worker[0],
         index=worker[1],
         attempt=worker[2],
@@ -157,15 +155,6 @@ def gpu_request(spec: Raw, resource: str) -> int:
         else:
             largest = max(largest, running + of(container))
     return max(running + sum(of(container) for container in entries(spec, "containers")), largest)
-
-
-def _owner(metadata: Raw) -> tuple[str, str] | None:
-    """Return name and UID of the job that controls the pod. Labels are not evidence: anyone can change them."""
-    for reference in entries(metadata, "ownerReferences"):
-        ours = text(reference, "kind") == KIND and text(reference, "apiVersion").partition("/")[0] == GROUP
-        if ours and reference.get("controller") is True and text(reference, "name") and text(reference, "uid"):
-            return text(reference, "name"), text(reference, "uid")
-    return None
 
 
 def _is_side_car(container: Raw) -> bool:

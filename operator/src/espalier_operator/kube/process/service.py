@@ -149,7 +149,8 @@ class _Service:
     async def _scrape(self) -> bytes:
         operator = self._operator
         if operator is not None:
-            self._metrics.look(operator.backend.live(), operator.snapshot, operator.store.received_at)
+            store = operator.store
+            self._metrics.look(operator.backend.live(), operator.snapshot, store.received_at, store.misattributed())
         # The text of a thousand jobs takes longer than a tick.
         return await asyncio.to_thread(self._metrics.text, leads=operator is not None)
 

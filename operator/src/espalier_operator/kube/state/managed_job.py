@@ -224,7 +224,7 @@ class ManagedJob:
             if news_of(before) != news_of(self._report):
                 self.mark_dirty(News.NONE, Due.CHANGES)
         if News.PODS in self.news:
-            pods = self._store.pods_by_job.get(self.uid, {}).values()
+            pods = self._store.pods_of(self.object.ref)
             self.pods = sort_pods(self.job, self.state, pods, self._store.ready_for(pods))
         if self.news & (News.PODS | News.REPORT):
             self.seen = observation_of(self.pods, self._report)
@@ -321,7 +321,7 @@ class ManagedJob:
 
     def _read_report(self) -> Report | None:
         """Return the leader's report; one that cannot be read leaves the last good one."""
-        found = self._store.report(self.uid)
+        found = self._store.report(self.object.ref)
         if found is None or found.report is None:
             if found is not None and found.problem:
                 logger.warning("%s: its last good report is kept: %s", self.key, found.problem)

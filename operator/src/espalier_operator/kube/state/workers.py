@@ -43,7 +43,7 @@ def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], ready: Contain
     base: list[Pod | None] = [None] * len(state.attempts)
     extra, rest, lost = [], [], set()
     for pod in pods:
-        if pod.job_uid != job.uid:
+        if pod.owner != job.ref:
             continue
         if pod.node is not None and pod.node not in ready and not pod.ended:
             lost.add(pod.uid)
@@ -112,7 +112,7 @@ def foreign_worker(pod: Pod) -> Worker | None:
     One whose job is gone, or cannot be understood, wants nothing any more.
     """
     waits = pod.node is None
-    if pod.ended or pod.gpus == 0 or (waits and (pod.gated or pod.deleting or pod.job is not None)):
+    if pod.ended or pod.gpus == 0 or (waits and (pod.gated or pod.deleting or pod.owner is not None)):
         return None
     return Worker(
         name=pod.key,

@@ -6,7 +6,7 @@ state of the cluster is unknown (`Store.unknown`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from espalier_kube.resources import Raw, Resource, key_of, version_of
 from espalier_operator.facts import Node, Worker
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.reports import ReportObject, parse_report_object
@@ -35,6 +36,12 @@ class JobObject:
     raw: Raw
     """Without its status."""
     status: Mapping[str, Any] | None
+
+    @property
+    def ref(self) -> JobRef:
+        """What its objects name as their owner."""
+        namespace, _, name = self.key.partition("/")
+        return JobRef(namespace, name, self.uid)
 
     @property
     def created_at(self) -> float:
@@ -74,8 +81,8 @@ class Store:
             resources.CONFIG_MAPS: self.reports,
             resources.PRIORITY_CLASSES: self.priorities,
         }
-        self.pods_by_job: dict[str, dict[str, Pod]] = {}
-        """By UID of their job: pods of ours, by key."""
+        self.pods_by_job: dict[JobRef, dict[str, Pod]] = {}
+        """By the job that they claim as theirs, which need not exist: pods, by key."""
         self.foreign_workers: dict[str, Worker] = {}
         """Pods of others, by key, as the planner counts them."""
         self.doubtful: dict[str, tuple[Pod, int]] = {}
@@ -85,7 +92,8 @@ class Store:
         self._changed: set[str] = set()
         self._reported: set[str] = set()
         self._by_uid: dict[str, JobObject] = {}
-        self._reports: dict[str, ReportObject] = {}
+        self._reports: dict[JobRef, ReportObject] = {}
+        """The last report of each job, and reports that claim a job that does not exist."""
 
     # ---- filling
 
@@ -99,7 +107,7 @@ class Store:
         key = key_of(raw)
         if resource is resources.PODS:
             pod = self.pods.get(key)
-            if pod is not None and pod.job_uid is not None and pod.uid == raw["metadata"]["uid"]:
+            if pod is not None and pod.owner is not None and pod.uid == raw["metadata"]["uid"]:
                 self.doubt(pod, version_of(raw))
                 return
         indexer.drop(key, version_of(raw))
@@ -151,9 +159,26 @@ class Store:
         """Return the job of this UID."""
         return self._by_uid.get(uid)
 
-    def report(self, uid: str) -> ReportObject | None:
-        """Return the last report of the leader of the job with this UID."""
-        return self._reports.get(uid)
+    def pods_of(self, job: JobRef) -> Collection[Pod]:
+        """Return the pods of a job."""
+        return self.pods_by_job.get(job, {}).values()
+
+    def report(self, job: JobRef) -> ReportObject | None:
+        """Return the last report of the leader of a job."""
+        return self._reports.get(job)
+
+    def misattributed(self) -> dict[str, int]:
+        """Return by kind (plural) how many objects claim a job that is not theirs: its namespace or name is another's.
+
+        They are never seen as the job's.
+        """
+        pods = sum(len(pods) for ref, pods in self.pods_by_job.items() if self._is_forged(ref))
+        reports = sum(self._is_forged(report.owner) for report in self.reports.values())
+        return {resources.PODS.plural: pods, resources.CONFIG_MAPS.plural: reports}
+
+    def _is_forged(self, claimed: JobRef) -> bool:
+        job = self._by_uid.get(claimed.uid)
+        return job is not None and job.ref != claimed
 
     def ready_for(self, pods: Iterable[Pod]) -> set[str]:
         """Return which of the nodes that `pods` are on are ready.
@@ -181,7 +206,7 @@ class Store:
     def _parse_pod(self, raw: Raw, before: Pod | None) -> Pod | None:
         """Read a pod that holds or wants GPUs, or is ours."""
         pod = parse_pod(raw, self._settings)
-        return pod if pod.job_uid is not None or (pod.gpus and not pod.ended) else None
+        return pod if pod.owner is not None or (pod.gpus and not pod.ended) else None
 
     def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject:
         metadata = raw["metadata"]
@@ -209,8 +234,8 @@ class Store:
     def _job_changed(self, key: str, before: JobObject | None, after: JobObject | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):
             self._by_uid.pop(before.uid, None)
-            self._reports.pop(before.uid, None)
-            self._news(before.uid)
+            self._reports.pop(before.ref, None)
+            self._news(before.ref)
         if after is None:
             return
         self._by_uid[after.uid] = after
@@ -218,7 +243,7 @@ class Store:
             if before.status != after.status:
                 self.overwritten.add(after.uid)
             return
-        self._news(after.uid)
+        self._news(after.ref)
 
     def _pod_changed(self, key: str, before: Pod | None, after: Pod | None) -> None:
         if (
@@ -228,23 +253,23 @@ class Store:
         ):
             self._file(key, after)
             return
-        if before is not None and before.job_uid is not None and (after is None or after.job_uid != before.job_uid):
-            pods = self.pods_by_job[before.job_uid]
+        if before is not None and before.owner is not None and (after is None or after.owner != before.owner):
+            pods = self.pods_by_job[before.owner]
             pods.pop(key, None)
             if not pods:
-                del self.pods_by_job[before.job_uid]
-            self._news(before.job_uid)
-        if after is None or after.job_uid is not None:
+                del self.pods_by_job[before.owner]
+            self._news(before.owner)
+        if after is None or after.owner is not None:
             self.foreign_workers.pop(key, None)
         if after is not None:
             self._file(key, after)
-            if after.job_uid is not None:
-                self._news(after.job_uid)
+            if after.owner is not None:
+                self._news(after.owner)
         self._announce()
 
     def _file(self, key: str, pod: Pod) -> None:
-        if pod.job_uid is not None:
-            self.pods_by_job.setdefault(pod.job_uid, {})[key] = pod
+        if pod.owner is not None:
+            self.pods_by_job.setdefault(pod.owner, {})[key] = pod
         elif (worker := foreign_worker(pod)) is not None:
             self.foreign_workers[key] = worker
         else:
@@ -254,19 +279,20 @@ class Store:
         if before == after:
             return
         if (before is not None and before.ready) != (after is not None and after.ready):
-            for uid, pods in self.pods_by_job.items():
+            for owner, pods in self.pods_by_job.items():
                 if any(pod.node == key for pod in pods.values()):
-                    self._changed.add(uid)
+                    self._mark(self._changed, owner)
         self._announce()
 
     def _report_changed(self, key: str, before: ReportObject | None, after: ReportObject | None) -> None:
+        is_other = before is not None and (after is None or after.owner != before.owner)
+        if before is not None and is_other and self._job_of(before.owner) is None:
+            self._reports.pop(before.owner, None)
         if after is None:
-            if before is not None and before.job_uid not in self._by_uid:
-                self._reports.pop(before.job_uid, None)
-            return  # of a job that is there the last word counts
-        self._reports[after.job_uid] = after
+            return  # of a job that is there the last report counts
+        self._reports[after.owner] = after
         if before is None or before.text != after.text:
-            self._reported.add(after.job_uid)
+            self._mark(self._reported, after.owner)
         if before is None or before.news != after.news:
             self._announce()  # figures wait for the next plan: a thousand leaders report them every two seconds
 
@@ -276,6 +302,15 @@ class Store:
                 if job.raw["spec"].get("priorityClassName") == key:
                     self.jobs.reread({**job.raw, "status": job.status})
 
-    def _news(self, uid: str) -> None:
-        self._changed.add(uid)
+    def _news(self, job: JobRef) -> None:
+        self._mark(self._changed, job)
         self._announce()
+
+    def _mark(self, uids: set[str], job: JobRef) -> None:
+        """Add the UID of a job; not where an object claims a job that is not its own."""
+        if not self._is_forged(job):
+            uids.add(job.uid)
+
+    def _job_of(self, ref: JobRef) -> JobObject | None:
+        job = self._by_uid.get(ref.uid)
+        return job if job is not None and job.ref == ref else None

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -33,13 +34,19 @@ async def connections_closed() -> None:
         await asyncio.sleep(0.01)
 
 
-async def abort_connections() -> None:
-    """Abort all connections of the running event loop, which is about to end.
+@asynccontextmanager
+async def connections_aborted() -> AsyncIterator[None]:
+    """Abort all connections of the running event loop at the end, when the loop is about to end as well.
 
-    httpcore closes its own, but forgets one whose TLS handshake was cancelled: its socket would be left open.
+    httpcore closes its own, but forgets one whose TLS handshake was cancelled: its socket would be left open. They are
+    kept meanwhile: otherwise the garbage collection may come across one first, and warn.
     """
-    transports = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]  # asyncio has no public word for it
-    for transport in list(transports.values()):
-        transport.abort()
-    # What abort leaves to do, it asks for soon.
-    await asyncio.sleep(0)
+    transports: dict[int, asyncio.Transport] = {}
+    asyncio.get_running_loop()._transports = transports  # type: ignore[attr-defined]  # asyncio has no public word for it
+    try:
+        yield
+    finally:
+        for transport in transports.values():
+            transport.abort()
+        # What abort leaves to do, it asks for soon.
+        await asyncio.sleep(0)

@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 from apiserver import JOBS, ApiServer, ServerError
-from connections import abort_connections, json_lines
+from connections import connections_aborted, json_lines
 
 GPU = "nvidia.com/gpu"
 SIGTERM_EXIT = 143
@@ -82,7 +82,14 @@ class FakeKubelet:
     # ---- for tests: nodes
 
     def add_node(
-        self, name: str, gpus: int, *, gpu_type: str = "", resource: str = GPU, labels: Mapping[str, str] | None = None
+        self,
+        name: str,
+        gpus: int,
+        *,
+        gpu_type: str = "",
+        resource: str = GPU,
+        labels: Mapping[str, str] | None = None,
+        taints: Sequence[Mapping[str, str]] = (),
     ) -> None:
         """Make a ready node with `gpus` of `resource`; `gpu_type` becomes its label `<domain>/gpu.product`."""
         names = {"kubernetes.io/hostname": name, **(labels or {})}
@@ -90,7 +97,7 @@ class FakeKubelet:
             names[f"{resource.split('/')[0]}/gpu.product"] = gpu_type
         self._server.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": names}})
         # Made, it gets the taint that a controller would take away when the node is ready.
-        self._server.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+        self._server.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": list(taints) or None}})
         self.set_gpus(name, gpus, resource=resource)
         self.set_ready(name, True)
 
@@ -188,11 +195,8 @@ class FakeKubelet:
         assert task is not None
         self._task = task
         self._begun.set()
-        try:
-            async with self._server.async_client(self._server.admin_token) as self._api:
-                await self._work()
-        finally:
-            await abort_connections()
+        async with connections_aborted(), self._server.async_client(self._server.admin_token) as self._api:
+            await self._work()
 
     async def _work(self) -> None:
         try:
@@ -285,7 +289,7 @@ class FakeKubelet:
 
     def _fits(self, pod: Pod, node: Node) -> bool:
         spec, labels = node.get("spec", {}), node["metadata"].get("labels", {})
-        taints = [taint for taint in spec.get("taints", ()) if taint["effect"] in ("NoSchedule", "NoExecute")]
+        taints = [taint for taint in spec.get("taints", ()) if not _tolerates(pod["spec"], taint)]
         if spec.get("unschedulable") or taints or not _is_ready(node) or not _selects(pod["spec"], labels):
             return False
         free = {name: int(count) for name, count in node["status"].get("allocatable", {}).items() if "/" in name}
@@ -449,6 +453,12 @@ def _requests(pod: Pod) -> dict[str, int]:
             if "/" in name:
                 total[name] = total.get(name, 0) + int(count)
     return total
+
+
+def _tolerates(spec: dict[str, Any], taint: dict[str, str]) -> bool:
+    """Whether a toleration names the key of the taint."""
+    repels = taint["effect"] in ("NoSchedule", "NoExecute")
+    return not repels or taint["key"] in {toleration.get("key") for toleration in spec.get("tolerations", ())}
 
 
 def _selects(spec: dict[str, Any], labels: dict[str, str]) -> bool:

@@ -173,10 +173,18 @@ class Jobs:
         self.server, self.namespace = server, namespace
         self.path = f"{JOBS}/namespaces/{namespace}/adaptivetrainingjobs"
 
-    def make(self, name: str, *, gpus: int = 1, select: Mapping[str, str] | None = None, **spec: Any) -> Raw:
-        """Make a job of 100 budget seconds with workers of `gpus` GPUs."""
+    def make(
+        self,
+        name: str,
+        *,
+        gpus: int = 1,
+        select: Mapping[str, str] | None = None,
+        pod: Mapping[str, Any] | None = None,
+        **spec: Any,
+    ) -> Raw:
+        """Make a job of 100 budget seconds with workers of `gpus` GPUs; `pod` is added to its template's."""
         container = {"name": "trainer", "image": "trainer:dev", "resources": {"limits": {"nvidia.com/gpu": gpus}}}
-        pod: Raw = {"containers": [container]}
+        pod = {"containers": [container], **(pod or {})}
         if select:
             pod["nodeSelector"] = dict(select)
         whole = {"timeBudgetSeconds": 100, "template": {"spec": pod}, **spec}

@@ -206,3 +206,32 @@ def test_a_node_that_is_lost_costs_no_failure(world: World) -> None:
         "it is told why",
         lambda: any("the node of its leader" in event["message"] for event in world.jobs.events("job")),
     )
+
+
+def test_a_pod_that_fits_on_no_node_holds_nobody_back(world: World) -> None:
+    """Two pods of a stranger with a node selector that no node has: jobs start, and are lent what is spare."""
+    world.kubelet.add_node("node", 3)
+    for name in ("first", "second"):
+        world.make_foreign(name, nodeSelector={"disk": "tape"})
+    operator = world.operate()
+    world.until("they are seen", lambda: sum(w.role == "foreign" for w in operator.snapshot.workers) == 2)
+    world.jobs.make("job", maxReplicas=3, **QUICK)
+    world.until("it has all GPUs", lambda: len(world.running("job")) == 3)
+
+
+def test_a_job_starts_only_on_nodes_that_its_template_admits(world: World) -> None:
+    """By required affinity and by tolerations; one that no node admits is told so, and holds nobody back."""
+    world.kubelet.add_node("plain", 1)
+    world.kubelet.add_node("vision", 1, labels={"team": "vision"}, taints=[{"key": "team", "effect": "NoSchedule"}])
+    world.operate()
+    expression = {"key": "team", "operator": "In", "values": ["vision"]}
+    affinity = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    required = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": affinity}}
+    world.jobs.make("picky", pod={"affinity": required})
+    world.until_condition("picky", "Admitted", "False", "Unschedulable")
+    world.jobs.make("vision", pod={"affinity": required, "tolerations": [{"key": "team", "operator": "Exists"}]})
+    world.until_condition("vision", "Running", "True", "Running")
+    assert world.pods("vision")["vision-base-0-0"]["spec"]["nodeName"] == "vision"
+    world.jobs.make("other")
+    world.until_condition("other", "Running", "True", "Running")
+    assert world.jobs.condition("picky", "Admitted") == ("False", "Unschedulable")

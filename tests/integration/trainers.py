@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 from apiserver import JOBS, ApiServer
-from connections import abort_connections, json_lines
+from connections import connections_aborted, json_lines
 
 from espalier_api.documents import dumps
 from espalier_api.reasons import Reason
@@ -87,12 +87,10 @@ class Trainers:
         assert task is not None
         self._task = task
         self._begun.set()
-        try:
-            async with self._server.async_client(self._server.admin_token) as self._api, asyncio.TaskGroup() as group:
-                group.create_task(self._follow(f"{JOBS}/adaptivetrainingjobs", self._jobs))
-                group.create_task(self._follow("/api/v1/pods", self._pods))
-        finally:
-            await abort_connections()
+        client = self._server.async_client(self._server.admin_token)
+        async with connections_aborted(), client as self._api, asyncio.TaskGroup() as group:
+            group.create_task(self._follow(f"{JOBS}/adaptivetrainingjobs", self._jobs))
+            group.create_task(self._follow("/api/v1/pods", self._pods))
 
     async def _follow(self, path: str, seen: dict[str, Raw]) -> None:
         while True:

@@ -2,16 +2,20 @@
 
 Each node has two figures. `now` is what can be handed out this moment. `later` adds what terminating workers and
 standing reclaims will free, and subtracts what is set aside for those who wait for exactly that. Handing out
-takes from both, setting aside from `later` only, so nobody is lent what somebody waits for. Nodes are kept in
-buckets by free GPUs: finding the best fit costs the number of GPUs of a node, not the number of nodes.
+takes from both, setting aside from `later` only, so nobody is lent what somebody waits for.
+
+Nodes of one type that no constraint tells apart form a group. In a group, nodes are kept in buckets by free GPUs:
+finding the best fit costs the number of groups and of GPUs of a node, not the number of nodes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from espalier_operator.constraints import ANYWHERE, Constraints
 from espalier_operator.facts import JobFacts, Node, Promise, Role, Worker, WorkerState
 
 
@@ -26,6 +30,18 @@ class Supply(IntEnum):
     """Now; the GPUs are handed out."""
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a worker may run: groups of nodes, all of one type of GPU."""
+
+    gpu_type: str
+    groups: tuple[int, ...]
+
+    def without(self, groups: Set[int]) -> Site:
+        """Return the site less some groups."""
+        return replace(self, groups=tuple(group for group in self.groups if group not in groups))
+
+
 _Buckets = dict[tuple[int, int], dict[str, None]]
 """Nodes by (free GPUs, GPUs free later): of nodes that fit equally well, the one with the poorer future is used."""
 
@@ -36,25 +52,37 @@ class Capacity:
     Nodes that are not ready or not schedulable offer nothing; GPUs announced to depart are not offered either.
     """
 
-    def __init__(self, nodes: Iterable[Node], workers: Iterable[Worker], leaving: set[str]) -> None:
-        """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`."""
-        self._type: dict[str, str] = {}
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        workers: Iterable[Worker],
+        leaving: set[str],
+        constraints: Iterable[Constraints] = (ANYWHERE,),
+    ) -> None:
+        """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`.
+
+        `constraints` are all that `site` will be asked for.
+        """
+        grouping = _Grouping(constraints)
+        self._group: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self._later: dict[str, int] = {}
-        self._slots: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self._slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for node in nodes:
             if node.ready and node.schedulable:
                 offered = node.allocatable - node.departing
-                self._type[node.name] = node.gpu_type
+                self._group[node.name] = group = grouping.group_of(node)
                 self._now[node.name] = self._later[node.name] = offered
-                self._slots[node.gpu_type][offered] += 1
+                self._slots[group][offered] += 1
+        self._examples: list[Node] = grouping.examples
+        self._sites: dict[tuple[str, Constraints], Site] = {}
         for worker in workers:
-            if worker.node in self._type:
+            if worker.node in self._group:
                 self._now[worker.node] -= worker.gpus
                 if worker.name not in leaving:
                     self._later[worker.node] -= worker.gpus
-        self._offers: dict[str, _Buckets] = defaultdict(dict)
-        self._hopes: dict[str, _Buckets] = defaultdict(dict)
+        self._offers: dict[int, _Buckets] = defaultdict(dict)
+        self._hopes: dict[int, _Buckets] = defaultdict(dict)
         self._journal: list[tuple[str, int, int]] = []
         for name, later in self._later.items():
             if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
@@ -63,35 +91,55 @@ class Capacity:
     @property
     def gpu_types(self) -> list[str]:
         """The types that ready, schedulable nodes have, in order of name."""
-        return sorted(self._slots)
+        return sorted({node.gpu_type for node in self._examples})
+
+    def site(self, gpu_type: str, constraints: Constraints | None) -> Site:
+        """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
+        if constraints is None:
+            same = (group for group, node in enumerate(self._examples) if node.gpu_type == gpu_type)
+            return Site(gpu_type, tuple(same))
+        known = self._sites.get((gpu_type, constraints))
+        if known is None:
+            fitting = (
+                group
+                for group, node in enumerate(self._examples)
+                if node.gpu_type == gpu_type and constraints.admit(node.name, node.labels, node.taints)
+            )
+            known = self._sites[gpu_type, constraints] = Site(gpu_type, tuple(fitting))
+        return known
+
+    def is_in(self, site: Site, node: str | None) -> bool:
+        """Return whether `node` is one of the site's."""
+        return node is not None and self._group.get(node) in site.groups
 
     def overdrawn(self) -> list[tuple[str, int]]:
         """Return (node, GPUs) for each node on which more GPUs are held permanently than the node will have."""
         return sorted((name, -free) for name, free in self._later.items() if free < 0)
 
-    def could_ever_hold(self, gpu_type: str, gpus: int, workers: int) -> bool:
+    def could_ever_hold(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether `workers` of `gpus` each would fit on empty nodes."""
-        return gpus == 0 or sum(count * (size // gpus) for size, count in self._slots[gpu_type].items()) >= workers
+        sizes = (sizes for group in site.groups for sizes in self._slots[group].items())
+        return gpus == 0 or sum(count * (size // gpus) for size, count in sizes) >= workers
 
-    def take(self, gpu_type: str, gpus: int) -> str | None:
+    def take(self, site: Site, gpus: int) -> str | None:
         """Hand out `gpus` (> 0) on the fullest node that has them; return the node, None if there is none."""
-        return self._place(self._offers[gpu_type], gpus, now=-gpus, later=-gpus)
+        return self._place(self._offers, site, gpus, now=-gpus, later=-gpus)
 
-    def set_aside(self, gpu_type: str, gpus: int) -> str | None:
+    def set_aside(self, site: Site, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""
-        return self._place(self._hopes[gpu_type], gpus, now=0, later=-gpus)
+        return self._place(self._hopes, site, gpus, now=0, later=-gpus)
 
-    def hold(self, gpu_type: str, gpus: int) -> str | None:
+    def hold(self, site: Site, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node: free ones if there are, otherwise some that are being given back."""
-        return self.take(gpu_type, gpus) or self.set_aside(gpu_type, gpus)
+        return self.take(site, gpus) or self.set_aside(site, gpus)
 
-    def occupy(self, gpu_type: str, gpus: int) -> str | None:
+    def occupy(self, site: Site, gpus: int) -> str | None:
         """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
-        return self._place(self._offers[gpu_type], gpus, now=-gpus, later=0)
+        return self._place(self._offers, site, gpus, now=-gpus, later=0)
 
     def expect(self, node: str | None, gpus: int) -> None:
         """Expect that `gpus` will be given back on `node`; a negative number withdraws the expectation."""
-        if node is not None and node in self._type:
+        if node is not None and node in self._group:
             self._change(node, 0, gpus)
 
     def mark(self) -> int:
@@ -107,11 +155,12 @@ class Capacity:
             self._later[node] -= later
             self._enter(node)
 
-    def _place(self, buckets: _Buckets, gpus: int, now: int, later: int) -> str | None:
-        best = min((key for key in buckets if key[0] >= gpus), default=None)
+    def _place(self, places: dict[int, _Buckets], site: Site, gpus: int, now: int, later: int) -> str | None:
+        fitting = ((key, group) for group in site.groups for key in places[group] if key[0] >= gpus)
+        best = min(fitting, default=None)
         if best is None:
             return None
-        node = next(iter(buckets[best]))
+        node = next(iter(places[best[1]][best[0]]))
         self._change(node, now, later)
         return node
 
@@ -123,9 +172,9 @@ class Capacity:
         self._journal.append((node, now, later))
 
     def _places(self, node: str) -> tuple[tuple[_Buckets, tuple[int, int]], tuple[_Buckets, tuple[int, int]]]:
-        gpu_type, later = self._type[node], self._later[node]
+        group, later = self._group[node], self._later[node]
         offer = min(self._now[node], later)
-        return (self._offers[gpu_type], (offer, later)), (self._hopes[gpu_type], (later, later))
+        return (self._offers[group], (offer, later)), (self._hopes[group], (later, later))
 
     def _enter(self, node: str) -> None:
         for buckets, key in self._places(node):
@@ -138,6 +187,28 @@ class Capacity:
                 del buckets[key][node]
                 if not buckets[key]:
                     del buckets[key]
+
+
+class _Grouping:
+    """Numbers the groups of nodes that no constraint tells apart."""
+
+    def __init__(self, constraints: Iterable[Constraints]) -> None:
+        distinct = set(constraints)
+        self._keys = sorted(set().union(*(each.keys for each in distinct)))
+        self._by_name = any(each.by_name for each in distinct)
+        self._numbers: dict[object, int] = {}
+        self.examples: list[Node] = []
+        """By group: its first node."""
+
+    def group_of(self, node: Node) -> int:
+        """Return the group of `node`."""
+        name = node.name if self._by_name else ""
+        labels = tuple(map(node.labels.get, self._keys)) if self._keys else ()
+        alike = (node.gpu_type, labels, node.taints, name)
+        number = self._numbers.setdefault(alike, len(self.examples))
+        if number == len(self.examples):
+            self.examples.append(node)
+        return number
 
 
 def hold_promised(
@@ -153,9 +224,10 @@ def hold_promised(
     due = job.extra if promise is not None and now < promise.expires_at else len(seen)
     unbound = [index for index in range(job.extra) if index not in bound][: max(0, due - len(bound))]
     promised = []
+    site = capacity.site(job.gpu_type or "", job.terms.constraints)
     for index in unbound:
         keep = capacity.hold if index < kept else capacity.occupy
-        node = keep(job.gpu_type or "", job.terms.gpus_per_worker)
+        node = keep(site, job.terms.gpus_per_worker)
         if node is not None and index < kept:
             promised.append(
                 Worker(

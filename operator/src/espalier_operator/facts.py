@@ -8,7 +8,8 @@ read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self
 
@@ -19,6 +20,7 @@ from espalier_api.documents import first_fault
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
+from espalier_operator.constraints import ANYWHERE, Constraints, Taint, Toleration
 
 SNAPSHOT_VERSION: Final = 1
 DEFAULT_POLICY: Final = "fair"
@@ -60,6 +62,9 @@ class Node:
     allocatable: int
     ready: bool = True
     schedulable: bool = True
+    """It takes new pods: those that tolerate its taints."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
     departing: int = 0
     """GPUs of `allocatable` that are announced to go at `departs_at`."""
     departs_at: float | None = None
@@ -80,6 +85,8 @@ class Worker:
     state: WorkerState
     gpu_type: str | None = None
     """The type of GPU that a foreign worker without a node requires."""
+    constraints: Constraints = ANYWHERE
+    """What a foreign worker without a node asks of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,8 @@ class Terms:
     queue: str = "default"
     gpu_type: str | None = None
     """The only type of GPU it runs on; None: any, but all its workers on the same."""
+    constraints: Constraints = ANYWHERE
+    """What its workers ask of a node in addition."""
     time_budget_seconds: float
     grace_seconds: float = 10.0
     """Seconds that it may continue past its budget before it is ended by force."""
@@ -118,6 +127,11 @@ class Terms:
     max_preemptions: int | None = None
     pre_running_deadline_seconds: float | None = None
 
+    def admit(self, node: Node) -> bool:
+        """Return whether its workers may be bound to `node`, were its GPUs free."""
+        binds = self.constraints.admit(node.name, node.labels, node.taints)
+        return node.ready and node.schedulable and binds and self.gpu_type in (None, node.gpu_type)
+
     @classmethod
     def of(
         cls,
@@ -125,9 +139,10 @@ class Terms:
         *,
         grace_seconds: float = 10.0,
         gpu_type: str | None = None,
+        constraints: Constraints = ANYWHERE,
         resource: str = DEFAULT_GPU_RESOURCE,
     ) -> Self:
-        """Return the terms of `job`; the backend supplies `grace_seconds` and `gpu_type`."""
+        """Return the terms of `job`; the backend supplies `grace_seconds`, `gpu_type` and `constraints`."""
         spec = job.spec
         return cls(
             min_replicas=spec.min_replicas,
@@ -136,6 +151,7 @@ class Terms:
             priority=spec.priority,
             queue=spec.queue,
             gpu_type=gpu_type,
+            constraints=constraints,
             time_budget_seconds=spec.time_budget_seconds,
             grace_seconds=grace_seconds,
             gpu_seconds_budget=spec.gpu_seconds_budget,
@@ -245,6 +261,14 @@ class Rules:
     """Seconds between the demand to write a checkpoint and end (suspension, end of the GPU budget) and a forced end."""
     evaluation_grace_factor: Annotated[float, Field(validation_alias=_EARLIER_NAMES)] = 10.0
     """A leader that has announced its last evaluation may exceed its budget by this many times the grace period."""
+
+    tolerated_taints: tuple[str, ...] = ()
+    """Keys of taints that all workers tolerate."""
+
+    def takes_workers(self, node: Node) -> bool:
+        """Return whether `node` takes new workers of jobs whose templates ask nothing of nodes."""
+        workers = Constraints(tolerations=tuple(Toleration(key, "Exists") for key in self.tolerated_taints))
+        return node.ready and node.schedulable and workers.admit(node.name, node.labels, node.taints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` checks each by its number.
 
-1.  Never more GPUs than exist: what is granted fits into what ready, schedulable nodes have free, node by node.
+1.  Never more GPUs than exist: what is granted fits into what ready, schedulable nodes have free, node by node, on
+    nodes that the job's constraints admit.
 2.  A GPU is held while its worker is pending, running or terminating; only a worker's absence frees it.
 3.  A promise (extra workers granted, not yet seen) is counted until they are seen or it expires. The base workers
     of an admitted job are always counted.
@@ -10,7 +11,8 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     Where they are physically gone and no lent GPU can replace them, the whole job waits again with its budget kept.
 5.  Every lent GPU has a holder that has reported, trains and may grow. A GPU is reclaimed by a notice, followed by
     the holder's acknowledgement or the deadline. Only GPUs that no longer exist are released without a notice.
-6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice.
+6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice. Other people's pods count only on
+    nodes that their constraints admit: one that fits on no node delays nobody.
 7.  The extra workers of an allocation do not increase within `cooldownSeconds` of their last change. To give extra
     GPUs to another job they are not reduced within `minRuntimeSeconds` of their last change; where they must be
     reduced anyway, not within `minRuntimeSeconds` of their last increase.
@@ -19,20 +21,21 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     so the next plan may use these GPUs, and nothing else. Workers of several GPUs may need one more reclaim if they
     are bound to other nodes.
 
-Queue: strictly in the policy's order on each type of GPU. A job that could run on a type and must wait holds back the
-jobs after it (no backfill), because the start times of later jobs cannot be known. GPUs that are idle meanwhile are
-lent as extra GPUs, which can be reclaimed within one notice. A job larger than all GPUs together holds back no job.
+Queue: strictly in the policy's order. A job that could run on some nodes and must wait holds back the jobs after it on
+these nodes (no backfill), because the start times of later jobs cannot be known. GPUs that are idle meanwhile are lent
+as extra GPUs, which can be reclaimed within one notice. A job larger than all GPUs that admit it holds back no job.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Action, Admit, GrantExtra, Plan, Refusal, ReleaseExtra, Requeue, Stop
-from espalier_operator.capacity import Capacity, Supply, hold_promised
+from espalier_operator.capacity import Capacity, Site, Supply, hold_promised
+from espalier_operator.constraints import Constraints
 from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
 from espalier_operator.lifecycle import ending, lendable, turning_points
 from espalier_operator.policies import Policy, Rank
@@ -82,8 +85,10 @@ class _Tick:
         self._kept = {job.key: self._settle_extra(job) for job in self._running}
         """By running job: its extra workers less those that it gives back."""
         leaving = self._leaving(snapshot)
-        self._capacity = Capacity(snapshot.nodes, snapshot.workers, leaving)
-        for job in snapshot.jobs:  # includes jobs that end in this tick: their workers may be binding at this moment
+        asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in self._foreign}
+        self._capacity = Capacity(snapshot.nodes, snapshot.workers, leaving, asked)
+        # Includes jobs that end in this tick: their workers may be binding at this moment.
+        for job in self._choosiest_first(snapshot.jobs):
             own, kept = self._extras[job.key], self._kept.get(job.key, 0)
             own += hold_promised(self._capacity, job, self._promises.get(job.key), own, kept, now)
         self._reclaims = ReclaimQueue(self._running, self._extras, leaving, policy, now)
@@ -97,39 +102,40 @@ class _Tick:
 
     def place_claims(self) -> None:
         """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others."""
-        for job in self._running:
+        for job in self._choosiest_first(self._running):
             if job.stopping is not None:
                 continue
             missing = job.terms.min_replicas - self._base[job.key]
-            if not all(self._pool.obtain([_type_of(job)], job.terms.gpus_per_worker) for _ in range(missing)):
+            site = self._site(job)
+            if not all(self._pool.obtain([site], job.terms.gpus_per_worker) for _ in range(missing)):
                 self._act(Requeue(job=job.key, reason=Reason.GPU_LOST))
-        hopeless: set[tuple[str | None, int]] = set()
+        hopeless: set[tuple[str | None, int, Constraints]] = set()
         for foreign in self._foreign:
-            kind = (foreign.gpu_type, foreign.gpus)
-            if kind not in hopeless:
-                types = self._capacity.gpu_types if foreign.gpu_type is None else [foreign.gpu_type]
-                if not self._pool.obtain(types, foreign.gpus):
-                    hopeless.add(kind)
+            kind = (foreign.gpu_type, foreign.gpus, foreign.constraints)
+            if kind not in hopeless and not self._pool.obtain(
+                self._sites(foreign.gpu_type, foreign.constraints), foreign.gpus
+            ):
+                hopeless.add(kind)
 
     def admit(self) -> None:
-        """Start waiting jobs in order; a job that must wait holds back the later ones on its types of GPU."""
-        blocked: set[str] = set()
+        """Start waiting jobs in order; one that must wait holds back the later ones on the nodes that it could use."""
+        blocked: set[int] = set()
         for job in self._waiting:
-            gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
-            types = self._capacity.gpu_types if job.terms.gpu_type is None else [job.terms.gpu_type]
-            types = [name for name in types if self._capacity.could_ever_hold(name, gpus, workers)]
-            free = [name for name in types if name not in blocked]
+            terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
+            sites = self._large_enough(terms.gpu_type, terms.constraints, gpus, workers)
+            free = self._fitting((site.without(blocked) for site in sites), gpus, workers)
             if job.terms.suspend:
                 self._refuse(job, Reason.SUSPENDED)
             elif gpus == 0:
                 self._act(Admit(job=job.key, gpu_type=None))
-            elif not types:
-                self._refuse(job, Reason.TOO_LARGE)
+            elif not sites:
+                fits_elsewhere = self._large_enough(terms.gpu_type, None, gpus, workers)
+                self._refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
             elif (chosen := self._choose_type(free, gpus, workers)) is not None:
                 self._act(Admit(job=job.key, gpu_type=chosen))
             else:
                 self._refuse(job, Reason.NO_FREE_GPU)
-                blocked.update(types)
+                blocked.update(group for site in sites for group in site.groups)
 
     def lend(self) -> None:
         """Lend the GPUs that are left, one worker at a time, to the first job in the policy's order."""
@@ -217,25 +223,47 @@ class _Tick:
             leaving |= {worker.name for worker in self._extras[key] if worker.index >= kept}
         return leaving
 
-    def _choose_type(self, gpu_types: Sequence[str], gpus: int, workers: int) -> str | None:
+    def _choose_type(self, sites: Sequence[Site], gpus: int, workers: int) -> str | None:
         """Return the type on which all `workers` can start now. If there is none, reserve for them and return None."""
-        for name in gpu_types:
-            if self._pool.take_gang(name, gpus, workers):
-                return name
-        for name in gpu_types:
-            supply = self._pool.await_gang(name, gpus, workers)
+        for site in sites:
+            if self._pool.take_gang(site, gpus, workers):
+                return site.gpu_type
+        for site in sites:
+            supply = self._pool.await_gang(site, gpus, workers)
             if supply is not Supply.NEVER:
-                return name if supply is Supply.NOW else None
+                return site.gpu_type if supply is Supply.NOW else None
         return None
+
+    def _choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
+        """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""
+        return sorted(jobs, key=lambda job: len(self._site(job).groups))
+
+    def _site(self, job: JobFacts) -> Site:
+        """Return where the workers of an admitted job may run."""
+        return self._capacity.site(job.gpu_type or "", job.terms.constraints)
+
+    def _sites(self, gpu_type: str | None, constraints: Constraints | None) -> list[Site]:
+        """Return where a pod may run that may wait for `gpu_type` alone, or for any; by type."""
+        types = self._capacity.gpu_types if gpu_type is None else [gpu_type]
+        return [site for name in types if (site := self._capacity.site(name, constraints)).groups]
+
+    def _large_enough(
+        self, gpu_type: str | None, constraints: Constraints | None, gpus: int, workers: int
+    ) -> list[Site]:
+        """Return the sites where `workers` of `gpus` each would fit if nobody else ran there."""
+        return self._fitting(self._sites(gpu_type, constraints), gpus, workers)
+
+    def _fitting(self, sites: Iterable[Site], gpus: int, workers: int) -> list[Site]:
+        return [site for site in sites if self._capacity.could_ever_hold(site, gpus, workers)]
 
     def _supply_extra(self, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
         """Get GPUs for one more than `extra` workers: free ones, or reclaimed ones where the policy allows it.
 
         For a job that was granted some in this tick nothing is reclaimed: it would arrive during the job's cooldown.
         """
-        gpu_type, gpus = _type_of(job), job.terms.gpus_per_worker
+        site, gpus = self._site(job), job.terms.gpus_per_worker
         if job.key in granted and job.terms.cooldown_seconds > 0:
-            return Supply.NOW if self._pool.take(gpu_type, gpus) else Supply.NEVER
+            return Supply.NOW if self._pool.take(site, gpus) else Supply.NEVER
 
         def may_take(holder: JobFacts, keeps: int) -> bool:
             return self._policy.may_take(job, extra, holder, keeps, self._now)
@@ -248,7 +276,7 @@ class _Tick:
             self._wake(quiet_at)
             return self._now < quiet_at or holder.key in granted or holder.key == job.key
 
-        return self._pool.await_one(gpu_type, gpus, may_take=may_take, spared=spared)
+        return self._pool.await_one(site, gpus, may_take=may_take, spared=spared)
 
     def _act(self, action: Action) -> None:
         self._actions.append(action)
@@ -260,7 +288,3 @@ class _Tick:
     def _wake(self, time: float) -> None:
         if time > self._now and (self._wake_at is None or time < self._wake_at):
             self._wake_at = time
-
-
-def _type_of(job: JobFacts) -> str:
-    return job.gpu_type or ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from espalier_operator.capacity import Capacity, Supply
+from espalier_operator.capacity import Capacity, Site, Supply
 from espalier_operator.facts import JobFacts
 from espalier_operator.reclaims import ReclaimQueue
 
@@ -16,27 +16,27 @@ class Pool:
         """Join the two."""
         self._capacity, self._reclaims = capacity, reclaims
 
-    def take(self, gpu_type: str, gpus: int) -> bool:
+    def take(self, site: Site, gpus: int) -> bool:
         """Hand out `gpus` of one node at once."""
-        return gpus == 0 or self._capacity.take(gpu_type, gpus) is not None
+        return gpus == 0 or self._capacity.take(site, gpus) is not None
 
-    def take_gang(self, gpu_type: str, gpus: int, workers: int) -> bool:
+    def take_gang(self, site: Site, gpus: int, workers: int) -> bool:
         """Hand out `gpus` for each of `workers` at once, or nothing."""
         mark = self._capacity.mark()
-        if all(self.take(gpu_type, gpus) for _ in range(workers)):
+        if all(self.take(site, gpus) for _ in range(workers)):
             return True
         self._capacity.undo(mark)
         return False
 
-    def obtain(self, gpu_types: Sequence[str], gpus: int) -> bool:
-        """Keep `gpus` of one node of the first possible type; where none are to come, ask for lent ones."""
+    def obtain(self, sites: Sequence[Site], gpus: int) -> bool:
+        """Keep `gpus` of one node of the first possible site; where none are to come, ask for lent ones."""
         return (
             gpus == 0
-            or any(self._capacity.hold(name, gpus) for name in gpu_types)
-            or any(self._reclaims.cover(self._capacity, name, gpus) is not Supply.NEVER for name in gpu_types)
+            or any(self._capacity.hold(site, gpus) for site in sites)
+            or any(self._reclaims.cover(self._capacity, site, gpus) is not Supply.NEVER for site in sites)
         )
 
-    def await_gang(self, gpu_type: str, gpus: int, workers: int) -> Supply:
+    def await_gang(self, site: Site, gpus: int, workers: int) -> Supply:
         """Keep `gpus` for each of `workers`, asking for lent ones; or nothing at all where that is too few.
 
         The answer is that of the worker who is served last.
@@ -44,7 +44,7 @@ class Pool:
         capacity_mark, reclaims_mark = self._capacity.mark(), self._reclaims.mark()
         supply = Supply.NOW
         for _ in range(workers):
-            supply = min(supply, self.await_one(gpu_type, gpus))
+            supply = min(supply, self.await_one(site, gpus))
             if supply is Supply.NEVER:
                 self._capacity.undo(capacity_mark)
                 self._reclaims.undo(reclaims_mark)
@@ -53,14 +53,14 @@ class Pool:
 
     def await_one(
         self,
-        gpu_type: str,
+        site: Site,
         gpus: int,
         may_take: Callable[[JobFacts, int], bool] = lambda holder, keeps: True,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
     ) -> Supply:
         """Keep `gpus` of one node that are free or given back, or reclaim lent ones as `ReclaimQueue.cover` may."""
-        if self.take(gpu_type, gpus):
+        if self.take(site, gpus):
             return Supply.NOW
-        if self._capacity.set_aside(gpu_type, gpus) is not None:
+        if self._capacity.set_aside(site, gpus) is not None:
             return Supply.LATER
-        return self._reclaims.cover(self._capacity, gpu_type, gpus, may_take, spared)
+        return self._reclaims.cover(self._capacity, site, gpus, may_take, spared)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
-from espalier_operator.capacity import Capacity, Supply
+from espalier_operator.capacity import Capacity, Site, Supply
 from espalier_operator.facts import JobFacts, Worker
 from espalier_operator.policies import Policy, Rank
 
@@ -111,28 +111,28 @@ class ReclaimQueue:
     def cover(
         self,
         capacity: Capacity,
-        gpu_type: str,
+        site: Site,
         gpus: int,
         may_take: Callable[[JobFacts, int], bool] = lambda holder, keeps: True,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
     ) -> Supply:
-        """Reclaim as little as frees `gpus` on one node, and reserve them; reclaim nothing if that many cannot be had.
+        """Reclaim as little as frees `gpus` on one node of `site`, and reserve them; nothing if they cannot be had.
 
         The reclaimed GPUs may instead go to a worker for which GPUs that are free now were reserved; then `gpus` are
         handed out at once. `may_take(holder, extra workers left to it)` ends the search when it returns False;
         `spared` skips a holder.
         """
-        line, mark = self._lines.get(gpu_type), capacity.mark()
+        line, mark = self._lines.get(site.gpu_type), capacity.mark()
         if line is None:
             return Supply.NEVER
         tried: list[_Loan] = []
         for loan in self._in_turn(line, may_take):
-            if self._is_out(loan) or spared(loan.job):
+            if self._is_out(loan) or not capacity.is_in(site, loan.worker.node) or spared(loan.job):
                 continue
             capacity.expect(loan.worker.node, gpus=loan.worker.gpus)
             tried.append(loan)
-            taken = capacity.take(gpu_type, gpus)
-            node = taken or capacity.set_aside(gpu_type, gpus)
+            taken = capacity.take(site, gpus)
+            node = taken or capacity.set_aside(site, gpus)
             if node is not None:
                 self._keep_only(capacity, tried, node)
                 line.pass_over(self._is_out)

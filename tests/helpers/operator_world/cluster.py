@@ -16,6 +16,7 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
+from espalier_operator.constraints import ANYWHERE, Constraints
 from espalier_operator.facts import (
     Ended,
     JobFacts,
@@ -66,11 +67,18 @@ class Cluster:
         """Add a waiting job."""
         self.jobs[key] = JobFacts(key=key, terms=terms, submitted_at=self.now)
 
-    def foreign(self, gpus: int, gpu_type: str | None) -> None:
+    def foreign(self, gpus: int, gpu_type: str | None, constraints: Constraints = ANYWHERE) -> None:
         """Add a pending pod of somebody else."""
         name = self._name("foreign")
         self.workers[name] = Worker(
-            name=name, job=None, role=Role.FOREIGN, node=None, gpus=gpus, state=WorkerState.PENDING, gpu_type=gpu_type
+            name=name,
+            job=None,
+            role=Role.FOREIGN,
+            node=None,
+            gpus=gpus,
+            state=WorkerState.PENDING,
+            gpu_type=gpu_type,
+            constraints=constraints,
         )
 
     def pass_time(self, seconds: float) -> None:
@@ -105,9 +113,11 @@ class Cluster:
             if worker.node is None and worker.state is WorkerState.PENDING:
                 job = self.jobs.get(worker.job or "")
                 gpu_type = job.gpu_type if job is not None else worker.gpu_type
+                constraints = job.terms.constraints if job is not None else worker.constraints
                 for node in self.nodes.values():
                     fits = node.ready and node.schedulable and self.free(node) >= worker.gpus
-                    if fits and gpu_type in (None, node.gpu_type):
+                    admitted = constraints.admit(node.name, node.labels, node.taints)
+                    if fits and admitted and gpu_type in (None, node.gpu_type):
                         self.workers[worker.name] = replace(worker, node=node.name, state=WorkerState.RUNNING)
                         break
 

@@ -6,10 +6,12 @@ Each is counted here in the plainest way, from the snapshot alone, sharing no co
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, Plan, ReleaseExtra, Requeue
-from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
+from espalier_operator.constraints import Constraints
+from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Worker, WorkerState
 
 
 class InvariantError(AssertionError):
@@ -65,19 +67,25 @@ def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
 
 
 def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: float) -> None:
-    """Place each granted worker on some node by first fit, largest first; exact where sizes are powers of two."""
-    types = {node.name: node.gpu_type for node in snapshot.nodes if node.ready and node.schedulable}
+    """Place each granted worker on some node that admits it, by search."""
+    nodes = {node.name: node for node in snapshot.nodes if node.ready and node.schedulable}
+    types = {node.name: node.gpu_type for node in nodes.values()}
     free = Counter({n.name: n.allocatable - n.departing for n in snapshot.nodes if n.name in types})
     for worker in snapshot.workers:
         if worker.node in types:
             free[worker.node] -= worker.gpus
     granted: list[tuple[int, str]] = []
+    wishes: list[tuple[int, frozenset[str]]] = []
     for action in plan.actions:
         job = jobs[action.job]
         if isinstance(action, Admit) and action.gpu_type is not None:
-            granted += [(job.terms.gpus_per_worker, action.gpu_type)] * job.terms.min_replicas
+            gpu_type, workers = action.gpu_type, job.terms.min_replicas
         elif isinstance(action, GrantExtra):
-            granted += [(job.terms.gpus_per_worker, job.gpu_type or "")] * (action.extra - job.extra)
+            gpu_type, workers = job.gpu_type or "", action.extra - job.extra
+        else:
+            continue
+        granted += [(job.terms.gpus_per_worker, gpu_type)] * workers
+        wishes += [(job.terms.gpus_per_worker, _admitting(nodes.values(), gpu_type, job.terms.constraints))] * workers
     due = [] if any(job.terms.gpus_per_worker > 1 for job in snapshot.jobs) else _due(snapshot, now)
     room = {name: max(0, count) for name, count in free.items()}
     spare = Counter(dict.fromkeys(types.values(), 0))
@@ -87,10 +95,36 @@ def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: 
         wanted = sum(gpus for gpus, granted_type in granted if granted_type == gpu_type)
         owed = sum(gpus for gpus, due_type in due if due_type == gpu_type)
         _demand(wanted + owed <= spare[gpu_type], 3, f"{wanted} {gpu_type} granted, {owed} owed, {spare} free")
-    for gpus, gpu_type in sorted(granted, reverse=True):
-        place = next((n for n in room if types[n] == gpu_type and room[n] >= gpus), None)
-        _demand(place is not None, 1, f"no node has {gpus} {gpu_type} for what is granted")
-        room[place or ""] -= gpus
+    wishes.sort(key=lambda wish: (-wish[0], sorted(wish[1])))
+    _demand(_can_place(wishes, room), 1, f"what is granted does not fit: {wishes}, free: {room}")
+
+
+def _admitting(nodes: Iterable[Node], gpu_type: str, constraints: Constraints) -> frozenset[str]:
+    """Return the nodes of a type that a pod with `constraints` may be bound to."""
+    return frozenset(
+        node.name
+        for node in nodes
+        if node.gpu_type == gpu_type and constraints.admit(node.name, node.labels, node.taints)
+    )
+
+
+def _can_place(wishes: Sequence[tuple[int, frozenset[str]]], room: Mapping[str, int]) -> bool:
+    """Return whether each of `wishes`, (GPUs, nodes), finds a node with room."""
+    failed: set[tuple[int, tuple[int, ...]]] = set()
+
+    def place(first: int, room: Mapping[str, int]) -> bool:
+        if first == len(wishes):
+            return True
+        state = (first, tuple(room.values()))
+        if state in failed:
+            return False
+        gpus, nodes = wishes[first]
+        if any(place(first + 1, {**room, name: room[name] - gpus}) for name in nodes if room[name] >= gpus):
+            return True
+        failed.add(state)
+        return False
+
+    return place(0, room)
 
 
 def _due(snapshot: Snapshot, now: float) -> list[tuple[int, str]]:

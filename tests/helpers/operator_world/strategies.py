@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
+from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
 from espalier_operator.facts import Terms
 
 GPU_TYPES = ("", "h100")
 """Nodes that name no type have the type ''."""
+ZONES = ({}, {"zone": "a"}, {"zone": "b"})
+"""Labels of nodes."""
+TAINTS = ((), (Taint("team", "vision"),))
+"""Taints of nodes."""
+VISION = (Toleration("team", "Equal", "vision"),)
+CONSTRAINTS = (
+    ANYWHERE,
+    Constraints(node_selector=(("zone", "a"),)),
+    Constraints(affinity=(Term((Expression("zone", "NotIn", ("a",)),)),)),
+    Constraints(tolerations=VISION),
+    Constraints(node_selector=(("zone", "a"),), tolerations=VISION),
+    Constraints(affinity=(Term(fields=(Expression("metadata.name", "In", ("node1",)),)),), tolerations=VISION),
+    Constraints(node_selector=(("zone", "nowhere"),)),
+)
+"""What pods ask of nodes."""
 SECONDS = st.sampled_from((1.0, 5.0, 10.0, 40.0))
 
 
 @st.composite
-def terms(draw: st.DrawFn, sizes: tuple[int, ...] = (1, 2, 4)) -> Terms:
+def terms(
+    draw: st.DrawFn, sizes: tuple[int, ...] = (1, 2, 4), constraints: Sequence[Constraints] = (ANYWHERE,)
+) -> Terms:
     """Draw what a job asks for; workers have one of `sizes` GPUs. Most ask for what lets others interfere."""
     smallest = draw(st.sampled_from((1, 1, 1, 2, 3)))
     return Terms(
@@ -21,6 +41,7 @@ def terms(draw: st.DrawFn, sizes: tuple[int, ...] = (1, 2, 4)) -> Terms:
         gpus_per_worker=draw(st.sampled_from(sizes)),
         priority=draw(st.integers(min_value=0, max_value=2)),
         gpu_type=draw(st.sampled_from((None, None, None, None, *GPU_TYPES))),
+        constraints=draw(st.sampled_from(constraints)),
         time_budget_seconds=draw(st.sampled_from((1000.0, 300.0, 40.0))),
         grace_seconds=10.0,
         gpu_seconds_budget=draw(st.sampled_from((None, None, 2000.0, 100.0))),

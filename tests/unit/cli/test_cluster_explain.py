@@ -77,6 +77,17 @@ def test_commands_name_the_job_and_its_pod() -> None:
 # ---- where it stands
 
 
+def test_a_job_that_no_node_admits_is_told_which_are_excluded() -> None:
+    """A tainted pool counts for nobody, unless the template tolerates it."""
+    taint = {"key": "team", "effect": "NoSchedule"}
+    picky = gpus(1)
+    picky["spec"]["nodeSelector"] = {"zone": "a"}
+    waiting = acted(job("a", template=picky), refusal=Reason.UNSCHEDULABLE)
+    told = stands(case(jobs=[waiting], nodes=[node("n", 4), node("t", 2, taints=[taint])]))
+    assert "Its node selector, affinity and tolerations exclude 1 node with 4 GPUs." in told
+    assert "1 node with 2 GPUs does not count; `espalier top` says why." in told
+
+
 def test_a_waiting_job_is_told_who_holds_what_and_until_when() -> None:
     holder = admitted(job("b", maxReplicas=4, preemption={"noticeSeconds": 7}), gpu_type="x", extra=3, at=NOW - 100)
     leader = worker(holder, "n", age=90)

@@ -107,8 +107,8 @@ def test_who_holds_what_and_which_nodes_do_not_count() -> None:
 )
 def test_why_a_node_does_not_count(raw: Object, reasons: list[str]) -> None:
     assert why_not(raw, SETTINGS) == reasons
-    counted = seen_by_operator(lists(nodes=[raw]), NOW, SETTINGS).snapshot.nodes[0]
-    assert (not reasons) == (counted.ready and counted.schedulable)  # the planner is of the same opinion
+    snapshot = seen_by_operator(lists(nodes=[raw]), NOW, SETTINGS).snapshot
+    assert (not reasons) == snapshot.rules.takes_workers(snapshot.nodes[0])  # the planner is of the same opinion
 
 
 def test_gpus_that_failed_in_use_are_named() -> None:

@@ -17,6 +17,7 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
+from espalier_operator.constraints import Constraints, Taint, Toleration
 from espalier_operator.facts import (
     Ended,
     JobFacts,
@@ -151,6 +152,56 @@ def test_a_job_stays_on_one_type_of_gpu():
     planned = decide(nodes, [growing], workers_of(growing, "n"))
     assert planned.actions == ()
     assert refused(planned) == {"growing": Reason.NO_FREE_GPU}, "the free GPU is of another type"
+
+
+ZONE_A = Constraints(node_selector=(("zone", "a"),))
+TEAM = Constraints(tolerations=(Toleration("team", "Exists"),))
+
+
+def test_a_job_starts_only_where_its_constraints_admit_it():
+    nodes = [node("n", 4), node("m", 1, labels={"zone": "a"}), node("t", 2, taints=(Taint("team"),))]
+    wide = job("wide", low=2, constraints=ZONE_A)
+    planned = decide(nodes, [wide, job("one", constraints=ZONE_A), job("team", low=6, constraints=TEAM)])
+    assert planned.actions == (Admit(job="one", gpu_type="a"), Admit(job="team", gpu_type="a"))
+    assert refused(planned) == {"wide": Reason.UNSCHEDULABLE}, "its zone is too small for it, the cluster is not"
+    assert refused(decide(nodes, [job("large", low=8, constraints=TEAM)])) == {"large": Reason.TOO_LARGE}
+
+
+def test_a_job_that_waits_for_some_nodes_holds_back_nobody_on_others():
+    holder = trains("holder", high=1)
+    nodes = [node("m", 1, labels={"zone": "a"}), node("n", 1)]
+    jobs = [holder, job("first", constraints=ZONE_A), replace(job("later"), submitted_at=1.0)]
+    planned = decide(nodes, jobs, workers_of(holder, "m"))
+    assert planned.actions == (Admit(job="later", gpu_type="a"),)
+    assert refused(planned) == {"holder": Reason.AT_MAX_REPLICAS, "first": Reason.NO_FREE_GPU}
+    picky = replace(job("later", constraints=ZONE_A), submitted_at=1.0)
+    assert (
+        decide(
+            [node("m", 2, labels={"zone": "a"})], [holder, job("first", low=2), picky], workers_of(holder, "m")
+        ).actions
+        == ()
+    ), "here it does"
+
+
+def test_gpus_are_lent_and_reclaimed_only_where_they_help():
+    growing = trains("growing", constraints=ZONE_A)
+    nodes = [node("m", 1, labels={"zone": "a"}), node("n", 3)]
+    assert refused(decide(nodes, [growing], workers_of(growing, "m"))) == {"growing": Reason.NO_FREE_GPU}
+    lucky = trains("lucky", extra=1)
+    full = [node("m", 1, labels={"zone": "a"}), node("n", 1)]
+    base, extra = workers_of(lucky, "m")
+    planned = decide(full, [lucky, job("picky", constraints=ZONE_A)], [base, replace(extra, node="n")])
+    assert planned.actions == (), "the lent GPU is in another zone"
+
+
+def test_a_pod_that_fits_on_no_node_delays_nobody():
+    """Two of them stopped all admissions, and took every lent GPU."""
+    lucky = trains("lucky", extra=1)
+    impossible = Constraints(node_selector=(("disk", "tape"),))
+    pods = [replace(foreign(gpus), constraints=impossible) for gpus in (1, 2)]
+    planned = decide([node("n", 8)], [lucky, job("next")], [*workers_of(lucky, "n"), *pods])
+    assert planned.actions[0] == Admit(job="next", gpu_type="a")
+    assert [type(action) for action in planned.actions[1:]] == [GrantExtra]
 
 
 @pytest.mark.parametrize("state", [PENDING, RUNNING, TERMINATING])

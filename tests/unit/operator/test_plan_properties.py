@@ -7,6 +7,7 @@ checks every plan that is made on the way.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hypothesis import HealthCheck, Phase, note, seed, settings
@@ -16,12 +17,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import sweeps
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
+from espalier_operator.constraints import ANYWHERE, Constraints, Taint
 from espalier_operator.facts import Ended, Node, Role, Snapshot
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
-from operator_world.strategies import GPU_TYPES, terms
+from operator_world.strategies import CONSTRAINTS, GPU_TYPES, TAINTS, ZONES, terms
 
 GRANTS = (Admit, GrantExtra, NoticeReclaim)
 
@@ -35,14 +37,18 @@ class PlannerMachine(RuleBasedStateMachine):
         self.cluster = Cluster()
         self.serial = 0
         self.sizes: tuple[int, ...] = (1,)
+        self.constraints: tuple[Constraints, ...] = (ANYWHERE,)
 
     @initialize(
         sizes=st.sampled_from(((1,), (1,), (1, 2, 4))),
+        constraints=st.sampled_from(((ANYWHERE,), CONSTRAINTS)),
         nodes=st.lists(st.integers(1, 6), min_size=1, max_size=3),
         jobs=st.data(),
     )
-    def begin(self, sizes: tuple[int, ...], nodes: list[int], jobs: st.DataObject) -> None:
-        self.sizes = sizes
+    def begin(
+        self, sizes: tuple[int, ...], constraints: tuple[Constraints, ...], nodes: list[int], jobs: st.DataObject
+    ) -> None:
+        self.sizes, self.constraints = sizes, constraints
         for gpus in nodes:
             self.add_node(gpus, GPU_TYPES[0])
         for _ in range(2):
@@ -64,7 +70,8 @@ class PlannerMachine(RuleBasedStateMachine):
         """Invariant 9: what a plan of grants leaves is planned to stay; what ends frees, and soon all is quiet."""
         planned = self.tick()
         again = self.tick()
-        fungible = self.sizes == (1,) and all(worker.gpus == 1 for worker in self.cluster.workers.values())
+        anywhere = self.sizes == (1,) and self.constraints == (ANYWHERE,)
+        fungible = anywhere and all(worker.gpus == 1 for worker in self.cluster.workers.values())
         if fungible and all(isinstance(action, GRANTS) for action in planned.actions):
             assert again.actions == ()
         assert self.tick().actions == () or self.tick().actions == ()
@@ -73,7 +80,7 @@ class PlannerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def submit(self, data: st.DataObject) -> None:
         self.serial += 1
-        self.cluster.submit(f"ns/job{self.serial}", data.draw(terms(self.sizes)))
+        self.cluster.submit(f"ns/job{self.serial}", data.draw(terms(self.sizes, self.constraints)))
 
     @rule(seconds=st.sampled_from((1.0, 6.0, 15.0, 41.0)))
     def a_while_passes(self, seconds: float) -> None:
@@ -107,11 +114,18 @@ class PlannerMachine(RuleBasedStateMachine):
         getattr(self.cluster, step)()
 
     @precondition(lambda self: len(self.cluster.nodes) < 5)
-    @rule(gpus=st.integers(0, 4), gpu_type=st.sampled_from((GPU_TYPES[0], *GPU_TYPES)))
-    def add_node(self, gpus: int, gpu_type: str) -> None:
+    @rule(
+        gpus=st.integers(0, 4),
+        gpu_type=st.sampled_from((GPU_TYPES[0], *GPU_TYPES)),
+        labels=st.sampled_from(ZONES),
+        taints=st.sampled_from(TAINTS),
+    )
+    def add_node(
+        self, gpus: int, gpu_type: str, labels: Mapping[str, str] = ZONES[0], taints: tuple[Taint, ...] = ()
+    ) -> None:
         self.serial += 1
         name = f"node{self.serial}"
-        self.cluster.nodes[name] = Node(name=name, gpu_type=gpu_type, allocatable=gpus)
+        self.cluster.nodes[name] = Node(name=name, gpu_type=gpu_type, allocatable=gpus, labels=labels, taints=taints)
 
     @precondition(lambda self: self.cluster.nodes)
     @rule(
@@ -132,9 +146,9 @@ class PlannerMachine(RuleBasedStateMachine):
             node = replace(node, ready=fate != "not ready", schedulable=fate != "cordoned")
         self.cluster.nodes[node.name] = node
 
-    @rule(gpus=st.integers(1, 3), gpu_type=st.sampled_from((None, *GPU_TYPES)))
-    def foreign_comes(self, gpus: int, gpu_type: str | None) -> None:
-        self.cluster.foreign(gpus, gpu_type)
+    @rule(gpus=st.integers(1, 3), gpu_type=st.sampled_from((None, *GPU_TYPES)), data=st.data())
+    def foreign_comes(self, gpus: int, gpu_type: str | None, data: st.DataObject) -> None:
+        self.cluster.foreign(gpus, gpu_type, data.draw(st.sampled_from(self.constraints)))
 
     @precondition(lambda self: self.cluster.workers)
     @rule(data=st.data())
@@ -186,17 +200,26 @@ class PlannerMachine(RuleBasedStateMachine):
         ]
         for job in sorted(waiting, key=lambda job: FairPolicy().admission_rank(job, self.cluster.now))[:1]:
             for gpu_type in GPU_TYPES if job.terms.gpu_type is None else (job.terms.gpu_type,):
-                assert self.free_and_lent(snapshot, gpu_type) < job.terms.min_replicas
+                assert self.free_and_lent(snapshot, gpu_type, job.terms.constraints) < job.terms.min_replicas
 
-    def free_and_lent(self, snapshot: Snapshot, gpu_type: str) -> int:
-        usable = {n.name: n for n in snapshot.nodes if n.gpu_type == gpu_type and n.ready and n.schedulable}
+    def free_and_lent(self, snapshot: Snapshot, gpu_type: str, constraints: Constraints) -> int:
+        usable = {
+            n.name: n
+            for n in snapshot.nodes
+            if n.gpu_type == gpu_type and n.ready and n.schedulable and _admits(constraints, n)
+        }
         base = {
             name: sum(w.gpus for w in snapshot.workers if w.node == name and w.role is not Role.EXTRA)
             for name in usable
         }
         total = sum(max(0, node.allocatable - node.departing - base[name]) for name, node in usable.items())
-        foreign = sum(w.gpus for w in snapshot.workers if w.role is Role.FOREIGN and w.node is None)
+        waiting = [w for w in snapshot.workers if w.role is Role.FOREIGN and w.node is None]
+        foreign = sum(w.gpus for w in waiting if any(_admits(w.constraints, node) for node in usable.values()))
         return total - foreign
+
+
+def _admits(constraints: Constraints, node: Node) -> bool:
+    return constraints.admit(node.name, node.labels, node.taints)
 
 
 PlannerMachine.TestCase.settings = settings(

@@ -64,7 +64,7 @@ def settings_options(command: Command) -> Command:
         metavar="KEY",
         default=_DEFAULTS["tolerated_taints"],
         show_default=True,
-        help="Key of a taint that workers tolerate. Repeatable.",
+        help="Key of a taint that all workers tolerate. Repeatable.",
     )
     @wraps(command)
     def counting(**given: Any) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from espalier_cli.cluster.usage import JobUse, TypeUse, counts, others, use_by_job, use_by_type
+from collections.abc import Sequence
+
+from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type
 from espalier_cli.cluster.wording import count, duration, listed, of_type
-from espalier_operator.planning import JobFacts, Snapshot, policy_named
+from espalier_operator.planning import JobFacts, Node, Snapshot, policy_named
 
 HOLDERS_NAMED = 5
 
@@ -29,15 +31,22 @@ def scarcity(job: JobFacts, snapshot: Snapshot) -> list[str]:
     for use in (use for use in uses if use.total):
         lines.append(_supply(use, job))
         lines += _holders(use, snapshot, job.key)
-    hidden = [node for node in snapshot.nodes if node.allocatable and not counts(node)]
-    hidden = [node for node in hidden if wanted is None or node.gpu_type == wanted]
+    nodes = [node for node in snapshot.nodes if node.allocatable and (wanted is None or node.gpu_type == wanted)]
+    nodes = [node for node in nodes if not job.terms.admit(node)]
+    excluded = [node for node in nodes if snapshot.rules.takes_workers(node)]
+    if excluded:
+        lines.append(f"Its node selector, affinity and tolerations exclude {_described(excluded)}.")
+    hidden = [node for node in nodes if not snapshot.rules.takes_workers(node)]
     if hidden:
-        gpus = count(sum(node.allocatable for node in hidden), "GPU")
         verb = "does" if len(hidden) == 1 else "do"
-        lines.append(f"{count(len(hidden), 'node')} with {gpus} {verb} not count; `espalier top` says why.")
+        lines.append(f"{_described(hidden)} {verb} not count; `espalier top` says why.")
     if job.admitted_at is None:
         lines += _queue(job, snapshot)
     return lines
+
+
+def _described(nodes: Sequence[Node]) -> str:
+    return f"{count(len(nodes), 'node')} with {count(sum(node.allocatable for node in nodes), 'GPU')}"
 
 
 def _supply(use: TypeUse, job: JobFacts) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier_operator.kube.inspection import KubeSettings
-from espalier_operator.planning import JobFacts, Node, Role, Snapshot, Worker, WorkerState
+from espalier_operator.planning import JobFacts, Role, Snapshot, Worker, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class JobUse:
 
 def use_by_type(snapshot: Snapshot) -> list[TypeUse]:
     """Return the use of each type of GPU that a node has, in order of name."""
-    counting = {node.name: node for node in snapshot.nodes if counts(node)}
+    counting = {node.name: node for node in snapshot.nodes if snapshot.rules.takes_workers(node)}
     held: dict[str, Counter[str]] = defaultdict(Counter)
     on_node: Counter[str] = Counter()
     for worker in snapshot.workers:
@@ -127,11 +127,6 @@ def others(snapshot: Snapshot) -> list[tuple[str, int, int]]:
             amount[worker.name.partition("/")[0]] += worker.gpus
     names = sorted({*held, *wanted}, key=lambda name: (-held[name] - wanted[name], name))
     return [(name, held[name], wanted[name]) for name in names]
-
-
-def counts(node: Node) -> bool:
-    """Return whether its GPUs can be granted."""
-    return node.ready and node.schedulable
 
 
 def why_not(raw: Mapping[str, Any], settings: KubeSettings) -> list[str]:

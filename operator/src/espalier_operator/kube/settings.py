@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
-from espalier_operator.facts import DEFAULT_POLICY
+from espalier_operator.facts import DEFAULT_POLICY, Rules
 from espalier_operator.job.state import Timing
 
 
@@ -20,7 +20,7 @@ class KubeSettings:
     gpu_type_label: str = "nvidia.com/gpu.product"
     """The node label that distinguishes types of GPUs; nodes without it have the type ''."""
     tolerated_taints: tuple[str, ...] = (DEFAULT_GPU_RESOURCE,)
-    """Keys of taints that workers tolerate. Nodes with other NoSchedule or NoExecute taints are not counted."""
+    """Keys of taints that all workers tolerate, in addition to those that their templates tolerate."""
     trainer_image: str = "espalier-trainer:latest"
     """Image of jobs whose template names none."""
     image_pull_policy: str | None = None
@@ -49,6 +49,11 @@ class KubeSettings:
     resync_seconds: float = 300.0
     """Interval at which everything is listed again, in case an event was lost. With 5,000 nodes, the API server takes
     seconds to answer, and other clients wait for it."""
+
+    @property
+    def rules(self) -> Rules:
+        """The settings that planning depends on."""
+        return Rules(policy=self.policy, tolerated_taints=self.tolerated_taints)
 
     @property
     def timing(self) -> Timing:

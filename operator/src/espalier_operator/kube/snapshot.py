@@ -58,7 +58,7 @@ def seen_by_operator(
         job.reject(rejection_of(job.written))
         job.look(now)
         jobs.append(job)
-    return Seen(snapshot=assemble(jobs, store, now, rules or Rules(policy=settings.policy)), left_out=left_out)
+    return Seen(snapshot=assemble(jobs, store, now, rules or settings.rules), left_out=left_out)
 
 
 def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules) -> Snapshot:

@@ -13,14 +13,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
+from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
 from espalier_operator.facts import Node, Role
 from espalier_operator.kube import reading
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, parse_status
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import gpu_request, parse_pod
+from espalier_operator.kube.objects.pods import constraints_of, gpu_request, parse_pod
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.workers import foreign_worker
 from operator_world.kube_objects import (
     EPOCH,
     GPU,
@@ -106,7 +108,9 @@ SILENT = {"ready": False, "schedulable": False}
 
 
 def test_a_node_with_gpus():
-    assert parse_node(raw_node("n1", 8, "A100"), SETTINGS) == Node(name="n1", gpu_type="A100", allocatable=8)
+    labels = {"nvidia.com/gpu.product": "A100"}
+    expected = Node(name="n1", gpu_type="A100", allocatable=8, labels=labels)
+    assert parse_node(raw_node("n1", 8, "A100"), SETTINGS) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,15 +124,20 @@ def test_a_node_with_gpus():
             {"allocatable": 0, "schedulable": False},
         ),
         ({"spec": {"unschedulable": True}}, {"schedulable": False}),
-        ({"spec": {"taints": [{"key": GPU, "value": "present", "effect": "NoSchedule"}]}}, {}),
-        ({"spec": {"taints": [{"key": "team", "effect": "PreferNoSchedule"}]}}, {}),
-        ({"spec": {"taints": [{"key": "team", "effect": "NoSchedule"}]}}, {"schedulable": False}),
         (
-            {"spec": {"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}},
-            {"schedulable": False},
+            {"spec": {"taints": [{"key": GPU, "value": "present", "effect": "NoSchedule"}]}},
+            {"taints": (Taint(GPU, "present"),)},
+        ),
+        ({"spec": {"taints": [{"key": "team", "effect": "PreferNoSchedule"}]}}, {}),
+        (
+            {"spec": {"taints": [{"key": "team", "effect": "NoExecute"}, {"key": "x", "effect": "Strange"}, 3]}},
+            {"taints": (Taint("team", "", "NoExecute"),)},
         ),
         ({"metadata": {"name": "n1", "deletionTimestamp": "2027-01-15T08:00:00Z"}}, {"schedulable": False}),
-        ({"metadata": {"name": "n1", "labels": {"nvidia.com/gpu.product": "H100"}}}, {"gpu_type": "H100"}),
+        (
+            {"metadata": {"name": "n1", "labels": {"nvidia.com/gpu.product": "H100", "zone": 7}}},
+            {"gpu_type": "H100", "labels": {"nvidia.com/gpu.product": "H100"}},
+        ),
     ],
 )
 def test_nodes_that_offer_less(change, expected):
@@ -160,6 +169,64 @@ def asks(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict
 )
 def test_what_a_pod_takes(spec, gpus):
     assert gpu_request(spec, GPU) == gpus
+
+
+# ---- what binds a pod to nodes
+
+
+def test_what_a_pod_asks_of_nodes():
+    spec = {
+        "nodeSelector": {"zone": "a"},
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "rack", "operator": "In", "values": ["1", "2"]}]},
+                        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]},
+                    ]
+                },
+                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}],
+            }
+        },
+        "tolerations": [{"key": "team", "value": "vision"}, {"operator": "Exists", "effect": "NoExecute"}],
+    }
+    assert constraints_of(spec, ("gpu",)) == Constraints(
+        node_selector=(("zone", "a"),),
+        affinity=(
+            Term(labels=(Expression("rack", "In", ("1", "2")),)),
+            Term(fields=(Expression("metadata.name", "In", ("n1",)),)),
+        ),
+        tolerations=(
+            Toleration("team", "Equal", "vision"),
+            Toleration("", "Exists", "", "NoExecute"),
+            Toleration("gpu", "Exists"),
+        ),
+    )
+    assert constraints_of({}) == ANYWHERE
+
+
+@pytest.mark.parametrize(
+    ("change", "wants"),
+    [
+        ({}, True),
+        ({"message": f"0/3 nodes are available: 1 Insufficient {GPU}, 2 node(s) were unschedulable."}, True),
+        ({"message": "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."}, False),
+        ({"message": "0/3 nodes are available: 3 Insufficient cpu."}, False),
+        ({"scheduler": "volcano"}, False),
+    ],
+)
+def test_which_pods_of_others_wait_for_gpus(change, wants):
+    """One that kube-scheduler cannot place for another reason holds nobody back."""
+    raw = raw_worker(JOB, node=None, phase="Pending")
+    raw["metadata"]["ownerReferences"] = []
+    if "message" in change:
+        raw["status"]["conditions"] = [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": change["message"]}
+        ]
+    raw["spec"]["schedulerName"] = change.get("scheduler", "default-scheduler")
+    assert (foreign_worker(pod_of(raw)) is not None) == wants
+    raw["spec"]["nodeName"] = "node"
+    assert foreign_worker(pod_of(raw)) is not None, "once it is bound it holds them"
 
 
 # ---- whose a pod is

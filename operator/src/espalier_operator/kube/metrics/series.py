@@ -102,7 +102,7 @@ def gpus_of(snapshot: Snapshot) -> dict[tuple[str, ...], float]:
         for state, gpus in held[node.name].items():
             made[node.gpu_type, state] += gpus
         rest = max(0, node.allocatable - held[node.name].total())
-        usable = node.ready and node.schedulable
+        usable = snapshot.rules.takes_workers(node)
         made[node.gpu_type, "free"] += rest if usable else 0
         made[node.gpu_type, "unavailable"] += 0 if usable else rest
     return {labels: float(value) for labels, value in made.items()}

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
+from espalier_operator.constraints import REPELLING, Taint
 from espalier_operator.facts import Node
 from espalier_operator.kube.reading import count, entries, mapping, text
 from espalier_operator.kube.settings import KubeSettings
-
-_REPELLING: Final = ("NoSchedule", "NoExecute")
 
 
 def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
     """Return the facts of a node. Never raises.
 
     It is ready while its kubelet reports, even where the kubelet reports a problem (its runtime restarts, for example):
-    what runs there continues. It is schedulable if it takes new pods: healthy, not cordoned, and not tainted beyond
-    what workers tolerate. Allocatable is counted, not capacity: unhealthy GPUs leave it.
+    what runs there continues. It is schedulable if it takes new pods: healthy and not cordoned; its taints decide which
+    ones. Allocatable is counted, not capacity: unhealthy GPUs leave it.
     """
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
-    repelled = any(
-        text(taint, "effect") in _REPELLING and text(taint, "key") not in settings.tolerated_taints
-        for taint in entries(spec, "taints")
-    )
     return Node(
         name=text(metadata, "name"),
         gpu_type=text(metadata, "labels", settings.gpu_type_label),
@@ -31,8 +26,13 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
         ready=_ready(status) in ("True", "False"),
         schedulable=_ready(status) == "True"
         and spec.get("unschedulable") is not True
-        and not repelled
         and metadata.get("deletionTimestamp") is None,
+        labels={key: value for key, value in mapping(metadata, "labels").items() if isinstance(value, str)},
+        taints=tuple(
+            Taint(text(taint, "key"), text(taint, "value"), text(taint, "effect"))
+            for taint in entries(spec, "taints")
+            if text(taint, "effect") in REPELLING
+        ),
     )
 
 

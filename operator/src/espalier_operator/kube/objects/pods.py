@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_kube.resources import Raw
+from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Term, Toleration
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.owners import JobRef, owner_of
@@ -18,6 +19,7 @@ from espalier_operator.kube.settings import KubeSettings
 
 MAX_MESSAGE: Final = 1000
 """Maximum characters kept of a pod's messages."""
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
 _PULL_TROUBLE: Final = (
     "ErrImagePull",
     "ImagePullBackOff",
@@ -59,6 +61,11 @@ class Pod:
     gpus: int
     gpu_type: str | None
     """The type that its node selector insists on."""
+    constraints: Constraints
+    """What it asks of a node; read only while a foreign one waits."""
+    wants_gpus: bool
+    """More GPUs on a node may let it start; of a foreign one without a node. kube-scheduler's last answer decides: a
+    pod for which it has found no node, and not for lack of GPUs, waits for something else."""
     phase: str
     gated: bool
     """It has scheduling gates: it does not want a node yet."""
@@ -121,6 +128,8 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         node=text(spec, "nodeName") or None,
         gpus=gpu_request(spec, settings.gpu_resource),
         gpu_type=text(spec, "nodeSelector", settings.gpu_type_label) or None,
+        constraints=constraints_of(spec) if owner is None and not text(spec, "nodeName") else ANYWHERE,
+        wants_gpus=_wants_gpus(spec, status, settings.gpu_resource),
         phase=phase,
         gated=any(entries(spec, "schedulingGates")),
         deleting=metadata.get("deletionTimestamp") is not None,
@@ -134,6 +143,43 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         message=_end_message(status, ends) if ended or code is not None else message,
         announced=None if owner is None else _announced(metadata),
     )
+
+
+def constraints_of(spec: Raw, tolerated: Iterable[str] = ()) -> Constraints:
+    """Return what a pod of `spec` asks of nodes; taints with a key in `tolerated` are tolerated as well.
+
+    A malformed requirement matches no node, as for kube-scheduler.
+    """
+    required = mapping(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    selector = mapping(spec, "nodeSelector")
+    return Constraints(
+        node_selector=tuple(sorted((key, str(value)) for key, value in selector.items())),
+        affinity=tuple(map(_term, entries(required, "nodeSelectorTerms"))) if required else None,
+        tolerations=(
+            *map(_toleration, entries(spec, "tolerations")),
+            *(Toleration(key, "Exists") for key in tolerated),
+        ),
+    )
+
+
+def _toleration(raw: Raw) -> Toleration:
+    operator = text(raw, "operator") or "Equal"
+    return Toleration(text(raw, "key"), operator, text(raw, "value"), text(raw, "effect"))
+
+
+def _term(raw: Raw) -> Term:
+    def expressions(field: str) -> tuple[Expression, ...]:
+        return tuple(
+            Expression(text(each, "key"), text(each, "operator"), tuple(map(str, _values(each))))
+            for each in entries(raw, field)
+        )
+
+    return Term(expressions("matchExpressions"), expressions("matchFields"))
+
+
+def _values(expression: Raw) -> Iterable[Any]:
+    values = expression.get("values")
+    return values if isinstance(values, list | tuple) else ()
 
 
 def gpu_request(spec: Raw, resource: str) -> int:
@@ -189,10 +235,23 @@ def _trouble(status: Raw, waits: Iterable[Raw]) -> tuple[Reason | None, str]:
             return Reason.IMAGE_PULL_FAILED, message
         if reason in _START_TROUBLE:
             return Reason.POD_REJECTED, message
+    refusal = _scheduler_refusal(status)
+    return (None, "") if refusal is None else (Reason.UNSCHEDULABLE, refusal[:MAX_MESSAGE])
+
+
+def _scheduler_refusal(status: Raw) -> str | None:
+    """Return why kube-scheduler found no node for the pod, None where it has found one or has not tried."""
     for condition in entries(status, "conditions"):
         if text(condition, "type") == "PodScheduled" and text(condition, "reason") == "Unschedulable":
-            return Reason.UNSCHEDULABLE, text(condition, "message")[:MAX_MESSAGE]
-    return None, ""
+            return text(condition, "message")
+    return None
+
+
+def _wants_gpus(spec: Raw, status: Raw, resource: str) -> bool:
+    if (text(spec, "schedulerName") or _DEFAULT_SCHEDULER) != _DEFAULT_SCHEDULER:
+        return False  # when and where another scheduler binds it is not known
+    refusal = _scheduler_refusal(status)
+    return refusal is None or f"Insufficient {resource}" in refusal
 
 
 def _end_message(status: Raw, ends: Iterable[Raw]) -> str:

@@ -55,7 +55,7 @@ class Operator:
         `all_known` is called once, when everything was listed for the first time.
         """
         clock = WallClock()
-        rules = rules or Rules(policy=settings.policy)
+        rules = rules or settings.rules
         metrics = metrics or Metrics(clock.now)
         self._metrics, self._clock = metrics, clock
         doubt = asyncio.Event()

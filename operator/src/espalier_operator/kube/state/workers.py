@@ -111,8 +111,8 @@ def foreign_worker(pod: Pod) -> Worker | None:
 
     One whose job is gone, or cannot be understood, wants nothing any more.
     """
-    waits = pod.node is None
-    if pod.ended or pod.gpus == 0 or (waits and (pod.gated or pod.deleting or pod.owner is not None)):
+    wants = pod.wants_gpus and not (pod.gated or pod.deleting or pod.owner is not None)
+    if pod.ended or pod.gpus == 0 or (pod.node is None and not wants):
         return None
     return Worker(
         name=pod.key,
@@ -122,6 +122,7 @@ def foreign_worker(pod: Pod) -> Worker | None:
         gpus=pod.gpus,
         state=_state(pod),
         gpu_type=pod.gpu_type,
+        constraints=pod.constraints,
     )
 
 

@@ -1,0 +1,130 @@
+"""What binds a pod to nodes: its node selector, its required node affinity, and the taints that it tolerates. Pure.
+
+The rules are those of kube-scheduler's plugins NodeAffinity and TaintToleration (k8s.io/component-helpers,
+scheduling/corev1). What cannot be judged from a node alone, such as affinity to other pods, is left to kube-scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+REPELLING: Final = ("NoSchedule", "NoExecute")
+"""Effects of taints that keep pods away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """A taint of a node."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """A toleration of a pod; an empty `key` with Exists stands for all keys, an empty `effect` for all effects."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def tolerates(self, taint: Taint) -> bool:
+        """Return whether it matches `taint`."""
+        if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
+            return False
+        if self.operator == "Exists":
+            return True
+        return self.operator in ("", "Equal") and self.key != "" and self.value == taint.value
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One requirement of a node selector term: `key operator values`. An unknown operator matches nothing."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a node with `labels` meets it."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value is not None and value in self.values
+            case "NotIn":
+                return value is None or value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt":
+                found, bound = _whole(value), _whole(self.values[0] if len(self.values) == 1 else None)
+                if found is None or bound is None:
+                    return False
+                return found > bound if self.operator == "Gt" else found < bound
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A term of required node affinity: all its requirements on labels and fields must be met. An empty one matches no
+    node.
+    """
+
+    labels: tuple[Expression, ...] = ()
+    fields: tuple[Expression, ...] = ()
+
+    def matches(self, name: str, labels: Mapping[str, str]) -> bool:
+        """Return whether the node `name` with `labels` meets it; `metadata.name` is the only field of nodes."""
+        if not self.labels and not self.fields:
+            return False
+        named = {"metadata.name": name}
+        return all(each.matches(labels) for each in self.labels) and all(
+            each.key in named and each.matches(named) for each in self.fields
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What a pod asks of nodes. The default runs on every node without repelling taints."""
+
+    node_selector: tuple[tuple[str, str], ...] = ()
+    affinity: tuple[Term, ...] | None = None
+    """Terms of which one must match; None: no affinity is required."""
+    tolerations: tuple[Toleration, ...] = ()
+
+    def admit(self, name: str, labels: Mapping[str, str], taints: Iterable[Taint]) -> bool:
+        """Return whether the pod may be bound to the node `name` with `labels` and `taints`."""
+        return (
+            all(labels.get(key) == value for key, value in self.node_selector)
+            and (self.affinity is None or any(term.matches(name, labels) for term in self.affinity))
+            and all(self._tolerates(taint) for taint in taints if taint.effect in REPELLING)
+        )
+
+    @property
+    def keys(self) -> set[str]:
+        """The labels that decide."""
+        terms = self.affinity or ()
+        return {key for key, _ in self.node_selector} | {each.key for term in terms for each in term.labels}
+
+    @property
+    def by_name(self) -> bool:
+        """Whether the name of a node decides."""
+        return any(term.fields for term in self.affinity or ())
+
+    def _tolerates(self, taint: Taint) -> bool:
+        return any(toleration.tolerates(taint) for toleration in self.tolerations)
+
+
+ANYWHERE: Final = Constraints()
+
+
+def _whole(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None

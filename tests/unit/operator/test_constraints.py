@@ -1,0 +1,114 @@
+"""Which nodes admit a pod: kube-scheduler's rules, case by case."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
+
+LABELS = {"zone": "a", "cores": "8", "size": "large"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "matches"),
+    [
+        (Expression("zone", "In", ("a", "b")), True),
+        (Expression("zone", "In", ("b",)), False),
+        (Expression("rack", "In", ("",)), False),
+        (Expression("zone", "NotIn", ("b",)), True),
+        (Expression("zone", "NotIn", ("a",)), False),
+        (Expression("rack", "NotIn", ("a",)), True),  # a node without the label is not in
+        (Expression("zone", "Exists"), True),
+        (Expression("rack", "Exists"), False),
+        (Expression("zone", "DoesNotExist"), False),
+        (Expression("rack", "DoesNotExist"), True),
+        (Expression("cores", "Gt", ("7",)), True),
+        (Expression("cores", "Gt", ("8",)), False),
+        (Expression("cores", "Lt", ("9",)), True),
+        (Expression("size", "Gt", ("1",)), False),
+        (Expression("cores", "Gt", ("many",)), False),
+        (Expression("cores", "Gt", ("1", "2")), False),
+        (Expression("rack", "Lt", ("1",)), False),
+        (Expression("zone", "Near", ("a",)), False),
+    ],
+)
+def test_expressions(expression: Expression, matches: bool) -> None:
+    assert expression.matches(LABELS) is matches
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerates"),
+    [
+        (Toleration("team", "Equal", "vision"), True),
+        (Toleration("team", "", "vision"), True),
+        (Toleration("team", "Equal", "speech"), False),
+        (Toleration("team", "Exists"), True),
+        (Toleration("other", "Exists"), False),
+        (Toleration("", "Exists"), True),
+        (Toleration("", "Equal", "vision"), False),
+        (Toleration("team", "Exists", "", "NoSchedule"), True),
+        (Toleration("team", "Exists", "", "NoExecute"), False),
+        (Toleration("team", "Near", "vision"), False),
+    ],
+)
+def test_tolerations(toleration: Toleration, tolerates: bool) -> None:
+    assert toleration.tolerates(Taint("team", "vision", "NoSchedule")) is tolerates
+
+
+@pytest.mark.parametrize(
+    ("constraints", "admits"),
+    [
+        (ANYWHERE, True),
+        (Constraints(node_selector=(("zone", "a"), ("size", "large"))), True),
+        (Constraints(node_selector=(("zone", "a"), ("size", "small"))), False),
+        (Constraints(affinity=()), False),
+        (Constraints(affinity=(Term(),)), False),  # an empty term matches no node
+        (Constraints(affinity=(Term(), Term((Expression("zone", "Exists"),)))), True),  # one of the terms
+        (
+            Constraints(affinity=(Term((Expression("zone", "Exists"), Expression("rack", "Exists"))),)),
+            False,
+        ),  # all of it
+        (Constraints(affinity=(Term(fields=(Expression("metadata.name", "In", ("n1",)),)),)), True),
+        (Constraints(affinity=(Term(fields=(Expression("metadata.name", "NotIn", ("n1",)),)),)), False),
+        (Constraints(affinity=(Term(fields=(Expression("spec.x", "NotIn", ("n1",)),)),)), False),
+        (Constraints(node_selector=(("zone", "b"),), affinity=(Term((Expression("zone", "Exists"),)),)), False),
+    ],
+)
+def test_selectors_and_affinity(constraints: Constraints, admits: bool) -> None:
+    assert constraints.admit("n1", LABELS, ()) is admits
+
+
+def test_each_repelling_taint_must_be_tolerated() -> None:
+    taints = (Taint("team", "vision"), Taint("spot", "", "NoExecute"), Taint("soft", "", "PreferNoSchedule"))
+    vision, spot = Toleration("team", "Exists"), Toleration("spot", "Exists")
+    assert not ANYWHERE.admit("n1", {}, taints)
+    assert not Constraints(tolerations=(vision,)).admit("n1", {}, taints)
+    assert Constraints(tolerations=(vision, spot)).admit("n1", {}, taints)
+
+
+VALUES = st.sampled_from(("a", "b", "7"))
+EXPRESSIONS = st.builds(
+    Expression,
+    st.sampled_from(("zone", "rack", "metadata.name")),
+    st.sampled_from(("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")),
+    st.lists(VALUES, max_size=2).map(tuple),
+)
+TERMS = st.builds(Term, st.lists(EXPRESSIONS, max_size=2).map(tuple), st.lists(EXPRESSIONS, max_size=1).map(tuple))
+
+
+@given(
+    st.builds(
+        Constraints,
+        node_selector=st.lists(st.tuples(st.sampled_from(("zone", "rack")), VALUES), max_size=1).map(tuple),
+        affinity=st.none() | st.lists(TERMS, max_size=2).map(tuple),
+    ),
+    st.dictionaries(st.sampled_from(("zone", "rack", "size", "host")), VALUES),
+    st.dictionaries(st.sampled_from(("size", "host")), VALUES),
+)
+def test_only_the_named_labels_decide(constraints: Constraints, labels: dict[str, str], more: dict[str, str]) -> None:
+    """The planner groups nodes by `keys` and `by_name`: what else differs must not matter."""
+    other = {**{key: value for key, value in labels.items() if key in constraints.keys}, **more}
+    name = "n1" if constraints.by_name else "another"
+    assert constraints.admit("n1", labels, ()) == constraints.admit(name, other, ())

@@ -100,6 +100,11 @@ def _starting(case: Case) -> list[str]:
     return lines
 
 
+def _unschedulable(case: Case) -> list[str]:
+    waits = case.facts is not None and case.facts.admitted_at is None
+    return _scarcity(case) if waits else _starting(case)
+
+
 def _leader(case: Case) -> list[str]:
     leader = case.leader
     if leader is None:
@@ -170,7 +175,7 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.GPUS_GRANTED: _starting,
     Reason.NO_REPORT: _starting,
     Reason.IMAGE_PULL_FAILED: _starting,
-    Reason.UNSCHEDULABLE: _starting,
+    Reason.UNSCHEDULABLE: _unschedulable,
     Reason.POD_REJECTED: _starting,
     Reason.CRASH_LOOP: _starting,
     Reason.TRAINER_FAILED: _starting,

@@ -1,0 +1,83 @@
+"""What other tenants of the cluster do, and nodes that are not for everybody: jobs neither suffer nor wait for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kube import GPU, ClusterError, Nodes, Space, digits, get, kubectl, stranger, wait_for
+
+IMAGE = "localhost/no-such-image:none"
+"""Of pods that never run."""
+
+
+def test_another_tenant_cannot_end_a_leader(space: Space, nodes: Nodes) -> None:
+    """A pod in another namespace says that it is the job's leader, and fails."""
+    nodes.set_gpus(1)
+    space.apply(digits("victim", budget=120, maxReplicas=1))
+    space.wait_condition("victim", "Running")
+    leader = wait_for("its leader", lambda: space.leader("victim"))
+    evil = Space(f"{space.name}-evil")
+    kubectl("create", "namespace", evil.name)
+    try:
+        evil.apply(_forged(leader, ["python", "-c", "raise SystemExit(2)"]))
+        # The garbage collector deletes it soon: its owner is not in its namespace.
+        wait_for("the forged pod has ended", lambda: _has_ended(evil, leader["metadata"]["name"]), 90)
+        space.trains_on("victim")
+    finally:
+        kubectl("delete", "namespace", evil.name, "--wait=false")
+    after = space.leader("victim")
+    assert after is not None
+    assert after["metadata"]["uid"] == leader["metadata"]["uid"]
+    status = space.status("victim")
+    assert (status["restarts"], status["preemptions"]) == (0, 0)
+
+
+def test_pods_that_fit_nowhere_hold_nobody_back(space: Space, nodes: Nodes) -> None:
+    nodes.set_gpus(2)
+    for name in ("first", "second"):
+        pod = stranger(IMAGE, nodeSelector={"disk": "tape"})
+        space.apply({**pod, "metadata": {"name": name}})
+    wait_for("kube-scheduler has refused them", lambda: all(_is_refused(space, name) for name in ("first", "second")))
+    space.apply(digits("job", budget=120))
+    space.wait_condition("job", "Running")
+    space.wait_extra("job", 1)
+
+
+def test_a_tainted_node_is_for_jobs_that_tolerate_it(space: Space, nodes: Nodes) -> None:
+    nodes.set_gpus(1)
+    kubectl("taint", "node", nodes.names[0], "espalier-test=vision:NoSchedule")
+    try:
+        space.apply(digits("other", budget=60, maxReplicas=1))
+        wait_for("it is refused", lambda: space.condition("other", "Admitted").get("reason") == "Unschedulable")
+        worker = {"name": "trainer", "resources": {"limits": {GPU: 1}}}
+        tolerations = [{"key": "espalier-test", "operator": "Equal", "value": "vision", "effect": "NoSchedule"}]
+        template = {"spec": {"containers": [worker], "tolerations": tolerations}}
+        space.apply(digits("vision", budget=60, maxReplicas=1, template=template))
+        space.wait_condition("vision", "Running")
+        assert space.condition("other", "Admitted")["reason"] == "Unschedulable"
+    finally:
+        kubectl("taint", "node", nodes.names[0], "espalier-test-")
+
+
+def _forged(leader: dict[str, Any], command: list[str]) -> dict[str, Any]:
+    """Return a pod that claims to be the leader whose pod is `leader`."""
+    metadata = leader["metadata"]
+    container = {"name": "trainer", "image": leader["spec"]["containers"][0]["image"], "command": command}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {key: metadata[key] for key in ("name", "labels", "ownerReferences")},
+        "spec": {"restartPolicy": "Never", "containers": [{**container, "imagePullPolicy": "IfNotPresent"}]},
+    }
+
+
+def _has_ended(space: Space, pod: str) -> bool:
+    try:
+        return space.phase(pod) == "Failed"
+    except ClusterError:
+        return True  # gone
+
+
+def _is_refused(space: Space, pod: str) -> bool:
+    conditions = get("pods", pod, namespace=space.name)["status"].get("conditions", ())
+    return any(entry["type"] == "PodScheduled" and entry.get("reason") == "Unschedulable" for entry in conditions)

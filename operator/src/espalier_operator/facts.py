@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final, Self
 
-from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from espalier_api import environment
 from espalier_api.documents import first_fault
@@ -25,7 +25,6 @@ from espalier_operator.constraints import ANYWHERE, Constraints, Taint, Tolerati
 SNAPSHOT_VERSION: Final = 1
 DEFAULT_POLICY: Final = "fair"
 """The scheduling policy where none is named."""
-_EARLIER_NAMES: Final = AliasChoices("evaluation_grace_factor", "evaluation_grace")
 
 
 class SnapshotError(ValueError):
@@ -259,8 +258,9 @@ class Rules:
     measured: the job would end before the workers have warmed up."""
     stop_grace_seconds: float = 30.0
     """Seconds between the demand to write a checkpoint and end (suspension, end of the GPU budget) and a forced end."""
-    evaluation_grace_factor: Annotated[float, Field(validation_alias=_EARLIER_NAMES)] = 10.0
-    """A leader that has announced its last evaluation may exceed its budget by this many times the grace period."""
+    evaluation_seconds: float = 60.0
+    """A leader that has announced its last evaluation may exceed its budget by these seconds and the grace period. It
+    does not grow with the budget: anyone can announce an evaluation."""
 
     tolerated_taints: tuple[str, ...] = ()
     """Keys of taints that all workers tolerate."""

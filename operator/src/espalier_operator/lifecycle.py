@@ -93,8 +93,8 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
 
 def _enforced_at(job: JobFacts, rules: Rules) -> float:
     """Return the used seconds at which the job is ended by force: its budget and a grace, a longer one to evaluate."""
-    grace = job.terms.grace_seconds * (rules.evaluation_grace_factor if job.evaluating else 1.0)
-    return job.terms.time_budget_seconds + grace
+    evaluation = rules.evaluation_seconds if job.evaluating else 0.0
+    return job.terms.time_budget_seconds + job.terms.grace_seconds + evaluation
 
 
 def _gpu_budget_used_up(job: JobFacts) -> bool:

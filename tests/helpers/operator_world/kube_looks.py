@@ -31,7 +31,11 @@ def observed(
     ready: Container[str] = ONE_NODE,
 ) -> Observation:
     """Return what is seen of the job's workers."""
-    return observation_of(sort_pods(job, state, pods, ready), report)
+    return observation_of(sort_pods(job, state, pods, ready), report, _reported_at(report))
+
+
+def _reported_at(report: Report | None) -> float:
+    return 0.0 if report is None else report.updated_time.timestamp()
 
 
 def look(job: KubeJob, state: JobState, seen: Observation, now: float, settings: KubeSettings) -> JobState:
@@ -51,7 +55,9 @@ def facts_of(
     """Return what the planner reads of the job."""
     pods = JobPods() if pods is None else pods
     trouble = rejected or trouble_of(pods)
-    return view.facts_of(job.key, state, observation_of(pods, report), job.terms, now, settings.timing, trouble)
+    return view.facts_of(
+        job.key, state, observation_of(pods, report, _reported_at(report)), job.terms, now, settings.timing, trouble
+    )
 
 
 def status_at(

@@ -66,14 +66,18 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
     """Return the state after a look at base worker `index`."""
     worker, known = seen.worker(index), state.incarnations[index]
     leads = index == 0
-    if leads and (verdict := _completed(seen, known or (worker.id if worker else ""), worker, now, timing)) is not None:
+    if (
+        leads
+        and (verdict := _completed(state, seen, known or (worker.id if worker else ""), worker, now, timing))
+        is not None
+    ):
         return replace(state, ended=verdict)
     if worker is None:
         return _ended_by_others(state, index, Reason.PREEMPTED) if known else state
     if worker.lost is not None:
         return _ended_by_others(state, index, worker.lost)
     if worker.end is None:
-        if leads and _lingers(seen, now, timing):
+        if leads and _lingers(state, seen, now, timing):
             return _overdue(state, seen, terms, now, timing)
         return state if known == worker.id else state.with_worker(index, incarnation=worker.id)
     if leads:
@@ -100,23 +104,26 @@ def failed(state: JobState, index: int, message: str, terms: Terms, now: float, 
     )
 
 
-def turning_points(seen: Observation, timing: Timing) -> Iterator[float]:
+def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterator[float]:
     """Yield the times at which the result of `judge` may change without a new observation."""
     leader = seen.leader
     if leader is None:
         return
     if leader.end is not None and leader.end.at is not None:
         yield leader.end.at + timing.report
-    elif seen.phase in LAST_PHASES:
-        yield seen.reported_at + timing.linger
+    elif (done_since := _done_since(state, seen)) is not None:
+        yield done_since + timing.report
+        yield done_since + timing.linger
 
 
-def _completed(seen: Observation, known: str, worker: Incarnation | None, now: float, timing: Timing) -> Ended | None:
+def _completed(
+    state: JobState, seen: Observation, known: str, worker: Incarnation | None, now: float, timing: Timing
+) -> Ended | None:
     """Return the end of a leader that reported completion, however its process ended after that."""
     report = seen.report_of(known)
     if report is None or report.phase is not TrainerPhase.COMPLETED:
         return None
-    if worker is not None and worker.end is None and worker.lost is None and not _lingers(seen, now, timing):
+    if worker is not None and worker.end is None and worker.lost is None and not _lingers(state, seen, now, timing):
         return None  # its process is about to end
     return Ended(reason=report.reason or Reason.COMPLETED, failed=False, message=report.message[:MAX_MESSAGE])
 
@@ -140,7 +147,7 @@ def _judge_leader(
         return state  # it ended as it was asked to
     if isinstance(verdict, Failure):
         return failed(state, 0, _joined(verdict.message, end.message), terms, now, timing)
-    return _ended_by_others(state, 0, Reason.PREEMPTED)
+    return replace(_ended_by_others(state, 0, Reason.PREEMPTED), stopped_itself=True)
 
 
 def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
@@ -149,7 +156,7 @@ def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timin
     if report is None or state.stopping is not None:
         return state  # the demand to stop has its own deadline
     if report.phase is TrainerPhase.STOPPED:
-        return _ended_by_others(state, 0, Reason.PREEMPTED)
+        return replace(_ended_by_others(state, 0, Reason.PREEMPTED), stopped_itself=True)
     if report.reason in (Reason.INVALID_SPEC, Reason.LOSS_NOT_FINITE):
         return replace(state, ended=Ended(reason=report.reason, failed=True, message=report.message[:MAX_MESSAGE]))
     return failed(state, 0, _joined("it failed and did not end", report.message), terms, now, timing)
@@ -162,8 +169,15 @@ def _may_report_still(end: End, report: Report | None, now: float, timing: Timin
     return abs(now - end.at) < timing.report  # a node whose clock is far ahead is not waited for
 
 
-def _lingers(seen: Observation, now: float, timing: Timing) -> bool:
-    return seen.phase in LAST_PHASES and now >= seen.reported_at + timing.linger
+def _done_since(state: JobState, seen: Observation) -> float | None:
+    """Return since when the leader says that it ends, by the scheduler's clock; None while it does not."""
+    leader = seen.leader
+    return None if leader is None or seen.phase not in LAST_PHASES else state.watch_of(leader.id).done_since
+
+
+def _lingers(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
+    done_since = _done_since(state, seen)
+    return done_since is not None and now >= done_since + timing.linger
 
 
 def _again_at(worker: Incarnation, now: float, timing: Timing) -> float | None:

@@ -1,7 +1,8 @@
 """What an observation means: how much of the budgets is used, which workers ended, which promises were kept.
 
 Budgets are counted while the leader trains, by the backend's clock. Time that the scheduler did not observe, because it
-was down or the leader vanished, is taken from the leader's own count and from how long its process ran.
+was down or the leader vanished, is taken from the leader's own count and from how long its process ran. What a leader
+says may raise the count, and never lowers it: one that says that it ends, and does not, is counted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
         return state
     if state.admitted_at is None:
         return _count_reported(state, seen, terms, now)  # its last leader may take a while to end
-    state = _count(state.with_workers(terms.min_replicas), seen, terms, now, timing)
+    state = _watch(state.with_workers(terms.min_replicas), seen, now)
+    state = _count(state, seen, terms, now, timing)
     if state.not_before is not None and now >= state.not_before:
         state = replace(state, not_before=None)
     if state.promised_until is not None and seen.extra_bound >= state.extra:
@@ -42,23 +44,56 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
         yield state.not_before
     if state.promised_until is not None:
         yield state.promised_until
-    yield from ends.turning_points(seen, timing)
-    leader = seen.leader
-    if seen.leader_runs and leader is not None and leader.started_at is not None and _is_starting(seen):
-        yield leader.started_at + timing.start_up_allowance
+    yield from ends.turning_points(state, seen, timing)
+    since = _running_since(state, seen)
+    if since is not None and _is_starting(seen):
+        yield since + _allowance(state, timing)
 
 
-def leader_of(seen: Observation, now: float, timing: Timing) -> Leader:
+def leader_of(state: JobState, seen: Observation, now: float, timing: Timing) -> Leader:
     """Return the activity of the leader for the budgets; a leader without reports for long counts as training."""
     if not seen.leader_runs or seen.phase in LAST_PHASES:
         return Leader.ABSENT
-    return Leader.STARTING if _is_starting(seen) and not _is_silent(seen, now, timing) else Leader.TRAINING
+    return Leader.STARTING if _is_starting(seen) and not _is_silent(state, seen, now, timing) else Leader.TRAINING
 
 
-def _is_silent(seen: Observation, now: float, timing: Timing) -> bool:
+def _watch(state: JobState, seen: Observation, now: float) -> JobState:
+    """Take note of when the current leader was first seen to run, and to say that it ends."""
+    leader = seen.leader
+    if leader is None:
+        return state
+    watch = state.watch_of(leader.id)
+    if watch.since is None and seen.leader_runs:
+        # The scheduler may have been away as it started. A node's clock that is ahead does not count.
+        began = now if leader.started_at is None else min(leader.started_at, now)
+        watch = replace(watch, since=began)
+    if watch.done_since is None and seen.phase in LAST_PHASES:
+        watch = replace(watch, done_since=now)
+    return state if watch == state.watch else replace(state, watch=watch)
+
+
+def _is_silent(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
     """Return whether the leader has run past the start-up allowance without a report that it trains."""
-    started = seen.leader.started_at if seen.leader_runs and seen.leader is not None else None
-    return _is_starting(seen) and started is not None and now - started >= timing.start_up_allowance
+    since = _running_since(state, seen)
+    return _is_starting(seen) and since is not None and now - since >= _allowance(state, timing)
+
+
+def _running_since(state: JobState, seen: Observation) -> float | None:
+    return state.watch_of(seen.leader.id).since if seen.leader is not None and seen.leader_runs else None
+
+
+def _overstays(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
+    """Return whether the leader runs on although it has said for a while that it ends, and would be started again.
+
+    Where it says that the job is complete, the job ends soon, whatever its process does.
+    """
+    done_since = None if seen.leader is None else state.watch_of(seen.leader.id).done_since
+    says_so = seen.leader_runs and seen.phase in (TrainerPhase.STOPPED, TrainerPhase.FAILED)
+    return says_so and done_since is not None and now - done_since > timing.report
+
+
+def _allowance(state: JobState, timing: Timing) -> float:
+    return 0.0 if state.stopped_itself else timing.start_up_allowance
 
 
 def _is_starting(seen: Observation) -> bool:
@@ -69,13 +104,14 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
     leader = seen.leader
     began = now if leader is None or leader.started_at is None else leader.started_at
     # The scheduler was away while this leader ran: what it ran meanwhile is counted, what was before it is not.
-    earliest = began if began <= now else now - timing.gap
+    since = _running_since(state, seen)
+    earliest = now - timing.gap if began > now else began if since is None else min(began, since)
     read_at = now if state.counted_until is None else max(state.counted_until, earliest)
     meter = Meter(
         used_seconds=state.used_seconds,
         gpu_seconds_used=state.gpu_seconds_used,
         read_at=read_at,
-        starting_since=min(began, now),
+        starting_since=min(began, now) if since is None else since,
     )
     gpus = (terms.min_replicas + state.extra) * terms.gpus_per_worker
     if leader is not None and leader.end is not None:
@@ -83,21 +119,23 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         kind = Leader.STARTING if _is_starting(seen) else Leader.ABSENT
         until = max(read_at, min(now, now if leader.end.at is None else leader.end.at))
     else:
-        kind, until = leader_of(seen, now, timing), now
+        kind, until = leader_of(state, seen, now, timing), now
         silent = kind is Leader.TRAINING and _is_starting(seen)
         unwatched = now - read_at > timing.gap and now - seen.reported_at > timing.quiet
         if kind is Leader.TRAINING and unwatched and (seen.fresh or not silent):
             # Nobody watched: it ran while it reported so, and may have ended since, unseen by its node as well.
-            until = max(read_at, seen.reported_at)
+            until = max(read_at, min(seen.reported_at, now))
+        if _overstays(state, seen, now, timing):
+            kind = Leader.TRAINING
         if silent:
             kind = Leader.STARTING  # counted from its start, by the allowance
-    meter = meter.advance(until, kind, gpus, timing.start_up_allowance, _reported(state, seen, now))
+    meter = meter.advance(until, kind, gpus, _allowance(state, timing), _reported(state, seen, now))
     return replace(
         state,
         used_seconds=meter.used_seconds,
         gpu_seconds_used=meter.gpu_seconds_used,
         counted_until=now,
-        trained=state.trained or _has_trained(seen, now, timing),
+        trained=state.trained or _has_trained(state, seen, now, timing),
     )
 
 
@@ -115,8 +153,8 @@ def _reported(state: JobState, seen: Observation, now: float) -> float:
     return 0.0 if seen.report is None else min(seen.report.used_seconds, max(0.0, most))
 
 
-def _has_trained(seen: Observation, now: float, timing: Timing) -> bool:
-    if leader_of(seen, now, timing) is Leader.TRAINING:
+def _has_trained(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
+    if leader_of(state, seen, now, timing) is Leader.TRAINING:
         return True
     report = seen.report if seen.fresh else None
     return report is not None and (report.phase is TrainerPhase.COMPLETED or report.step > 0)

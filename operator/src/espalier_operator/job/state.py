@@ -21,8 +21,19 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What the scheduler has seen of a leader, by its own clock: other clocks, and the leader, may be wrong."""
+
+    incarnation: str = ""
+    since: float | None = None
+    """Since when it runs; None before that."""
+    done_since: float | None = None
+    """Since when it says that it ends; None while it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """The state of one job. All but `ended` survives a restart of the scheduler."""
+    """The state of one job. All but `ended`, `watch` and `stopped_itself` survives a restart of the scheduler."""
 
     submitted_at: float | None = None
     grant: Grant = field(default_factory=Grant)
@@ -61,6 +72,10 @@ class JobState:
     """How the job ended, if it has."""
     ended: Ended | None = None
     """How the leader ended, until the planner has acted on it."""
+    watch: Watch = field(default=Watch(), compare=False)
+    """The current leader, as it was seen."""
+    stopped_itself: bool = False
+    """A leader of this job has ended as if it had been stopped, and nobody stopped it: start-ups count from now on."""
 
     @property
     def active(self) -> bool:
@@ -76,6 +91,10 @@ class JobState:
         """Return whether base workers that are missing may be started at `now`."""
         waits = self.not_before is not None and now < self.not_before
         return self.active and not self.ending and not waits and self.failures <= terms.backoff_limit
+
+    def watch_of(self, incarnation: str) -> Watch:
+        """Return what was seen of this leader; nothing where it is not the one that was watched last."""
+        return self.watch if self.watch.incarnation == incarnation else Watch(incarnation=incarnation)
 
     def with_workers(self, count: int) -> JobState:
         """Return the state with room for `count` base workers."""

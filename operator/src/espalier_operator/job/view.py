@@ -46,7 +46,7 @@ def facts_of(
         changed_at=state.changed_at,
         leader_running=seen.leader_runs,
         has_reported=seen.fresh,
-        training=leader_of(seen, now, timing) is Leader.TRAINING,
+        training=leader_of(state, seen, now, timing) is Leader.TRAINING,
         evaluating=seen.phase is TrainerPhase.EVALUATING,
         trained=state.trained,
         used_seconds=state.used_seconds,

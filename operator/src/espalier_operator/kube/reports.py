@@ -11,6 +11,7 @@ from espalier_api.signal import REPORT_KEY
 from espalier_kube.resources import Raw
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.owners import JobRef, owner_of
+from espalier_operator.kube.reading import entries, time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class ReportObject:
     """None where there is none yet, or one that cannot be read."""
     problem: str = ""
     """Why it cannot be read."""
+    changed_at: float
+    """When it was written, epoch seconds of the API server's clock."""
 
     @property
     def news(self) -> Any:
@@ -31,14 +34,25 @@ class ReportObject:
         return self.text if self.report is None else news_of(self.report)
 
 
-def parse_report_object(raw: Raw) -> ReportObject | None:
-    """Return the report in a ConfigMap; None where it is not the one of the job that owns it."""
+def parse_report_object(raw: Raw, received_at: float) -> ReportObject | None:
+    """Return the report in a ConfigMap; None where it is not the one of the job that owns it.
+
+    Where the API server does not say when it was written, it counts as written when it was received.
+    """
     owner = owner_of(raw)
     if owner is None or raw["metadata"]["name"] != names.report_name(owner.name):
         return None
     report, problem = parse_report(raw)
     text = (raw.get("data") or {}).get(REPORT_KEY)
-    return ReportObject(owner=owner, text=text, report=report, problem=problem)
+    return ReportObject(
+        owner=owner, text=text, report=report, problem=problem, changed_at=_changed_at(raw, received_at)
+    )
+
+
+def _changed_at(raw: Raw, received_at: float) -> float:
+    """The clock of the leader's node may be wrong, and what the report says of it as well."""
+    times = (time(entry, "time") for entry in entries(raw, "metadata", "managedFields"))
+    return min(max((at for at in times if at is not None), default=received_at), received_at)
 
 
 def parse_report(raw: Raw) -> tuple[Report | None, str]:

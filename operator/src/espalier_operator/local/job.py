@@ -261,7 +261,7 @@ class LocalJob:
         if self.state.attempts != before.attempts:
             self._record_restart(before, now)
             self.seen = self._observe()
-        self.leader = progress.leader_of(self.seen, now, self._timing)
+        self.leader = progress.leader_of(self.state, self.seen, now, self._timing)
         goes_on = self.state.active and self.state.stopping is None
         if goes_on and self.leader is Leader.TRAINING and self.phase is not JobPhase.RUNNING:
             self._stands(now, Reason.RUNNING)

@@ -113,8 +113,12 @@ class LocalRun:
         known = [(job.state.submitted_at or 0.0) + job.report.used_seconds for job in self._jobs.values() if job.report]
         began = max([0.0 if state is None else state.clock_seconds, *known])
         self._clock = ScaledClock(settings.time_scale, began, monotonic)
-        stop_grace = Rules().stop_grace_seconds * settings.time_scale
-        rules = Rules(policy=settings.policy, stop_grace_seconds=stop_grace)
+        usual, scale = Rules(), settings.time_scale
+        rules = Rules(
+            policy=settings.policy,
+            stop_grace_seconds=usual.stop_grace_seconds * scale,
+            evaluation_seconds=usual.evaluation_seconds * scale,
+        )
         self._backend = LocalBackend(
             self._jobs,
             self._gpus,

@@ -131,12 +131,38 @@ def test_a_leader_s_own_count_holds_where_it_is_further(account):
 
 
 @pytest.mark.parametrize("phase", [COMPLETED, STOPPED, FAILED])
-def test_nothing_counts_once_the_leader_has_said_its_last_word(account, phase):
+def test_a_leader_that_says_that_it_ends_has_a_moment_for_that(account, phase):
     account.runs()
     account.says(TRAINING)
     account.look(10)
     account.says(phase, 11)
-    assert account.look(15, 30) == 11
+    assert account.look(15, 18) == 11
+
+
+@pytest.mark.parametrize("phase", [STOPPED, FAILED])
+def test_a_leader_cannot_stretch_its_budget_by_saying_that_it_ends(account, phase):
+    """It says so again and again; it stood at 10 s after a day."""
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    for second in range(12, 60, 2):
+        account.says(phase, 10, at=second)
+        used = account.look(second)
+    assert used == pytest.approx(58 - 4, abs=3)
+    account.look(75)
+    assert account.state.attempts == (1,), "and it does not hold its GPUs for ever"
+
+
+def test_start_ups_count_after_a_leader_has_stopped_itself(account):
+    """Otherwise one that trains, says that it starts, and stops before the allowance is over, would train for free."""
+    account.runs()
+    account.says(TRAINING)
+    account.look(10)
+    account.ends(11, code=143)
+    used = account.look(12, 15)
+    account.runs("second", 1, since=16)
+    account.says(STARTING, uid="second")
+    assert account.look(16, 30) == used + 14
 
 
 def test_a_leader_on_a_lost_node_does_not_count(account):
@@ -229,7 +255,7 @@ def test_the_late_word_of_an_earlier_leader_counts_once(account):
     account.says(STOPPED, 6.5, "first")
     assert account.look(10) == 6.5
     assert not account.seen().fresh
-    assert leader_of(account.seen(), EPOCH + 10, SETTINGS.timing) is Leader.STARTING
+    assert leader_of(account.state, account.seen(), EPOCH + 10, SETTINGS.timing) is Leader.STARTING
 
 
 # ---- images that never report
@@ -372,8 +398,8 @@ def test_a_node_whose_clock_is_ahead(account):
 
 def test_a_silent_leader_on_a_node_whose_clock_is_ahead(account):
     account.runs(since=50)
-    assert account.look(10, 20, 30, 69) == 0
-    assert account.look(70, 75) == 25
+    assert account.look(10, 29) == 0
+    assert account.look(30, 75) == 65, "its start-up counts from when it was first seen"
 
 
 def test_a_leader_s_word_beyond_all_reason_does_not_count(account):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -104,6 +105,10 @@ def preempted(reason: Reason = Reason.PREEMPTED) -> JobState:
     )
 
 
+def stopped_itself() -> JobState:
+    return replace(preempted(), stopped_itself=True)
+
+
 # ---- a leader that ended by itself
 
 
@@ -114,7 +119,7 @@ def preempted(reason: Reason = Reason.PREEMPTED) -> JobState:
         (0, says(COMPLETED, Reason.GPU_BUDGET_EXHAUSTED, "well"), completes(Reason.GPU_BUDGET_EXHAUSTED, "well")),
         (0, says(TRAINING), completes(Reason.COMPLETED)),
         (0, None, completes(Reason.COMPLETED)),
-        (0, says(STOPPED), preempted()),
+        (0, says(STOPPED), stopped_itself()),
         (1, says(TRAINING), failed("exit code 1; see its log")),
         (1, says(FAILED, Reason.TRAINER_FAILED, "boom"), failed("exit code 1: boom")),
         (1, None, failed("exit code 1; see its log")),
@@ -124,8 +129,8 @@ def preempted(reason: Reason = Reason.PREEMPTED) -> JobState:
         (2, None, fails(Reason.INVALID_SPEC, "exit code 2; see its log")),
         (2, says(FAILED, Reason.INVALID_SPEC, "no data"), fails(Reason.INVALID_SPEC, "no data")),
         (3, says(FAILED, Reason.LOSS_NOT_FINITE, "NaN"), fails(Reason.LOSS_NOT_FINITE, "NaN")),
-        (143, says(STOPPED, Reason.INTERRUPTED), preempted()),
-        (143, says(TRAINING), preempted()),
+        (143, says(STOPPED, Reason.INTERRUPTED), stopped_itself()),
+        (143, says(TRAINING), stopped_itself()),
         (143, says(STARTING), failed("exit code 143; see its log")),
         (143, None, failed("exit code 143; see its log")),
     ],
@@ -268,18 +273,22 @@ def test_ends_are_judged_once():
         (says(COMPLETED, Reason.BUDGET_EXHAUSTED), completes(Reason.BUDGET_EXHAUSTED)),
         (says(FAILED, Reason.LOSS_NOT_FINITE, "NaN"), fails(Reason.LOSS_NOT_FINITE, "NaN")),
         (says(FAILED, Reason.TRAINER_FAILED, "boom"), None),
-        (says(STOPPED, Reason.INTERRUPTED), preempted()),
+        (says(STOPPED, Reason.INTERRUPTED), stopped_itself()),
     ],
 )
-def test_a_leader_that_said_its_last_word_and_hangs_is_taken_at_its_word(said, expected):
-    """Its budget counts no more, so it must not hold GPUs for ever."""
-    assert seen(leader(), worker(), said=said, now=ENDED_AT + 59) == STATE
-    late = seen(leader(), worker(), said=said, now=ENDED_AT + 60)
+@pytest.mark.parametrize("clock", [-7200, 0, 7200])
+def test_a_leader_that_said_its_last_word_and_hangs_is_taken_at_its_word(said, expected, clock):
+    """It must not hold GPUs for ever, however often it repeats that, and whatever its node's clock says."""
+    again = said.model_copy(update={"updated_time": said.updated_time + timedelta(seconds=50 + clock)})
+    first = seen(leader(), worker(), said=said, now=ENDED_AT)
+    assert first == STATE
+    assert seen(leader(), worker(), said=again, now=ENDED_AT + 59, state=first) == STATE
+    late = seen(leader(), worker(), said=again, now=ENDED_AT + 60, state=first)
     if expected is None:
         expected = replace(failed("it failed and did not end: boom"), not_before=ENDED_AT + 61)
     assert late == expected
-    there = observed(JOB, STATE, [parse_pod(leader(), SETTINGS)], said)
-    assert list(turning_points(STATE, there, SETTINGS.timing)) == [ENDED_AT + 60]
+    there = observed(JOB, first, [parse_pod(leader(), SETTINGS)], again)
+    assert list(turning_points(first, there, SETTINGS.timing)) == [ENDED_AT + 3, ENDED_AT + 60]
 
 
 def test_a_leader_that_evaluates_for_long_does_not_hang():

@@ -10,7 +10,7 @@ import pytest
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.facts import Ended, JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
-from espalier_operator.job.state import Grant, JobState
+from espalier_operator.job.state import Grant, JobState, Watch
 from espalier_operator.job.view import Trouble, promise_of
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
@@ -195,9 +195,10 @@ def test_a_report_of_an_earlier_leader_acknowledges_but_says_nothing_of_this_one
 
 
 def test_a_silent_leader_trains_but_has_not_reported():
-    facts = facts_of(JOB, STATE, EPOCH + 120, SETTINGS, pods_of(LEADER, SECOND))
+    watched = replace(STATE, watch=Watch(incarnation="b0", since=EPOCH))
+    facts = facts_of(JOB, watched, EPOCH + 120, SETTINGS, pods_of(LEADER, SECOND))
     assert (facts.leader_running, facts.has_reported, facts.training) == (True, False, True)
-    assert not facts_of(JOB, STATE, EPOCH + 119, SETTINGS, pods_of(LEADER, SECOND)).training
+    assert not facts_of(JOB, watched, EPOCH + 119, SETTINGS, pods_of(LEADER, SECOND)).training
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ class ManagedJob:
         self.pods = JobPods()
         self.seen = Observation()
         self._report: Report | None = None
+        self._reported_at = 0.0
         self._muted: Report | None = None
         self.refusal: Reason | None = None
         """Why the last plan granted it no (more) GPUs."""
@@ -227,7 +228,7 @@ class ManagedJob:
             pods = self._store.pods_of(self.object.ref)
             self.pods = sort_pods(self.job, self.state, pods, self._store.ready_for(pods))
         if self.news & (News.PODS | News.REPORT):
-            self.seen = observation_of(self.pods, self._report)
+            self.seen = observation_of(self.pods, self._report, self._reported_at)
             self.news = News.FACTS
 
     def act(self, action: Action) -> None:
@@ -326,7 +327,10 @@ class ManagedJob:
             if found is not None and found.problem:
                 logger.warning("%s: its last good report is kept: %s", self.key, found.problem)
             return self._report
-        return last_report(self.state, self._report, found.report)
+        report = last_report(self.state, self._report, found.report)
+        if report is found.report:
+            self._reported_at = found.changed_at
+        return report
 
 
 def expires_at(job: KubeJob, status: JobStatus) -> float | None:

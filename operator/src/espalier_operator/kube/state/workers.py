@@ -57,14 +57,14 @@ def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], ready: Contain
     return JobPods(base=tuple(base), extra=tuple(extra), rest=tuple(rest), lost=lost)
 
 
-def observation_of(pods: JobPods, report: Report | None) -> Observation:
-    """Return the observation of the job's base workers from its pods and the last report."""
+def observation_of(pods: JobPods, report: Report | None, reported_at: float = 0.0) -> Observation:
+    """Return the observation of the job's base workers from its pods and the last report, written at `reported_at`."""
     return Observation(
         base=tuple(None if pod is None else _incarnation(pod, pod.uid in pods.lost) for pod in pods.base),
         extra_bound=sum(pod.node is not None for pod in pods.extra),
         report=report,
         reporter="" if report is None else report.incarnation,
-        reported_at=0.0 if report is None else report.updated_time.timestamp(),
+        reported_at=reported_at,
     )
 
 

@@ -72,7 +72,9 @@ class Store:
         self.nodes: Indexer[Node] = Indexer(self._parse_node, self._node_changed)
         self.pods: Indexer[Pod] = Indexer(self._parse_pod, self._pod_changed)
         self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
-        self.reports: Indexer[ReportObject] = Indexer(lambda raw, _: parse_report_object(raw), self._report_changed)
+        self.reports: Indexer[ReportObject] = Indexer(
+            lambda raw, _: parse_report_object(raw, self._time()), self._report_changed
+        )
         self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
         self._indexers: Mapping[Resource, Indexer[Any]] = {
             resources.NODES: self.nodes,

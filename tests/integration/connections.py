@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import httpx
 
 _CLOSING_SECONDS = 10.0
@@ -26,8 +27,23 @@ async def json_lines(answer: httpx.Response) -> AsyncIterator[Any]:
             yield json.loads(line)
 
 
+_sessions: dict[asyncio.AbstractEventLoop, list[aiohttp.ClientSession]] = {}
+_make_session = aiohttp.ClientSession.__init__
+
+
+def _make_recorded(session: aiohttp.ClientSession, *arguments: Any, **options: Any) -> None:
+    _make_session(session, *arguments, **options)
+    _sessions.setdefault(asyncio.get_running_loop(), []).append(session)
+
+
+# kopf leaves its session open where it is cancelled as it logs in; garbage collection would warn in another test.
+aiohttp.ClientSession.__init__ = _make_recorded  # type: ignore[method-assign]
+
+
 async def connections_closed() -> None:
     """Return when the running event loop watches no socket but its own: TLS says goodbye before it closes."""
+    for session in _sessions.pop(asyncio.get_running_loop(), ()):
+        await session.close()
     deadline = time.monotonic() + _CLOSING_SECONDS
     watched = asyncio.get_running_loop()._selector.get_map()  # type: ignore[attr-defined]  # asyncio has no public word
     while len(watched) > 1 and time.monotonic() < deadline:  # noqa: ASYNC110  # nobody tells

@@ -235,3 +235,18 @@ def test_a_job_starts_only_on_nodes_that_its_template_admits(world: World) -> No
     world.jobs.make("other")
     world.until_condition("other", "Running", "True", "Running")
     assert world.jobs.condition("picky", "Admitted") == ("False", "Unschedulable")
+
+
+def test_a_job_that_is_scaled_down_gives_back_what_it_was_lent(world: World) -> None:
+    """With notice; another job gets it."""
+    world.kubelet.add_node("node", 3)
+    world.operate()
+    world.jobs.make("job", maxReplicas=3, **QUICK)
+    world.until("it has all GPUs", lambda: len(world.running("job")) == 3)
+    world.jobs.make("wide", minReplicas=2, maxReplicas=2, suspend=True)
+    world.server.request("PATCH", f"{world.jobs.path}/job/scale", {"spec": {"replicas": 1}})
+    world.until("it gives back", lambda: world.running("job") == ["job-base-0-0"])
+    world.until_event("job", "AtMaxReplicas", "ReclaimAcknowledged")
+    assert world.jobs.status("job")["preemptions"] == 0
+    world.jobs.change("wide", suspend=False)
+    world.until_condition("wide", "Running", "True", "Running")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_operator.actions import Action, Fail, Finish, Requeue, Stop
-from espalier_operator.facts import JobFacts, Rules
+from espalier_operator.facts import JobFacts, Rules, Terms
 
 
 def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
@@ -62,6 +62,13 @@ def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
         yield job.admitted_at + job.terms.pre_running_deadline_seconds
 
 
+def most_extra(terms: Terms) -> tuple[int, Reason]:
+    """Return how many extra workers a job may hold, and what limits that."""
+    if terms.gpus_per_worker and not (terms.adapts or terms.trains_together):
+        return 0, Reason.ADAPTATION_OFF
+    return (terms.max_replicas - terms.min_replicas if terms.gpus_per_worker else 0), Reason.AT_MAX_REPLICAS
+
+
 def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
     """Return how many more extra workers an admitted job could use (at least 1), or why it is lent none."""
     terms = job.terms
@@ -69,11 +76,10 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
         return job.stopping.reason
     if job.reclaim is not None:
         return Reason.RECLAIM_PENDING
-    most = terms.max_replicas - terms.min_replicas - job.extra
-    if most <= 0 or terms.gpus_per_worker == 0:
-        return Reason.AT_MAX_REPLICAS
-    if not (terms.adapts or terms.trains_together):
-        return Reason.ADAPTATION_OFF
+    allowed, limit = most_extra(terms)
+    most = allowed - job.extra
+    if most <= 0:
+        return limit
     if not job.has_reported:
         return Reason.NO_REPORT
     if not (job.leader_running and job.training):

@@ -9,8 +9,9 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     of an admitted job are always counted.
 4.  Base GPUs are granted all at once or not at all, on one type of GPU, and are never taken from a running job.
     Where they are physically gone and no lent GPU can replace them, the whole job waits again with its budget kept.
-5.  Every lent GPU has a holder that has reported, trains and may grow. A GPU is reclaimed by a notice, followed by
-    the holder's acknowledgement or the deadline. Only GPUs that no longer exist are released without a notice.
+5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold is reclaimed. A GPU
+    is reclaimed by a notice, followed by the holder's acknowledgement or the deadline. Only GPUs that no longer exist
+    are released without a notice.
 6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice. Other people's pods count only on
     nodes that their constraints admit: one that fits on no node delays nobody.
 7.  The extra workers of an allocation do not increase within `cooldownSeconds` of their last change. To give extra
@@ -33,11 +34,21 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Action, Admit, GrantExtra, Plan, Refusal, ReleaseExtra, Requeue, Stop
+from espalier_operator.actions import (
+    Action,
+    Admit,
+    GrantExtra,
+    NoticeReclaim,
+    Plan,
+    Refusal,
+    ReleaseExtra,
+    Requeue,
+    Stop,
+)
 from espalier_operator.capacity import Capacity, Site, Supply, hold_promised
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
-from espalier_operator.lifecycle import ending, lendable, turning_points
+from espalier_operator.lifecycle import ending, lendable, most_extra, turning_points
 from espalier_operator.policies import Policy, Rank
 from espalier_operator.pool import Pool
 from espalier_operator.reclaims import ReclaimQueue
@@ -194,7 +205,10 @@ class _Tick:
         return not isinstance(action, Stop)
 
     def _settle_extra(self, job: JobFacts) -> int:
-        """Release what was given back, is overdue or is gone; return the extra workers that remain for good."""
+        """Release what was given back, is overdue or is gone, and ask for what the job may no longer hold.
+
+        Return the extra workers that remain for good.
+        """
         if job.reclaim is not None:
             acknowledged = job.acknowledged_generation >= job.generation
             if acknowledged or self._now >= job.reclaim.deadline:
@@ -203,6 +217,12 @@ class _Tick:
             else:
                 self._wake(job.reclaim.deadline)
             return job.reclaim.extra
+        allowed, limit = most_extra(job.terms)
+        if job.extra > allowed and job.stopping is None:
+            deadline = self._now + job.terms.notice_seconds
+            self._act(NoticeReclaim(job=job.key, extra=allowed, deadline=deadline, reason=limit))
+            self._wake(deadline)
+            return allowed
         promise = self._promises.get(job.key)
         if promise is not None and self._now < promise.expires_at:
             self._wake(promise.expires_at)

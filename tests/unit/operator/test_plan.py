@@ -194,6 +194,25 @@ def test_gpus_are_lent_and_reclaimed_only_where_they_help():
     assert planned.actions == (), "the lent GPU is in another zone"
 
 
+@pytest.mark.parametrize(
+    ("terms", "left", "reason"),
+    [
+        ({"high": 2}, 1, Reason.AT_MAX_REPLICAS),
+        ({"high": 1}, 0, Reason.AT_MAX_REPLICAS),
+        ({"adapts": False}, 0, Reason.ADAPTATION_OFF),
+    ],
+)
+def test_what_a_job_may_no_longer_hold_is_reclaimed_with_notice(terms, left, reason):
+    """Its author lowered maxReplicas, scaled it down, or switched adaptation off; others get it meanwhile."""
+    changed = trains("changed", extra=3, **terms)
+    planned = decide([node("n", 4)], [changed, job("next")], workers_of(changed, "n"))
+    notice = NoticeReclaim(job="changed", extra=left, deadline=NOW + 30, reason=reason)
+    assert planned.actions == (notice,)
+    assert planned.wake_at == NOW + 30
+    asked = replace(changed, reclaim=Reclaim(extra=left, deadline=NOW + 30, reason=reason))
+    assert decide([node("n", 4)], [asked, job("next")], workers_of(changed, "n")).actions == ()
+
+
 def test_a_pod_that_fits_on_no_node_delays_nobody():
     """Two of them stopped all admissions, and took every lent GPU."""
     lucky = trains("lucky", extra=1)

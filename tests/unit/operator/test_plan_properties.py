@@ -171,6 +171,14 @@ class PlannerMachine(RuleBasedStateMachine):
                 reason = Reason.BUDGET_EXHAUSTED if what == "ends" else Reason.LOSS_NOT_FINITE
                 self.cluster.complete(key, Ended(reason=reason, failed=what == "fails"))
 
+    @precondition(lambda self: self.cluster.jobs)
+    @rule(data=st.data(), most=st.integers(0, 2), adapts=st.booleans())
+    def author_changes_a_job(self, data: st.DataObject, most: int, adapts: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.cluster.jobs)))
+        terms = self.cluster.jobs[key].terms
+        terms = replace(terms, max_replicas=terms.min_replicas + most, adapts=adapts)
+        self.cluster.change(key, terms=terms)
+
     @invariant()
     def raised_no_more_than_the_cooldown_allows(self) -> None:
         """Invariant 7, over the whole history."""
@@ -192,6 +200,10 @@ class PlannerMachine(RuleBasedStateMachine):
             for key in self.cluster.jobs:
                 self.cluster.acknowledge(key)
             self.world_catches_up()
+        for job in self.cluster.jobs.values():
+            useful = job.terms.adapts or job.terms.trains_together
+            allowed = job.terms.max_replicas - job.terms.min_replicas if useful else 0
+            assert job.extra <= allowed or job.stopping is not None, "invariant 5: the rest is given back"
         if self.sizes != (1,) or self.cluster.promises:
             return
         snapshot = self.cluster.snapshot()

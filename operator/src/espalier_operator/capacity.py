@@ -11,7 +11,7 @@ finding the best fit costs the number of groups and of GPUs of a node, not the n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -67,20 +67,29 @@ class Capacity:
         self._group: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self._later: dict[str, int] = {}
+        self._offered: dict[str, int] = {}
         self._slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for node in nodes:
             if node.ready and node.schedulable:
                 offered = node.allocatable - node.departing
                 self._group[node.name] = group = grouping.group_of(node)
-                self._now[node.name] = self._later[node.name] = offered
+                self._now[node.name] = self._later[node.name] = self._offered[node.name] = offered
                 self._slots[group][offered] += 1
         self._examples: list[Node] = grouping.examples
         self._sites: dict[tuple[str, Constraints], Site] = {}
+        others: dict[str, int] = defaultdict(int)
         for worker in workers:
             if worker.node in self._group:
+                if worker.role is Role.FOREIGN and worker.name not in leaving:
+                    others[worker.node] += worker.gpus
                 self._now[worker.node] -= worker.gpus
                 if worker.name not in leaving:
                     self._later[worker.node] -= worker.gpus
+        self._without_jobs = {group: dict(sizes) for group, sizes in self._slots.items()}
+        for name, held in others.items():
+            sizes, offered = self._without_jobs[self._group[name]], self._offered[name]
+            sizes[offered] -= 1
+            sizes[offered - held] = sizes.get(offered - held, 0) + 1
         self._offers: dict[int, _Buckets] = defaultdict(dict)
         self._hopes: dict[int, _Buckets] = defaultdict(dict)
         self._journal: list[tuple[str, int, int]] = []
@@ -118,8 +127,11 @@ class Capacity:
 
     def could_ever_hold(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether `workers` of `gpus` each would fit on empty nodes."""
-        sizes = (sizes for group in site.groups for sizes in self._slots[group].items())
-        return gpus == 0 or sum(count * (size // gpus) for size, count in sizes) >= workers
+        return _holds(self._slots, site, gpus, workers)
+
+    def could_hold_without_jobs(self, site: Site, gpus: int, workers: int) -> bool:
+        """Return whether they would fit if all our jobs had ended, and what others hold were held."""
+        return _holds(self._without_jobs, site, gpus, workers)
 
     def take(self, site: Site, gpus: int) -> str | None:
         """Hand out `gpus` (> 0) on the fullest node that has them; return the node, None if there is none."""
@@ -187,6 +199,11 @@ class Capacity:
                 del buckets[key][node]
                 if not buckets[key]:
                     del buckets[key]
+
+
+def _holds(slots: Mapping[int, Mapping[int, int]], site: Site, gpus: int, workers: int) -> bool:
+    sizes = (entry for group in site.groups for entry in slots.get(group, {}).items())
+    return gpus == 0 or sum(count * (max(0, size) // gpus) for size, count in sizes) >= workers
 
 
 class _Grouping:

@@ -24,7 +24,8 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
 
 Queue: strictly in the policy's order. A job that could run on some nodes and must wait holds back the jobs after it on
 these nodes (no backfill), because the start times of later jobs cannot be known. GPUs that are idle meanwhile are lent
-as extra GPUs, which can be reclaimed within one notice. A job larger than all GPUs that admit it holds back no job.
+as extra GPUs, which can be reclaimed within one notice. A job that would not fit even if all our jobs had ended holds
+back no job: it is too large, or waits for pods of others, which may never leave.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ class _Tick:
                 self._act(Admit(job=job.key, gpu_type=chosen))
             else:
                 self._refuse(job, Reason.NO_FREE_GPU)
-                blocked.update(group for site in sites for group in site.groups)
+                # Where it fits only once others' pods have left, it does not hold back those who fit before.
+                fitting = [site for site in sites if self._capacity.could_hold_without_jobs(site, gpus, workers)]
+                blocked.update(group for site in fitting for group in site.groups)
 
     def lend(self) -> None:
         """Lend the GPUs that are left, one worker at a time, to the first job in the policy's order."""

@@ -213,6 +213,17 @@ def test_what_a_job_may_no_longer_hold_is_reclaimed_with_notice(terms, left, rea
     assert decide([node("n", 4)], [asked, job("next")], workers_of(changed, "n")).actions == ()
 
 
+def test_a_job_that_fits_only_once_pods_of_others_have_left_holds_nobody_back():
+    """Otherwise anyone's job of the highest priority stops all admissions for as long as others run."""
+    wide, next_one = job("wide", low=4, high=4, priority=10**9), job("next")
+    planned = decide([node("n", 4)], [wide, next_one], [foreign(1, "n")])
+    assert planned.actions == (Admit(job="next", gpu_type="a"),)
+    assert refused(planned) == {"wide": Reason.NO_FREE_GPU}, "it is not too large for the cluster"
+    holder = trains("holder", high=1)
+    planned = decide([node("n", 4)], [wide, next_one, holder], workers_of(holder, "n"))
+    assert planned.actions == (), "what our jobs hold comes back when their budgets end"
+
+
 def test_a_pod_that_fits_on_no_node_delays_nobody():
     """Two of them stopped all admissions, and took every lent GPU."""
     lucky = trains("lucky", extra=1)

@@ -55,6 +55,7 @@ class JobPhase(StrEnum):
     PENDING = "Pending"
     STARTING = "Starting"
     RUNNING = "Running"
+    EVALUATING = "Evaluating"
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"

@@ -62,7 +62,7 @@ class Node:
     ready: bool = True
     schedulable: bool = True
     """It takes new pods: those that tolerate its taints."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     taints: tuple[Taint, ...] = ()
     departing: int = 0
     """GPUs of `allocatable` that are announced to go at `departs_at`."""
@@ -216,7 +216,7 @@ class JobFacts:
     training: bool = False
     """Its leader is past its start-up."""
     evaluating: bool = False
-    """Its leader has announced its last evaluation."""
+    """Its leader has announced its last evaluation, or reported since that the job is complete."""
     trained: bool = False
     """Its leader has been past its start-up at some time since the job was admitted."""
     used_seconds: float = 0.0

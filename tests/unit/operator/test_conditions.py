@@ -22,6 +22,15 @@ def told(status):
     return {str(c.type): (str(c.status), str(c.reason)) for c in status.conditions}
 
 
+def test_a_job_that_evaluates_or_is_about_to_end_does_not_start_again():
+    """Its leader trains no more; it stood at Starting until its pod had ended."""
+    ends = replace(TRAINING, training=False, evaluating=True)
+    before = status_of(TRAINING, JobState(), Observed(), None, T0)
+    status = status_of(ends, JobState(), Observed(), before, T0 + timedelta(seconds=5))
+    assert status.phase is JobPhase.EVALUATING
+    assert told(status)["Running"] == told(before)["Running"]
+
+
 def test_a_waiting_job_says_why():
     status = status_of(WAITING, JobState(), Observed(refusal=Reason.TOO_LARGE, generation=3), None, T0)
     assert told(status) == {"Admitted": ("False", "TooLarge"), "Running": ("False", "TooLarge")}

@@ -95,6 +95,8 @@ def phase_of(job: JobFacts, outcome: Ended | None) -> JobPhase:
         return JobPhase.FAILED if outcome.failed else JobPhase.COMPLETE
     if job.admitted_at is None:
         return JobPhase.SUSPENDED if job.terms.suspend else JobPhase.PENDING
+    if job.evaluating:
+        return JobPhase.EVALUATING
     return JobPhase.RUNNING if job.training else JobPhase.STARTING
 
 
@@ -132,7 +134,8 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
         case ConditionType.ADMITTED:
             return ended or (admitted, Reason.GPUS_GRANTED if admitted else waiting, "")
         case ConditionType.RUNNING:
-            return ended or (job.training, stands, "" if job.training else job.last_failure)
+            runs = job.training or job.evaluating
+            return ended or (runs, stands, "" if runs else job.last_failure)
         case ConditionType.EXTRA_GPUS_GRANTED:
             if job.extra:
                 lent = f"{job.extra} extra worker{'s' if job.extra > 1 else ''}"
@@ -169,7 +172,7 @@ def _use_of_extra(lent: str, observed: Observed) -> tuple[Reason, str]:
 
 
 def _stands(job: JobFacts, waiting: Reason) -> Reason:
-    if job.training:
+    if job.training or job.evaluating:
         return Reason.RUNNING if job.has_reported else Reason.NO_REPORT
     if job.admitted_at is None:
         return waiting

@@ -47,7 +47,7 @@ def facts_of(
         leader_running=seen.leader_runs,
         has_reported=seen.fresh,
         training=leader_of(state, seen, now, timing) is Leader.TRAINING,
-        evaluating=seen.phase is TrainerPhase.EVALUATING,
+        evaluating=seen.phase in (TrainerPhase.EVALUATING, TrainerPhase.COMPLETED),
         trained=state.trained,
         used_seconds=state.used_seconds,
         gpu_seconds_used=state.gpu_seconds_used,

@@ -263,7 +263,7 @@ class LocalJob:
             self.seen = self._observe()
         self.leader = progress.leader_of(self.state, self.seen, now, self._timing)
         goes_on = self.state.active and self.state.stopping is None
-        if goes_on and self.leader is Leader.TRAINING and self.phase is not JobPhase.RUNNING:
+        if goes_on and self.leader is Leader.TRAINING and self.phase not in (JobPhase.RUNNING, JobPhase.EVALUATING):
             self._stands(now, Reason.RUNNING)
         return standing != self._standing()
 

@@ -39,7 +39,7 @@ def seen_by_operator(
     `lists` has jobs, nodes, the ConfigMaps with the report label, and all pods that have not ended besides all workers;
     PriorityClasses may be missing: then the priorities that jobs name themselves hold.
     """
-    store = Store(settings)
+    store = Store(settings, lambda: now)
     # Jobs last: whether one can be run depends on what PriorityClasses there are.
     for resource, listed in sorted(lists.items(), key=lambda item: item[0] is JOBS):
         store.replace(resource, listed.items, listed.version)

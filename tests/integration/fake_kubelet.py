@@ -58,6 +58,8 @@ class FakeKubelet:
         self.missing_images: set[str] = set()
         self.stop_exit_code = SIGTERM_EXIT
         self.binds = True
+        self.refuses: Callable[[Pod], str | None] = lambda pod: None
+        """Why kube-scheduler finds no node for a pod that would fit; None: it does."""
         self._server = server
         self._pods: dict[str, Pod] = {}
         self._nodes: dict[str, Node] = {}
@@ -277,13 +279,14 @@ class FakeKubelet:
             return
         for pod in [pod for pod in self._pods.values() if _waits(pod)]:
             node = next((node for node in self._nodes.values() if self._fits(pod, node)), None)
-            if node is not None:
+            refusal = self.refuses(pod)
+            if node is not None and refusal is None:
                 name = node["metadata"]["name"]
                 target = {"target": {"kind": "Node", "name": name}, "metadata": {"name": pod["metadata"]["name"]}}
                 if await self._do("POST", f"{_path(pod)}/binding", target) is not None:
                     pod["spec"]["nodeName"] = name  # it holds its GPUs before the watch says so
             elif not any(each["type"] == "PodScheduled" for each in pod.get("status", {}).get("conditions", ())):
-                message = f"0/{len(self._nodes)} nodes are available: Insufficient {GPU}."
+                message = refusal or f"0/{len(self._nodes)} nodes are available: Insufficient {GPU}."
                 condition = _condition("PodScheduled", "False", reason="Unschedulable", message=message)
                 await self._status(pod, {"conditions": [condition]})
 

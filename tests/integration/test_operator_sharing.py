@@ -250,3 +250,20 @@ def test_a_job_that_is_scaled_down_gives_back_what_it_was_lent(world: World) -> 
     assert world.jobs.status("job")["preemptions"] == 0
     world.jobs.change("wide", suspend=False)
     world.until_condition("wide", "Running", "True", "Running")
+
+
+def test_a_job_that_kube_scheduler_cannot_place_gives_way_and_says_why(world: World) -> None:
+    """Its GPUs are free, and something else is missing that only kube-scheduler knows of."""
+    world.kubelet.add_node("node", 1)
+    world.operate(placement_seconds=0.5)
+    world.kubelet.refuses = lambda pod: "4 Insufficient cpu" if pod["metadata"]["name"].startswith("hungry") else None
+    world.jobs.make("hungry", priority=1)
+    world.until_condition("hungry", "Admitted", "False", "Unschedulable")
+    (admitted,) = [entry for entry in world.jobs.status("hungry")["conditions"] if entry["type"] == "Admitted"]
+    assert admitted["message"] == "4 Insufficient cpu"
+    world.until("its pods are gone", lambda: world.pods("hungry") == {})
+    world.jobs.make("modest")
+    world.until_condition("modest", "Running", "True", "Running")
+    kept = world.jobs.status("hungry")["scheduling"]
+    assert (kept["unplaced"], kept["failures"]) == (1, 0)
+    assert kept["holdUntil"]

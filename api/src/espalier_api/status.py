@@ -146,6 +146,10 @@ class SchedulingStatus(Record):
     """For each base worker, the UID of the pod last seen at this attempt; empty if there was none yet."""
     not_before: AwareDatetime | None = None
     """A failed leader is not restarted before this time."""
+    unplaced: int = Field(default=0, ge=0)
+    """How often in a row kube-scheduler found no node for the workers that the job was granted GPUs for."""
+    hold_until: AwareDatetime | None = None
+    """After that, the job is granted no more GPUs before this time."""
 
 
 class JobStatus(Record):

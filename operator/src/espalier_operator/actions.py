@@ -66,6 +66,7 @@ class Requeue:
 
     job: str
     reason: Reason
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

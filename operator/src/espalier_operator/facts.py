@@ -226,6 +226,10 @@ class JobFacts:
     """Description of the last failure, for people."""
     trouble: Reason | None = None
     """What prevents its workers from starting, if known: the image, the nodes, the API server."""
+    refused_since: float | None = None
+    """Since when kube-scheduler finds no node for one of its base workers."""
+    hold_until: float | None = None
+    """It is granted nothing more before: kube-scheduler has found no node for what it was granted."""
     preemptions: int = 0
     """How often GPUs were taken from it by force, or its leader was ended from outside."""
     stopping: Stopping | None = None
@@ -258,6 +262,8 @@ class Rules:
     measured: the job would end before the workers have warmed up."""
     stop_grace_seconds: float = 30.0
     """Seconds between the demand to write a checkpoint and end (suspension, end of the GPU budget) and a forced end."""
+    placement_seconds: float = 60.0
+    """A job waits again if kube-scheduler finds no node for a base worker for so long, though GPUs are free for it."""
     evaluation_seconds: float = 60.0
     """A leader that has announced its last evaluation may exceed its budget by these seconds and the grace period. It
     does not grow with the budget: anyone can announce an evaluation."""

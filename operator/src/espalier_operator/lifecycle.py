@@ -62,6 +62,11 @@ def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
         yield job.admitted_at + job.terms.pre_running_deadline_seconds
 
 
+def is_held_back(job: JobFacts, now: float) -> bool:
+    """Return whether nothing more is granted because kube-scheduler has found no node for what was granted."""
+    return job.hold_until is not None and now < job.hold_until
+
+
 def most_extra(terms: Terms) -> tuple[int, Reason]:
     """Return how many extra workers a job may hold, and what limits that."""
     if terms.gpus_per_worker and not (terms.adapts or terms.trains_together):
@@ -92,6 +97,8 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
         most = min(most, math.floor(affordable / terms.gpus_per_worker))
         if most <= 0:
             return Reason.TOO_LITTLE_BUDGET_LEFT
+    if is_held_back(job, now):
+        return Reason.UNSCHEDULABLE
     if job.changed_at is not None and now < job.changed_at + terms.cooldown_seconds:
         return Reason.COOLDOWN
     return most

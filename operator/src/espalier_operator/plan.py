@@ -8,7 +8,8 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
 3.  A promise (extra workers granted, not yet seen) is counted until they are seen or it expires. The base workers
     of an admitted job are always counted.
 4.  Base GPUs are granted all at once or not at all, on one type of GPU, and are never taken from a running job.
-    Where they are physically gone and no lent GPU can replace them, the whole job waits again with its budget kept.
+    Where they are physically gone and no lent GPU can replace them, or kube-scheduler finds no node for a worker
+    though they are free, the whole job waits again with its budget kept; the latter with back-off.
 5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold is reclaimed. A GPU
     is reclaimed by a notice, followed by the holder's acknowledgement or the deadline. Only GPUs that no longer exist
     are released without a notice.
@@ -49,7 +50,7 @@ from espalier_operator.actions import (
 from espalier_operator.capacity import Capacity, Site, Supply, hold_promised
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
-from espalier_operator.lifecycle import ending, lendable, most_extra, turning_points
+from espalier_operator.lifecycle import ending, is_held_back, lendable, most_extra, turning_points
 from espalier_operator.policies import Policy, Rank
 from espalier_operator.pool import Pool
 from espalier_operator.reclaims import ReclaimQueue
@@ -118,15 +119,21 @@ class _Tick:
             if job.stopping is not None:
                 continue
             missing = job.terms.min_replicas - self._base[job.key]
-            site = self._site(job)
-            if not all(self._pool.obtain([site], job.terms.gpus_per_worker) for _ in range(missing)):
+            supply = self._claim(job, missing)
+            if supply is Supply.NEVER:
                 self._act(Requeue(job=job.key, reason=Reason.GPU_LOST))
+            elif missing > 0 and supply is Supply.NOW and job.refused_since is not None:
+                patience = job.refused_since + self._rules.placement_seconds
+                self._wake(patience)
+                if self._now >= patience:
+                    self._act(Requeue(job=job.key, reason=Reason.UNSCHEDULABLE, message=job.last_failure))
         hopeless: set[tuple[str | None, int, Constraints]] = set()
         for foreign in self._foreign:
             kind = (foreign.gpu_type, foreign.gpus, foreign.constraints)
-            if kind not in hopeless and not self._pool.obtain(
-                self._sites(foreign.gpu_type, foreign.constraints), foreign.gpus
-            ):
+            if kind in hopeless:
+                continue
+            sites = self._sites(foreign.gpu_type, foreign.constraints)
+            if self._pool.obtain(sites, foreign.gpus) is Supply.NEVER:
                 hopeless.add(kind)
 
     def admit(self) -> None:
@@ -140,6 +147,9 @@ class _Tick:
                 self._refuse(job, Reason.SUSPENDED)
             elif gpus == 0:
                 self._act(Admit(job=job.key, gpu_type=None))
+            elif is_held_back(job, self._now):
+                self._refuse(job, Reason.UNSCHEDULABLE)
+                self._wake(job.hold_until or 0.0)
             elif not sites:
                 fits_elsewhere = self._large_enough(terms.gpu_type, None, gpus, workers)
                 self._refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
@@ -163,6 +173,8 @@ class _Tick:
                 self._refuse(job, most)
                 if most is Reason.COOLDOWN and job.changed_at is not None:
                     self._wake(job.changed_at + job.terms.cooldown_seconds)
+                if most is Reason.UNSCHEDULABLE and job.hold_until is not None:
+                    self._wake(job.hold_until)
             else:
                 wishes.append((self._policy.lending_rank(job, job.extra, self._now), place, most))
         heapq.heapify(wishes)
@@ -260,6 +272,15 @@ class _Tick:
     def _choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
         """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""
         return sorted(jobs, key=lambda job: len(self._site(job).groups))
+
+    def _claim(self, job: JobFacts, workers: int) -> Supply:
+        """Keep GPUs for `workers` of a running job that are not bound; return when the last of them has its own."""
+        supply = Supply.NOW
+        for _ in range(workers):
+            supply = min(supply, self._pool.obtain([self._site(job)], job.terms.gpus_per_worker))
+            if supply is Supply.NEVER:
+                break
+        return supply
 
     def _site(self, job: JobFacts) -> Site:
         """Return where the workers of an admitted job may run."""

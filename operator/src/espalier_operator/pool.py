@@ -28,13 +28,17 @@ class Pool:
         self._capacity.undo(mark)
         return False
 
-    def obtain(self, sites: Sequence[Site], gpus: int) -> bool:
+    def obtain(self, sites: Sequence[Site], gpus: int) -> Supply:
         """Keep `gpus` of one node of the first possible site; where none are to come, ask for lent ones."""
-        return (
-            gpus == 0
-            or any(self._capacity.hold(site, gpus) for site in sites)
-            or any(self._reclaims.cover(self._capacity, site, gpus) is not Supply.NEVER for site in sites)
-        )
+        if gpus == 0:
+            return Supply.NOW
+        for site in sites:
+            if self._capacity.take(site, gpus) is not None:
+                return Supply.NOW
+            if self._capacity.set_aside(site, gpus) is not None:
+                return Supply.LATER
+        covers = (self._reclaims.cover(self._capacity, site, gpus) for site in sites)
+        return next((supply for supply in covers if supply is not Supply.NEVER), Supply.NEVER)
 
     def await_gang(self, site: Site, gpus: int, workers: int) -> Supply:
         """Keep `gpus` for each of `workers`, asking for lent ones; or nothing at all where that is too few.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from espalier_api.reasons import Reason
 from espalier_operator.actions import (
     Action,
     Admit,
@@ -33,6 +34,7 @@ from espalier_operator.facts import (
 )
 
 PROMISE_SECONDS = 20.0
+HOLD_SECONDS = 20.0
 
 
 class Cluster:
@@ -112,6 +114,8 @@ class Cluster:
         for worker in list(self.workers.values()):
             if worker.node is None and worker.state is WorkerState.PENDING:
                 job = self.jobs.get(worker.job or "")
+                if job is not None and job.refused_since is not None and worker.role is Role.BASE:
+                    continue
                 gpu_type = job.gpu_type if job is not None else worker.gpu_type
                 constraints = job.terms.constraints if job is not None else worker.constraints
                 for node in self.nodes.values():
@@ -204,6 +208,8 @@ class Cluster:
             case Stop():
                 self.change(job.key, stopping=Stopping(reason=action.reason, deadline=action.deadline))
             case Requeue():
+                held = self.now + HOLD_SECONDS if action.reason is Reason.UNSCHEDULABLE else job.hold_until
+                self.change(job.key, hold_until=held, refused_since=None)
                 self.change(job.key, admitted_at=None, gpu_type=None, extra=0, reclaim=None, stopping=None)
                 self._retire(job.key)
             case Finish() | Fail():

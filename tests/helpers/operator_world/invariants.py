@@ -28,6 +28,7 @@ def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
         match action:
             case Admit():
                 _demand(job.admitted_at is None, 4, f"{job.key} is admitted twice")
+                _demand(job.hold_until is None or now >= job.hold_until, 4, f"{job.key} is held back")
                 wanted = job.terms.gpu_type
                 _demand(wanted in (None, action.gpu_type), 4, f"{job.key} is on the wrong type of GPU")
             case GrantExtra():
@@ -57,6 +58,9 @@ def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
             case Requeue() if action.reason is not Reason.SUSPENDED:
                 bound = sum(worker.role is Role.BASE and worker.node is not None for worker in live)
                 _demand(bound < job.terms.min_replicas, 4, f"base GPUs are taken from {job.key}")
+                if action.reason is Reason.UNSCHEDULABLE:
+                    waited = now - (now if job.refused_since is None else job.refused_since)
+                    _demand(waited >= snapshot.rules.placement_seconds, 4, f"{job.key} is not waited for")
             case Finish() | Fail():
                 _demand(not job.finished, 8, f"{job.key} ends twice")
             case _:

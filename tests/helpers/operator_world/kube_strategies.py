@@ -78,6 +78,8 @@ def _plain_states() -> st.SearchStrategy[JobState]:
         counted_until=maybe_time,
         trained=st.booleans(),
         failures=COUNTS,
+        unplaced=COUNTS,
+        hold_until=maybe_time,
         last_failure=TEXTS,
         restarts=COUNTS,
         preemptions=COUNTS,

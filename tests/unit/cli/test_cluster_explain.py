@@ -30,7 +30,7 @@ from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.explanation import explanation
 from espalier_cli.cluster.fetch import View
 from espalier_cli.cluster.remedies import REMEDIES, remedy_for
-from espalier_operator.actions import Fail, NoticeReclaim, Stop
+from espalier_operator.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
 from espalier_operator.facts import Role
 
 
@@ -86,6 +86,16 @@ def test_a_job_that_no_node_admits_is_told_which_are_excluded() -> None:
     told = stands(case(jobs=[waiting], nodes=[node("n", 4), node("t", 2, taints=[taint])]))
     assert "Its node selector, affinity and tolerations exclude 1 node with 4 GPUs." in told
     assert "1 node with 2 GPUs does not count; `espalier top` says why." in told
+
+
+def test_a_job_that_kube_scheduler_could_not_place_is_told_when_it_is_tried_again() -> None:
+    actions = (
+        Admit(job="default/a", gpu_type=""),
+        Requeue(job="default/a", reason=Reason.UNSCHEDULABLE, message="cpu"),
+    )
+    told = stands(case(jobs=[acted(job("a"), *actions, refusal=Reason.UNSCHEDULABLE)], nodes=[node("n", 4)]))
+    assert told.startswith("default/a is Pending, for 0 s. Unschedulable: cpu.")
+    assert "kube-scheduler could not place its workers, 1 time in a row. It is tried again in 60 s." in told
 
 
 def test_a_waiting_job_is_told_who_holds_what_and_until_when() -> None:

@@ -224,6 +224,30 @@ def test_a_job_that_fits_only_once_pods_of_others_have_left_holds_nobody_back():
     assert planned.actions == (), "what our jobs hold comes back when their budgets end"
 
 
+def test_a_job_that_kube_scheduler_cannot_place_waits_again():
+    """Its GPUs are free, so something else is missing: they go to others."""
+    stuck = trains("stuck", high=1, refused_since=NOW - 59, last_failure="4 Insufficient cpu")
+    early = decide([node("n", 1)], [stuck, job("next")])
+    assert (early.actions, early.wake_at) == ((), NOW + 1)
+    late = replace(stuck, refused_since=NOW - 60)
+    requeue = Requeue(job="stuck", reason=Reason.UNSCHEDULABLE, message="4 Insufficient cpu")
+    assert decide([node("n", 1)], [late, job("next")]).actions == (requeue,)
+    holder = replace(trains("holder", extra=1), reclaim=Reclaim(extra=0, deadline=NOW + 9, reason=Reason.GPU_LOST))
+    waits = decide([node("n", 2)], [late, holder], workers_of(holder, "n"))
+    assert waits.actions == (), "its GPU is still on the way"
+
+
+def test_a_job_that_could_not_be_placed_is_held_back_for_a_while():
+    held = job("held", hold_until=NOW + 30)
+    planned = decide([node("n", 1)], [held, replace(job("next"), submitted_at=1.0)])
+    assert planned.actions == (Admit(job="next", gpu_type="a"),)
+    assert (refused(planned), planned.wake_at) == ({"held": Reason.UNSCHEDULABLE}, NOW + 30)
+    assert decide([node("n", 1)], [replace(held, hold_until=NOW)]).actions == (Admit(job="held", gpu_type="a"),)
+    growing = trains("growing", hold_until=NOW + 30)
+    planned = decide([node("n", 2)], [growing], workers_of(growing, "n"))
+    assert (planned.actions, refused(planned), planned.wake_at) == ((), {"growing": Reason.UNSCHEDULABLE}, NOW + 30)
+
+
 def test_a_pod_that_fits_on_no_node_delays_nobody():
     """Two of them stopped all admissions, and took every lent GPU."""
     lucky = trains("lucky", extra=1)

@@ -172,6 +172,14 @@ class PlannerMachine(RuleBasedStateMachine):
                 self.cluster.complete(key, Ended(reason=reason, failed=what == "fails"))
 
     @precondition(lambda self: self.cluster.jobs)
+    @rule(data=st.data(), refuses=st.booleans())
+    def kube_scheduler_refuses(self, data: st.DataObject, refuses: bool) -> None:
+        """Or finds a node at last, for base workers that are not bound."""
+        key = data.draw(st.sampled_from(sorted(self.cluster.jobs)))
+        refuses = refuses and self.cluster.jobs[key].admitted_at is not None
+        self.cluster.change(key, refused_since=self.cluster.now if refuses else None)
+
+    @precondition(lambda self: self.cluster.jobs)
     @rule(data=st.data(), most=st.integers(0, 2), adapts=st.booleans())
     def author_changes_a_job(self, data: st.DataObject, most: int, adapts: bool) -> None:
         key = data.draw(st.sampled_from(sorted(self.cluster.jobs)))
@@ -204,12 +212,14 @@ class PlannerMachine(RuleBasedStateMachine):
             useful = job.terms.adapts or job.terms.trains_together
             allowed = job.terms.max_replicas - job.terms.min_replicas if useful else 0
             assert job.extra <= allowed or job.stopping is not None, "invariant 5: the rest is given back"
-        if self.sizes != (1,) or self.cluster.promises:
+        refused = any(job.refused_since is not None for job in self.cluster.jobs.values())
+        if self.sizes != (1,) or self.cluster.promises or refused:
             return
         snapshot = self.cluster.snapshot()
         waiting = [
             job for job in snapshot.jobs if job.admitted_at is None and not job.finished and not job.terms.suspend
         ]
+        waiting = [job for job in waiting if job.hold_until is None or job.hold_until <= self.cluster.now]
         for job in sorted(waiting, key=lambda job: FairPolicy().admission_rank(job, self.cluster.now))[:1]:
             for gpu_type in GPU_TYPES if job.terms.gpu_type is None else (job.terms.gpu_type,):
                 assert self.free_and_lent(snapshot, gpu_type, job.terms.constraints) < job.terms.min_replicas

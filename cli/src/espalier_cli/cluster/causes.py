@@ -101,8 +101,13 @@ def _starting(case: Case) -> list[str]:
 
 
 def _unschedulable(case: Case) -> list[str]:
-    waits = case.facts is not None and case.facts.admitted_at is None
-    return _scarcity(case) if waits else _starting(case)
+    if case.facts is None or case.facts.admitted_at is not None:
+        return _starting(case)
+    kept = case.job.status.scheduling
+    if kept.hold_until is None or kept.hold_until.timestamp() <= case.now:
+        return _scarcity(case)
+    times, again = count(kept.unplaced, "time"), duration(kept.hold_until.timestamp() - case.now)
+    return [f"kube-scheduler could not place its workers, {times} in a row. It is tried again in {again}."]
 
 
 def _leader(case: Case) -> list[str]:

@@ -132,7 +132,8 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
     stands = _stands(job, waiting)
     match kind:
         case ConditionType.ADMITTED:
-            return ended or (admitted, Reason.GPUS_GRANTED if admitted else waiting, "")
+            message = job.last_failure if job.hold_until is not None and waiting is Reason.UNSCHEDULABLE else ""
+            return ended or ((True, Reason.GPUS_GRANTED, "") if admitted else (False, waiting, message))
         case ConditionType.RUNNING:
             runs = job.training or job.evaluating
             return ended or (runs, stands, "" if runs else job.last_failure)

@@ -47,6 +47,8 @@ class Observation:
     """By index, those of the current attempt; None where there is none."""
     extra_bound: int = 0
     """Extra workers that have their GPUs."""
+    refused: bool = False
+    """kube-scheduler has found no node for a base worker."""
     report: Report | None = None
     """The last report, of the current or an earlier leader."""
     reporter: str = ""

@@ -25,11 +25,17 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     if state.admitted_at is None:
         return _count_reported(state, seen, terms, now)  # its last leader may take a while to end
     state = _watch(state.with_workers(terms.min_replicas), seen, now)
-    state = _count(state, seen, terms, now, timing)
+    before, state = state, _count(state, seen, terms, now, timing)
+    if state.trained and not before.trained:
+        state = replace(state, unplaced=0, hold_until=None)
+    refused_since = (now if state.refused_since is None else state.refused_since) if seen.refused else None
+    if refused_since != state.refused_since:
+        state = replace(state, refused_since=refused_since)
     if state.not_before is not None and now >= state.not_before:
         state = replace(state, not_before=None)
     if state.promised_until is not None and seen.extra_bound >= state.extra:
-        state = replace(state, promised_until=None)  # kept: what is lost from now on is lost
+        # Kept: what is lost from now on is lost.
+        state = replace(state, promised_until=None, unplaced=0, hold_until=None)
     for index in range(terms.min_replicas):
         if state.ended is None:
             state = ends.judge(state, seen, index, terms, now, timing)

@@ -33,7 +33,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """The state of one job. All but `ended`, `watch` and `stopped_itself` survives a restart of the scheduler."""
+    """The state of one job. All but `ended` and what follows it survives a restart of the scheduler."""
 
     submitted_at: float | None = None
     grant: Grant = field(default_factory=Grant)
@@ -68,12 +68,18 @@ class JobState:
     """By base worker: the incarnation that was last seen at this attempt, empty for none yet."""
     not_before: float | None = None
     """A worker that failed is not started again earlier."""
+    unplaced: int = 0
+    """How often in a row kube-scheduler found no node for what was granted."""
+    hold_until: float | None = None
+    """After that, nothing more is granted earlier."""
     outcome: Ended | None = None
     """How the job ended, if it has."""
     ended: Ended | None = None
     """How the leader ended, until the planner has acted on it."""
     watch: Watch = field(default=Watch(), compare=False)
     """The current leader, as it was seen."""
+    refused_since: float | None = field(default=None, compare=False)
+    """Since when kube-scheduler finds no node for a base worker; None while it does."""
     stopped_itself: bool = False
     """A leader of this job has ended as if it had been stopped, and nobody stopped it: start-ups count from now on."""
 
@@ -129,6 +135,10 @@ class Timing:
     """Maximum delay of a leader's last report after its end."""
     linger: float = 60.0
     """Maximum time from a leader's last report until it ends."""
+    hold: float = 60.0
+    """After kube-scheduler found no node for what a job was granted, until it is granted GPUs again; doubles each time
+    in a row, up to `max_hold`."""
+    max_hold: float = 3600.0
     gap: float = 30.0
     """Maximum time between two observations by a running scheduler."""
     quiet: float = 25.0

@@ -22,8 +22,16 @@ from espalier_operator.job.state import Grant, JobState
 Wall = Callable[[float], datetime]
 """Turns seconds of the backend's clock into a time of day."""
 
-_TIMES: Final = ("admitted_at", "granted_at", "changed_at", "promised_until", "counted_until", "not_before")
-_PLAIN: Final = ("gpu_type", "extra", "extra_generation", "trained", "failures", "last_failure", "attempts")
+_TIMES: Final = (
+    "admitted_at",
+    "granted_at",
+    "changed_at",
+    "promised_until",
+    "counted_until",
+    "not_before",
+    "hold_until",
+)
+_PLAIN: Final = ("gpu_type", "extra", "extra_generation", "trained", "failures", "last_failure", "attempts", "unplaced")
 
 
 def utc(seconds: float) -> datetime:

@@ -61,6 +61,8 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 promised_until=state.promised_until if action.extra else None,
                 preemptions=state.preemptions + (action.forced and action.reason in _TAKEN),
             )
+            if action.reason is Reason.UNSCHEDULABLE:
+                less = _held_back(less, now, timing)
             replicas = terms.min_replicas + action.extra
             if state.grant.replicas == replicas:
                 return less
@@ -80,7 +82,10 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 attempts=tuple(attempt + 1 for attempt in state.attempts),
                 incarnations=("",) * len(state.attempts),
                 preemptions=state.preemptions + lost,
+                last_failure=action.message[:MAX_MESSAGE] or state.last_failure,
             )
+            if action.reason is Reason.UNSCHEDULABLE:
+                waiting = _held_back(waiting, now, timing)
             return _grant(waiting, 0, Direction.DOWN, action.reason, terms)
         case Finish() | Fail():
             message = action.message or SENTENCES[action.reason]
@@ -112,6 +117,12 @@ def _is_done(state: JobState, action: Action) -> bool:
             return state.stopping is not None
         case Requeue():
             return False
+
+
+def _held_back(state: JobState, now: float, timing: Timing) -> JobState:
+    """Grant nothing more for a while, twice as long each time in a row: kube-scheduler cannot use it."""
+    wait = min(timing.hold * 2.0 ** min(state.unplaced, 30), timing.max_hold)
+    return replace(state, unplaced=state.unplaced + 1, hold_until=now + wait)
 
 
 def _without_workers(state: JobState) -> JobState:

@@ -54,6 +54,8 @@ def facts_of(
         failures=state.failures,
         last_failure=state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],
         trouble=None if trouble is None else trouble.reason,
+        refused_since=state.refused_since,
+        hold_until=state.hold_until,
         preemptions=state.preemptions,
         stopping=state.stopping,
         ended=state.ended,

@@ -38,6 +38,8 @@ class KubeSettings:
     """A leader that sends no report counts as training after this time."""
     promise_seconds: float = Timing().promise
     """Time within which granted extra workers must be bound to a node."""
+    placement_seconds: float = Rules().placement_seconds
+    """A job waits again if kube-scheduler finds no node for a base worker for this time, though GPUs are free."""
     pre_running_deadline_seconds: float = 900.0
     """Default of a job's preRunningDeadlineSeconds: how long it may hold GPUs without training."""
     restart_seconds: float = Timing().restart
@@ -53,7 +55,9 @@ class KubeSettings:
     @property
     def rules(self) -> Rules:
         """The settings that planning depends on."""
-        return Rules(policy=self.policy, tolerated_taints=self.tolerated_taints)
+        return Rules(
+            policy=self.policy, tolerated_taints=self.tolerated_taints, placement_seconds=self.placement_seconds
+        )
 
     @property
     def timing(self) -> Timing:

@@ -264,6 +264,24 @@ def test_ends_are_judged_once():
     assert seen(worker(), said=says(TRAINING), state=gone) == gone
 
 
+# ---- workers that no node can run
+
+
+def test_what_kube_scheduler_refuses_is_remembered_until_it_is_placed():
+    refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "4 Insufficient cpu"}
+    waits = raw_worker(JOB, 1, uid="worker", node=None, phase="Pending", conditions=[refusal])
+    first = seen(leader(), waits, now=NOW)
+    assert seen(leader(), waits, now=NOW + 50, state=first).refused_since == first.refused_since == NOW
+    assert seen(leader(), worker(), now=NOW + 51, state=first).refused_since is None
+
+
+def test_a_job_that_trains_again_is_held_back_no_more():
+    held = replace(STATE, trained=False, unplaced=3, hold_until=NOW + 500)
+    assert seen(leader(), worker(), said=says(TrainerPhase.STARTING), state=held).unplaced == 3
+    after = seen(leader(), worker(), said=says(TrainerPhase.TRAINING), state=held)
+    assert (after.unplaced, after.hold_until) == (0, None)
+
+
 # ---- a leader that does not end
 
 

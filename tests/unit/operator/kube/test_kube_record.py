@@ -160,8 +160,11 @@ def test_release_after_a_notice_says_nothing_new(forced, reason, preemptions):
     assert released == replace(ASKED, extra=1, reclaim=None, changed_at=NOW + 31, preemptions=preemptions)
 
 
-@pytest.mark.parametrize(("reason", "preemptions"), [(Reason.GPU_LOST, 1), (Reason.UNSCHEDULABLE, 0)])
-def test_release_of_what_is_gone_is_a_new_allocation(reason, preemptions):
+@pytest.mark.parametrize(
+    ("reason", "preemptions", "held"),
+    [(Reason.GPU_LOST, 1, {}), (Reason.UNSCHEDULABLE, 0, {"unplaced": 1, "hold_until": NOW + 31 + TIMING.hold})],
+)
+def test_release_of_what_is_gone_is_a_new_allocation(reason, preemptions, held):
     released = does(LENT, ReleaseExtra(job=J, extra=0, forced=True, reason=reason), NOW + 31)
     assert released == replace(
         LENT,
@@ -170,7 +173,19 @@ def test_release_of_what_is_gone_is_a_new_allocation(reason, preemptions):
         changed_at=NOW + 31,
         promised_until=None,
         preemptions=preemptions,
+        **held,
     )
+
+
+def test_a_job_that_cannot_be_placed_is_held_back_longer_each_time():
+    """At most an hour; what was said last is kept for people."""
+    requeue = Requeue(job=J, reason=Reason.UNSCHEDULABLE, message="4 Insufficient cpu")
+    state, waits = JobState(), []
+    for _ in range(9):
+        state = does(does(state, Admit(job=J, gpu_type="a")), requeue)
+        waits.append((state.hold_until or 0.0) - NOW)
+    assert waits == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0, 3600.0]
+    assert (state.unplaced, state.last_failure, state.admitted_at) == (9, "4 Insufficient cpu", None)
 
 
 def test_what_is_left_of_a_promise_stands_after_a_release():

@@ -62,6 +62,7 @@ def observation_of(pods: JobPods, report: Report | None, reported_at: float = 0.
     return Observation(
         base=tuple(None if pod is None else _incarnation(pod, pod.uid in pods.lost) for pod in pods.base),
         extra_bound=sum(pod.node is not None for pod in pods.extra),
+        refused=any(pod is not None and pod.node is None and pod.trouble is Reason.UNSCHEDULABLE for pod in pods.base),
         report=report,
         reporter="" if report is None else report.incarnation,
         reported_at=reported_at,

@@ -105,6 +105,8 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
             attempts=(0, 2),
             pod_uids=("", "b9c1"),
             not_before=moment,
+            unplaced=2,
+            hold_until=moment,
         ),
     )
     unset = _names(JobStatus) - _names_in(status.to_json())

@@ -32,7 +32,7 @@ def test_what_changes_of_the_workers_cost(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "nothing is left"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_what_growth_into_extra_gpus_pays(tmp_path: Path) -> None:
     """Two real workers, all arms, one seed and a budget of a second; a second call finds all runs done."""
     runs, picture = tmp_path / "runs.jsonl", tmp_path / "pays.png"
@@ -45,7 +45,7 @@ def test_what_growth_into_extra_gpus_pays(tmp_path: Path) -> None:
         temporary = tmp_path / f"temporary-{missing}"
         temporary.mkdir()
         environment = {**os.environ, "TMPDIR": str(temporary)}
-        result = subprocess.run(command, capture_output=True, text=True, timeout=190, env=environment)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=380, env=environment)
         assert result.returncode == 0, result.stderr
         assert result.stderr.count("seed 0, ") == missing
         assert [each.name for each in temporary.iterdir() if each.name.startswith("espalier")] == [], "nothing is left"

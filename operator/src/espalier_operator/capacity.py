@@ -10,7 +10,7 @@ finding the best fit costs the number of groups and of GPUs of a node, not the n
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -67,17 +67,16 @@ class Capacity:
         self._group: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self._later: dict[str, int] = {}
-        self._offered: dict[str, int] = {}
         self._slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for node in nodes:
             if node.ready and node.schedulable:
                 offered = node.allocatable - node.departing
                 self._group[node.name] = group = grouping.group_of(node)
-                self._now[node.name] = self._later[node.name] = self._offered[node.name] = offered
+                self._now[node.name] = self._later[node.name] = offered
                 self._slots[group][offered] += 1
         self._examples: list[Node] = grouping.examples
         self._sites: dict[tuple[str, Constraints], Site] = {}
-        others: dict[str, int] = defaultdict(int)
+        offers, others = dict(self._now), Counter[str]()
         for worker in workers:
             if worker.node in self._group:
                 if worker.role is Role.FOREIGN and worker.name not in leaving:
@@ -87,7 +86,7 @@ class Capacity:
                     self._later[worker.node] -= worker.gpus
         self._without_jobs = {group: dict(sizes) for group, sizes in self._slots.items()}
         for name, held in others.items():
-            sizes, offered = self._without_jobs[self._group[name]], self._offered[name]
+            sizes, offered = self._without_jobs[self._group[name]], offers[name]
             sizes[offered] -= 1
             sizes[offered - held] = sizes.get(offered - held, 0) + 1
         self._offers: dict[int, _Buckets] = defaultdict(dict)
@@ -112,7 +111,7 @@ class Capacity:
             fitting = (
                 group
                 for group, node in enumerate(self._examples)
-                if node.gpu_type == gpu_type and constraints.admit(node.name, node.labels, node.taints)
+                if node.gpu_type == gpu_type and node.admits(constraints)
             )
             known = self._sites[gpu_type, constraints] = Site(gpu_type, tuple(fitting))
         return known

@@ -68,6 +68,10 @@ class Node:
     """GPUs of `allocatable` that are announced to go at `departs_at`."""
     departs_at: float | None = None
 
+    def admits(self, constraints: Constraints) -> bool:
+        """Return whether a pod with `constraints` may be bound to it, as far as its labels and taints decide."""
+        return constraints.admit(self.name, self.labels, self.taints)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
@@ -128,8 +132,8 @@ class Terms:
 
     def admit(self, node: Node) -> bool:
         """Return whether its workers may be bound to `node`, were its GPUs free."""
-        binds = self.constraints.admit(node.name, node.labels, node.taints)
-        return node.ready and node.schedulable and binds and self.gpu_type in (None, node.gpu_type)
+        fits = node.admits(self.constraints) and self.gpu_type in (None, node.gpu_type)
+        return node.ready and node.schedulable and fits
 
     @classmethod
     def of(
@@ -274,7 +278,7 @@ class Rules:
     def takes_workers(self, node: Node) -> bool:
         """Return whether `node` takes new workers of jobs whose templates ask nothing of nodes."""
         workers = Constraints(tolerations=tuple(Toleration(key, "Exists") for key in self.tolerated_taints))
-        return node.ready and node.schedulable and workers.admit(node.name, node.labels, node.taints)
+        return node.ready and node.schedulable and node.admits(workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

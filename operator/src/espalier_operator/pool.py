@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from espalier_operator.capacity import Capacity, Site, Supply
 from espalier_operator.facts import JobFacts
@@ -30,15 +31,9 @@ class Pool:
 
     def obtain(self, sites: Sequence[Site], gpus: int) -> Supply:
         """Keep `gpus` of one node of the first possible site; where none are to come, ask for lent ones."""
-        if gpus == 0:
-            return Supply.NOW
-        for site in sites:
-            if self._capacity.take(site, gpus) is not None:
-                return Supply.NOW
-            if self._capacity.set_aside(site, gpus) is not None:
-                return Supply.LATER
-        covers = (self._reclaims.cover(self._capacity, site, gpus) for site in sites)
-        return next((supply for supply in covers if supply is not Supply.NEVER), Supply.NEVER)
+        kept = (self._keep(site, gpus) for site in sites)
+        covered = (self._reclaims.cover(self._capacity, site, gpus) for site in sites)
+        return next(filter(None, chain(kept, covered)), Supply.NEVER)
 
     def await_gang(self, site: Site, gpus: int, workers: int) -> Supply:
         """Keep `gpus` for each of `workers`, asking for lent ones; or nothing at all where that is too few.
@@ -63,8 +58,10 @@ class Pool:
         spared: Callable[[JobFacts], bool] = lambda holder: False,
     ) -> Supply:
         """Keep `gpus` of one node that are free or given back, or reclaim lent ones as `ReclaimQueue.cover` may."""
+        return self._keep(site, gpus) or self._reclaims.cover(self._capacity, site, gpus, may_take, spared)
+
+    def _keep(self, site: Site, gpus: int) -> Supply:
+        """Keep `gpus` of one node that are free, or given back."""
         if self.take(site, gpus):
             return Supply.NOW
-        if self._capacity.set_aside(site, gpus) is not None:
-            return Supply.LATER
-        return self._reclaims.cover(self._capacity, site, gpus, may_take, spared)
+        return Supply.NEVER if self._capacity.set_aside(site, gpus) is None else Supply.LATER

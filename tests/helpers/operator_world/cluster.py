@@ -120,7 +120,7 @@ class Cluster:
                 constraints = job.terms.constraints if job is not None else worker.constraints
                 for node in self.nodes.values():
                     fits = node.ready and node.schedulable and self.free(node) >= worker.gpus
-                    admitted = constraints.admit(node.name, node.labels, node.taints)
+                    admitted = node.admits(constraints)
                     if fits and admitted and gpu_type in (None, node.gpu_type):
                         self.workers[worker.name] = replace(worker, node=node.name, state=WorkerState.RUNNING)
                         break

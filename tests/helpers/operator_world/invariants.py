@@ -105,11 +105,7 @@ def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: 
 
 def _admitting(nodes: Iterable[Node], gpu_type: str, constraints: Constraints) -> frozenset[str]:
     """Return the nodes of a type that a pod with `constraints` may be bound to."""
-    return frozenset(
-        node.name
-        for node in nodes
-        if node.gpu_type == gpu_type and constraints.admit(node.name, node.labels, node.taints)
-    )
+    return frozenset(node.name for node in nodes if node.gpu_type == gpu_type and node.admits(constraints))
 
 
 def _can_place(wishes: Sequence[tuple[int, frozenset[str]]], room: Mapping[str, int]) -> bool:

@@ -228,7 +228,7 @@ class PlannerMachine(RuleBasedStateMachine):
         usable = {
             n.name: n
             for n in snapshot.nodes
-            if n.gpu_type == gpu_type and n.ready and n.schedulable and _admits(constraints, n)
+            if n.gpu_type == gpu_type and n.ready and n.schedulable and n.admits(constraints)
         }
         base = {
             name: sum(w.gpus for w in snapshot.workers if w.node == name and w.role is not Role.EXTRA)
@@ -236,12 +236,8 @@ class PlannerMachine(RuleBasedStateMachine):
         }
         total = sum(max(0, node.allocatable - node.departing - base[name]) for name, node in usable.items())
         waiting = [w for w in snapshot.workers if w.role is Role.FOREIGN and w.node is None]
-        foreign = sum(w.gpus for w in waiting if any(_admits(w.constraints, node) for node in usable.values()))
+        foreign = sum(w.gpus for w in waiting if any(node.admits(w.constraints) for node in usable.values()))
         return total - foreign
-
-
-def _admits(constraints: Constraints, node: Node) -> bool:
-    return constraints.admit(node.name, node.labels, node.taints)
 
 
 PlannerMachine.TestCase.settings = settings(

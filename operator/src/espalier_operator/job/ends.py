@@ -111,9 +111,9 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
         return
     if leader.end is not None and leader.end.at is not None:
         yield leader.end.at + timing.report
-    elif (done_since := _done_since(state, seen)) is not None:
-        yield done_since + timing.report
-        yield done_since + timing.linger
+    elif (since := done_since(state, seen)) is not None:
+        yield since + timing.report
+        yield since + timing.linger
 
 
 def _completed(
@@ -169,15 +169,15 @@ def _may_report_still(end: End, report: Report | None, now: float, timing: Timin
     return abs(now - end.at) < timing.report  # a node whose clock is far ahead is not waited for
 
 
-def _done_since(state: JobState, seen: Observation) -> float | None:
+def done_since(state: JobState, seen: Observation) -> float | None:
     """Return since when the leader says that it ends, by the scheduler's clock; None while it does not."""
     leader = seen.leader
     return None if leader is None or seen.phase not in LAST_PHASES else state.watch_of(leader.id).done_since
 
 
 def _lingers(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
-    done_since = _done_since(state, seen)
-    return done_since is not None and now >= done_since + timing.linger
+    since = done_since(state, seen)
+    return since is not None and now >= since + timing.linger
 
 
 def _again_at(worker: Incarnation, now: float, timing: Timing) -> float | None:

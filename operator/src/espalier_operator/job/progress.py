@@ -93,7 +93,7 @@ def _overstays(state: JobState, seen: Observation, now: float, timing: Timing) -
 
     Where it says that the job is complete, the job ends soon, whatever its process does.
     """
-    done_since = None if seen.leader is None else state.watch_of(seen.leader.id).done_since
+    done_since = ends.done_since(state, seen)
     says_so = seen.leader_runs and seen.phase in (TrainerPhase.STOPPED, TrainerPhase.FAILED)
     return says_so and done_since is not None and now - done_since > timing.report
 

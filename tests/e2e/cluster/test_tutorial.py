@@ -79,6 +79,11 @@ def prometheus(query: str) -> list[dict[str, Any]]:
     return found
 
 
+def series_of(namespace: str) -> set[str]:
+    """Return the names of the metrics that the cluster's Prometheus has of a namespace."""
+    return {series["metric"]["__name__"] for series in prometheus(f'{{namespace="{namespace}"}}')}
+
+
 def grafana_answers(shell: Shell, opened: str) -> None:
     """See the panels' data through Grafana itself."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -119,8 +124,8 @@ def test_the_tutorial(space: Space, nodes: Nodes, shell: Shell, monitoring: None
     assert leader is not None
     names = [item["metadata"]["name"] for item in get("deployments", namespace=MONITORING)["items"]]
     assert "prometheus" in names
-    seen = {series["metric"]["__name__"] for series in prometheus(f'{{namespace="{space.name}"}}')}
-    assert {"espalier_job_depth", "espalier_trainer_step_seconds_count"} <= seen, "operator and trainer are scraped"
+    scraped = {"espalier_job_depth", "espalier_trainer_step_seconds_count"}
+    wait_for("Prometheus finds operator and trainer", lambda: scraped <= series_of(space.name), 30)
     if "grafana" in names:  # its image is not to be had everywhere; hack/cluster monitoring says so
         grafana_answers(shell, opened)
 

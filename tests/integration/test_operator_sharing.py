@@ -237,6 +237,22 @@ def test_a_job_starts_only_on_nodes_that_its_template_admits(world: World) -> No
     assert world.jobs.condition("picky", "Admitted") == ("False", "Unschedulable")
 
 
+def test_a_job_waits_for_the_cpus_that_a_pod_without_gpus_holds(world: World) -> None:
+    """It holds back nobody who needs fewer, and says what is missing."""
+    world.kubelet.add_node("node", 2)
+    idle = [{"name": "other", "image": "other:1", "resources": {"requests": {"cpu": "40"}}}]
+    world.make_foreign("foreign", nodeName="node", containers=idle)
+    world.operate()
+    resources = {"requests": {"cpu": "30500m"}, "limits": {"nvidia.com/gpu": 1}}
+    world.jobs.make("hungry", pod={"containers": [{"name": "trainer", "image": "trainer:dev", "resources": resources}]})
+    world.until_condition("hungry", "Admitted", "False", "Unschedulable")
+    world.jobs.make("modest")
+    world.until_condition("modest", "Running", "True", "Running")
+    assert world.pods("hungry") == {}
+    world.delete_pod("foreign")
+    world.until_condition("hungry", "Running", "True", "Running")
+
+
 def test_a_job_that_is_scaled_down_gives_back_what_it_was_lent(world: World) -> None:
     """With notice; another job gets it."""
     world.kubelet.add_node("node", 3)

@@ -11,11 +11,13 @@ finding the best fit costs the number of groups and of GPUs of a node, not the n
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
 
-from espalier_operator.constraints import ANYWHERE, Constraints
+from espalier_operator.constraints import ANYWHERE, Amounts, Constraints
 from espalier_operator.facts import JobFacts, Node, Promise, Role, Worker, WorkerState
 
 
@@ -36,12 +38,15 @@ class Site:
 
     gpu_type: str
     groups: tuple[int, ...]
+    requests: Amounts = ()
+    """What the worker needs of a node in addition to GPUs."""
 
     def without(self, groups: Set[int]) -> Site:
         """Return the site less some groups."""
         return replace(self, groups=tuple(group for group in self.groups if group not in groups))
 
 
+_NO_REQUESTS: Final[Mapping[str | None, Amounts]] = MappingProxyType({})
 _Buckets = dict[tuple[int, int], dict[str, None]]
 """Nodes by (free GPUs, GPUs free later): of nodes that fit equally well, the one with the poorer future is used."""
 
@@ -57,13 +62,15 @@ class Capacity:
         nodes: Iterable[Node],
         workers: Iterable[Worker],
         leaving: set[str],
-        constraints: Iterable[Constraints] = (ANYWHERE,),
+        constraints: Collection[Constraints] = (ANYWHERE,),
+        requests: Mapping[str | None, Amounts] = _NO_REQUESTS,
     ) -> None:
         """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`.
 
-        `constraints` are all that `site` will be asked for.
+        `constraints` are all that `site` will be asked for, `requests` what a worker of a job needs besides GPUs.
         """
         grouping = _Grouping(constraints)
+        self._rooms = _Rooms() if any(each.requests for each in constraints) else None
         self._group: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self._later: dict[str, int] = {}
@@ -74,6 +81,8 @@ class Capacity:
                 self._group[node.name] = group = grouping.group_of(node)
                 self._now[node.name] = self._later[node.name] = offered
                 self._slots[group][offered] += 1
+                if self._rooms is not None:
+                    self._rooms.add(node, group, offered)
         self._examples: list[Node] = grouping.examples
         self._sites: dict[tuple[str, Constraints], Site] = {}
         offers, others = dict(self._now), Counter[str]()
@@ -84,14 +93,18 @@ class Capacity:
                 self._now[worker.node] -= worker.gpus
                 if worker.name not in leaving:
                     self._later[worker.node] -= worker.gpus
+                if self._rooms is not None and worker.job is not None:
+                    self._rooms.hold(worker.node, requests.get(worker.job, ()), worker.name not in leaving)
         self._without_jobs = {group: dict(sizes) for group, sizes in self._slots.items()}
         for name, held in others.items():
             sizes, offered = self._without_jobs[self._group[name]], offers[name]
             sizes[offered] -= 1
             sizes[offered - held] = sizes.get(offered - held, 0) + 1
+            if self._rooms is not None:
+                self._rooms.others[name] = held
         self._offers: dict[int, _Buckets] = defaultdict(dict)
         self._hopes: dict[int, _Buckets] = defaultdict(dict)
-        self._journal: list[tuple[str, int, int]] = []
+        self._journal: list[tuple[str, int, int, Amounts]] = []
         for name, later in self._later.items():
             if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
                 self._enter(name)
@@ -113,7 +126,7 @@ class Capacity:
                 for group, node in enumerate(self._examples)
                 if node.gpu_type == gpu_type and node.admits(constraints)
             )
-            known = self._sites[gpu_type, constraints] = Site(gpu_type, tuple(fitting))
+            known = self._sites[gpu_type, constraints] = Site(gpu_type, tuple(fitting), constraints.requests)
         return known
 
     def is_in(self, site: Site, node: str | None) -> bool:
@@ -126,10 +139,14 @@ class Capacity:
 
     def could_ever_hold(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether `workers` of `gpus` each would fit on empty nodes."""
+        if site.requests and self._rooms is not None:
+            return gpus == 0 or self._rooms.could_hold(site, gpus, without_others=True) >= workers
         return _holds(self._slots, site, gpus, workers)
 
     def could_hold_without_jobs(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether they would fit if all our jobs had ended, and what others hold were held."""
+        if site.requests and self._rooms is not None:
+            return gpus == 0 or self._rooms.could_hold(site, gpus, without_others=False) >= workers
         return _holds(self._without_jobs, site, gpus, workers)
 
     def take(self, site: Site, gpus: int) -> str | None:
@@ -148,10 +165,15 @@ class Capacity:
         """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
         return self._place(self._offers, site, gpus, now=-gpus, later=0)
 
-    def expect(self, node: str | None, gpus: int) -> None:
-        """Expect that `gpus` will be given back on `node`; a negative number withdraws the expectation."""
+    def expect(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
+        """Expect that `gpus` and what belongs to `requests` will be given back on `node`."""
         if node is not None and node in self._group:
-            self._change(node, 0, gpus)
+            self._change(node, 0, gpus, requests)
+
+    def withdraw(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
+        """Expect that no more."""
+        if node is not None and node in self._group:
+            self._change(node, 0, -gpus, requests)
 
     def mark(self) -> int:
         """Return a point to which `undo` can return."""
@@ -160,27 +182,35 @@ class Capacity:
     def undo(self, mark: int) -> None:
         """Undo everything since `mark`."""
         while len(self._journal) > mark:
-            node, now, later = self._journal.pop()
+            node, now, later, requests = self._journal.pop()
             self._leave(node)
             self._now[node] -= now
             self._later[node] -= later
             self._enter(node)
+            if self._rooms is not None and requests:
+                self._rooms.change(node, requests, -_sign(now), -_sign(later))
 
     def _place(self, places: dict[int, _Buckets], site: Site, gpus: int, now: int, later: int) -> str | None:
         fitting = ((key, group) for group in site.groups for key in places[group] if key[0] >= gpus)
-        best = min(fitting, default=None)
-        if best is None:
-            return None
-        node = next(iter(places[best[1]][best[0]]))
-        self._change(node, now, later)
+        if not site.requests or self._rooms is None:
+            best = min(fitting, default=None)
+            node = None if best is None else next(iter(places[best[1]][best[0]]))
+        else:
+            has = self._rooms.has_now if now else self._rooms.has_later
+            nodes = (node for key, group in sorted(fitting) for node in places[group][key])
+            node = next((node for node in nodes if has(node, site.requests)), None)
+        if node is not None:
+            self._change(node, now, later, site.requests)
         return node
 
-    def _change(self, node: str, now: int, later: int) -> None:
+    def _change(self, node: str, now: int, later: int, requests: Amounts) -> None:
         self._leave(node)
         self._now[node] += now
         self._later[node] += later
         self._enter(node)
-        self._journal.append((node, now, later))
+        self._journal.append((node, now, later, requests))
+        if self._rooms is not None and requests:
+            self._rooms.change(node, requests, _sign(now), _sign(later))
 
     def _places(self, node: str) -> tuple[tuple[_Buckets, tuple[int, int]], tuple[_Buckets, tuple[int, int]]]:
         group, later = self._group[node], self._later[node]
@@ -203,6 +233,73 @@ class Capacity:
 def _holds(slots: Mapping[int, Mapping[int, int]], site: Site, gpus: int, workers: int) -> bool:
     sizes = (entry for group in site.groups for entry in slots.get(group, {}).items())
     return gpus == 0 or sum(count * (max(0, size) // gpus) for size, count in sizes) >= workers
+
+
+def _sign(gpus: int) -> int:
+    return (gpus > 0) - (gpus < 0)
+
+
+class _Rooms:
+    """What nodes have left of resources other than GPUs, now and later. A resource without an entry is not limited."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, list[tuple[Node, int]]] = defaultdict(list)
+        self._now: dict[str, dict[str, int]] = {}
+        self._later: dict[str, dict[str, int]] = {}
+        self._counts: dict[tuple[Site, int, bool], int] = {}
+        self.others: dict[str, int] = {}
+        """GPUs that pods of others hold, by node."""
+
+    def add(self, node: Node, group: int, offered: int) -> None:
+        """Add a node that offers `offered` GPUs."""
+        self._nodes[group].append((node, offered))
+        left = {name: amount - node.used.get(name, 0) for name, amount in node.resources.items()}
+        self._now[node.name], self._later[node.name] = left, dict(left)
+
+    def hold(self, node: str, requests: Amounts, stays: bool) -> None:
+        """Count a bound worker of a job."""
+        self.change(node, requests, -1, -1 if stays else 0)
+
+    def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
+        """Add `requests` so many times to what is left now and later."""
+        for left, times in ((self._now[node], now), (self._later[node], later)):
+            for name, amount in requests if times else ():
+                if name in left:
+                    left[name] += times * amount
+
+    def has_now(self, node: str, requests: Amounts) -> bool:
+        """Return whether `requests` fit on `node` now, and do not take what is promised later."""
+        return _suffices(self._now[node], requests) and _suffices(self._later[node], requests)
+
+    def has_later(self, node: str, requests: Amounts) -> bool:
+        """Return whether `requests` will fit on `node`."""
+        return _suffices(self._later[node], requests)
+
+    def could_hold(self, site: Site, gpus: int, *, without_others: bool) -> int:
+        """Return how many workers would fit if all our jobs had ended, and pods of others as well or not."""
+        key = (site, gpus, without_others)
+        if key not in self._counts:
+            self._counts[key] = sum(
+                self._times(node, offered, site.requests, gpus, without_others)
+                for group in site.groups
+                for node, offered in self._nodes[group]
+            )
+        return self._counts[key]
+
+    def _times(self, node: Node, offered: int, requests: Amounts, gpus: int, without_others: bool) -> int:
+        free = offered if without_others else offered - self.others.get(node.name, 0)
+        used = {} if without_others else node.used
+        most = [free // gpus]
+        most += [
+            (node.resources[name] - used.get(name, 0)) // amount
+            for name, amount in requests
+            if amount and name in node.resources
+        ]
+        return max(0, min(most))
+
+
+def _suffices(left: Mapping[str, int], requests: Amounts) -> bool:
+    return all(left.get(name, amount) >= amount for name, amount in requests)
 
 
 class _Grouping:

@@ -1,7 +1,9 @@
-"""What binds a pod to nodes: its node selector, its required node affinity, and the taints that it tolerates. Pure.
+"""What binds a pod to nodes: its node selector, its required node affinity, the taints that it tolerates, and what it
+requests in addition to GPUs. Pure.
 
-The rules are those of kube-scheduler's plugins NodeAffinity and TaintToleration (k8s.io/component-helpers,
-scheduling/corev1). What cannot be judged from a node alone, such as affinity to other pods, is left to kube-scheduler.
+The rules are those of kube-scheduler's plugins NodeAffinity, TaintToleration (k8s.io/component-helpers,
+scheduling/corev1) and NodeResourcesFit. What cannot be judged from a node alone, such as affinity to other pods, is
+left to kube-scheduler.
 """
 
 from __future__ import annotations
@@ -12,6 +14,10 @@ from typing import Final
 
 REPELLING: Final = ("NoSchedule", "NoExecute")
 """Effects of taints that keep pods away."""
+
+
+Amounts = tuple[tuple[str, int], ...]
+"""Amounts of resources by name, without GPUs: `cpu` in thousandths, memory in bytes, `pods` in pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,8 @@ class Constraints:
     affinity: tuple[Term, ...] | None = None
     """Terms of which one must match; None: no affinity is required."""
     tolerations: tuple[Toleration, ...] = ()
+    requests: Amounts = ()
+    """What it needs of a node in addition to GPUs."""
 
     def admit(self, name: str, labels: Mapping[str, str], taints: Iterable[Taint]) -> bool:
         """Return whether the pod may be bound to the node `name` with `labels` and `taints`."""

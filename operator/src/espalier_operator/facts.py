@@ -64,6 +64,10 @@ class Node:
     """It takes new pods: those that tolerate its taints."""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     taints: tuple[Taint, ...] = ()
+    resources: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """What it has of resources other than GPUs (`constraints.Amounts`); one that is not named is not limited."""
+    used: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """What pods that are nobody's worker request of that."""
     departing: int = 0
     """GPUs of `allocatable` that are announced to go at `departs_at`."""
     departs_at: float | None = None

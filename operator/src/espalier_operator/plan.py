@@ -34,6 +34,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import (
@@ -48,7 +49,7 @@ from espalier_operator.actions import (
     Stop,
 )
 from espalier_operator.capacity import Capacity, Site, Supply, hold_promised
-from espalier_operator.constraints import Constraints
+from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
 from espalier_operator.lifecycle import ending, is_held_back, lendable, most_extra, turning_points
 from espalier_operator.policies import Policy, Rank
@@ -99,7 +100,8 @@ class _Tick:
         """By running job: its extra workers less those that it gives back."""
         leaving = self._leaving(snapshot)
         asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in self._foreign}
-        self._capacity = Capacity(snapshot.nodes, snapshot.workers, leaving, asked)
+        requests: dict[str | None, Amounts] = {job.key: job.terms.constraints.requests for job in snapshot.jobs}
+        self._capacity = Capacity(snapshot.nodes, snapshot.workers, leaving, asked, requests)
         # Includes jobs that end in this tick: their workers may be binding at this moment.
         for job in self._choosiest_first(snapshot.jobs):
             own, kept = self._extras[job.key], self._kept.get(job.key, 0)
@@ -153,10 +155,7 @@ class _Tick:
             elif not sites:
                 fits_elsewhere = self._large_enough(terms.gpu_type, None, gpus, workers)
                 self._refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
-            elif (chosen := self._choose_type(free, gpus, workers)) is not None:
-                self._act(Admit(job=job.key, gpu_type=chosen))
-            else:
-                self._refuse(job, Reason.NO_FREE_GPU)
+            elif not self._start(job, free):
                 # Where it fits only once others' pods have left, it does not hold back those who fit before.
                 fitting = [site for site in sites if self._capacity.could_hold_without_jobs(site, gpus, workers)]
                 blocked.update(group for site in fitting for group in site.groups)
@@ -258,16 +257,26 @@ class _Tick:
             leaving |= {worker.name for worker in self._extras[key] if worker.index >= kept}
         return leaving
 
-    def _choose_type(self, sites: Sequence[Site], gpus: int, workers: int) -> str | None:
-        """Return the type on which all `workers` can start now. If there is none, reserve for them and return None."""
+    def _start(self, job: JobFacts, sites: Sequence[Site]) -> bool:
+        """Start a job on the first of `sites` where all its workers can start now.
+
+        If there is none, reserve for them, note what is missing, and return False.
+        """
+        gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         for site in sites:
             if self._pool.take_gang(site, gpus, workers):
-                return site.gpu_type
+                self._act(Admit(job=job.key, gpu_type=site.gpu_type))
+                return True
+        has_gpus = any(self._pool.has_gang(replace(site, requests=()), gpus, workers) for site in sites)
         for site in sites:
             supply = self._pool.await_gang(site, gpus, workers)
-            if supply is not Supply.NEVER:
-                return site.gpu_type if supply is Supply.NOW else None
-        return None
+            if supply is Supply.NOW:
+                self._act(Admit(job=job.key, gpu_type=site.gpu_type))
+                return True
+            if supply is Supply.LATER:
+                break
+        self._refuse(job, Reason.UNSCHEDULABLE if has_gpus else Reason.NO_FREE_GPU)
+        return False
 
     def _choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
         """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""

@@ -29,6 +29,13 @@ class Pool:
         self._capacity.undo(mark)
         return False
 
+    def has_gang(self, site: Site, gpus: int, workers: int) -> bool:
+        """Return whether `take_gang` would hand out."""
+        mark = self._capacity.mark()
+        has = self.take_gang(site, gpus, workers)
+        self._capacity.undo(mark)
+        return has
+
     def obtain(self, sites: Sequence[Site], gpus: int) -> Supply:
         """Keep `gpus` of one node of the first possible site; where none are to come, ask for lent ones."""
         kept = (self._keep(site, gpus) for site in sites)

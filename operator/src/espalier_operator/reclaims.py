@@ -129,7 +129,7 @@ class ReclaimQueue:
         for loan in self._in_turn(line, may_take):
             if self._is_out(loan) or not capacity.is_in(site, loan.worker.node) or spared(loan.job):
                 continue
-            capacity.expect(loan.worker.node, gpus=loan.worker.gpus)
+            capacity.expect(loan.worker.node, loan.worker.gpus, loan.job.terms.constraints.requests)
             tried.append(loan)
             taken = capacity.take(site, gpus)
             node = taken or capacity.set_aside(site, gpus)
@@ -149,7 +149,7 @@ class ReclaimQueue:
                 if loan.worker.node == node and not self._is_out(loan):
                     gpus -= sum(other.worker.gpus for other in self._above(loan) if other.worker.node == node)
                     for other in self._above(loan):
-                        capacity.expect(other.worker.node, other.worker.gpus)
+                        capacity.expect(other.worker.node, other.worker.gpus, other.job.terms.constraints.requests)
                     self._ask(loan, Reason.GPU_LOST, by)
 
     def notices(self) -> list[NoticeReclaim]:
@@ -204,7 +204,7 @@ class ReclaimQueue:
             if loan.worker.index >= lowest.get(loan.job.key, loan.job.extra):
                 self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
             else:
-                capacity.expect(loan.worker.node, gpus=-loan.worker.gpus)
+                capacity.withdraw(loan.worker.node, loan.worker.gpus, loan.job.terms.constraints.requests)
 
     def _ask(self, loan: _Loan, reason: Reason, by: float | None) -> None:
         deadline = self._now + loan.job.terms.notice_seconds

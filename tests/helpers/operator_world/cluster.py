@@ -56,7 +56,7 @@ class Cluster:
         """Return what a scheduler sees."""
         return Snapshot(
             taken_at=self.now,
-            nodes=tuple(self.nodes.values()),
+            nodes=tuple(replace(node, used=self._used_by_others(node)) for node in self.nodes.values()),
             workers=tuple(self.workers.values()),
             promises=tuple(self.promises.values()),
             jobs=tuple(self.jobs.values()),
@@ -120,7 +120,7 @@ class Cluster:
                 constraints = job.terms.constraints if job is not None else worker.constraints
                 for node in self.nodes.values():
                     fits = node.ready and node.schedulable and self.free(node) >= worker.gpus
-                    admitted = node.admits(constraints)
+                    admitted = node.admits(constraints) and self.has_room(node, constraints)
                     if fits and admitted and gpu_type in (None, node.gpu_type):
                         self.workers[worker.name] = replace(worker, node=node.name, state=WorkerState.RUNNING)
                         break
@@ -174,6 +174,18 @@ class Cluster:
         """Return the GPUs of `node` that no worker holds."""
         return node.allocatable - sum(w.gpus for w in self.workers.values() if w.node == node.name)
 
+    def has_room(self, node: Node, constraints: Constraints) -> bool:
+        """Return whether `node` has what a pod requests besides GPUs."""
+        used = Counter(node.used)
+        for worker in self.workers.values():
+            if worker.node == node.name:
+                job = self.jobs.get(worker.job or "")
+                used.update(dict(worker.constraints.requests if job is None else job.terms.constraints.requests))
+        return all(
+            name not in node.resources or node.resources[name] - used[name] >= amount
+            for name, amount in constraints.requests
+        )
+
     # ---- the scheduler acts
 
     def apply(self, action: Action) -> None:
@@ -215,6 +227,13 @@ class Cluster:
             case Finish() | Fail():
                 self.change(job.key, finished=True, extra=0, reclaim=None, stopping=None)
                 self._retire(job.key)
+
+    def _used_by_others(self, node: Node) -> dict[str, int]:
+        used = Counter(node.used)
+        for worker in self.workers.values():
+            if worker.job is None and worker.node == node.name:
+                used.update(dict(worker.constraints.requests))
+        return dict(used)
 
     def _retire(self, key: str) -> None:
         self.change(key, leader_running=False, training=False, has_reported=False)

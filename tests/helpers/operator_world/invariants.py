@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, Plan, ReleaseExtra, Requeue
-from espalier_operator.constraints import Constraints
+from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Worker, WorkerState
 
 
@@ -79,7 +79,7 @@ def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: 
         if worker.node in types:
             free[worker.node] -= worker.gpus
     granted: list[tuple[int, str]] = []
-    wishes: list[tuple[int, frozenset[str]]] = []
+    wishes: list[tuple[int, frozenset[str], Amounts]] = []
     for action in plan.actions:
         job = jobs[action.job]
         if isinstance(action, Admit) and action.gpu_type is not None:
@@ -89,7 +89,8 @@ def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: 
         else:
             continue
         granted += [(job.terms.gpus_per_worker, gpu_type)] * workers
-        wishes += [(job.terms.gpus_per_worker, _admitting(nodes.values(), gpu_type, job.terms.constraints))] * workers
+        admitting = _admitting(nodes.values(), gpu_type, job.terms.constraints)
+        wishes += [(job.terms.gpus_per_worker, admitting, job.terms.constraints.requests)] * workers
     due = [] if any(job.terms.gpus_per_worker > 1 for job in snapshot.jobs) else _due(snapshot, now)
     room = {name: max(0, count) for name, count in free.items()}
     spare = Counter(dict.fromkeys(types.values(), 0))
@@ -99,8 +100,20 @@ def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: 
         wanted = sum(gpus for gpus, granted_type in granted if granted_type == gpu_type)
         owed = sum(gpus for gpus, due_type in due if due_type == gpu_type)
         _demand(wanted + owed <= spare[gpu_type], 3, f"{wanted} {gpu_type} granted, {owed} owed, {spare} free")
-    wishes.sort(key=lambda wish: (-wish[0], sorted(wish[1])))
-    _demand(_can_place(wishes, room), 1, f"what is granted does not fit: {wishes}, free: {room}")
+    wishes.sort(key=lambda wish: (-wish[0], sorted(wish[1]), wish[2]))
+    left = {name: _left(node, snapshot, jobs) for name, node in nodes.items()}
+    _demand(_can_place(wishes, room, left), 1, f"what is granted does not fit: {wishes}, free: {room}, {left}")
+
+
+def _left(node: Node, snapshot: Snapshot, jobs: Mapping[str, JobFacts]) -> dict[str, int]:
+    """Return what is free on a node of resources other than GPUs."""
+    left = Counter(node.resources)
+    left.subtract({name: amount for name, amount in node.used.items() if name in node.resources})
+    for worker in snapshot.workers:
+        if worker.node == node.name and worker.job in jobs:
+            requests = jobs[worker.job].terms.constraints.requests
+            left.subtract({name: amount for name, amount in requests if name in node.resources})
+    return dict(left)
 
 
 def _admitting(nodes: Iterable[Node], gpu_type: str, constraints: Constraints) -> frozenset[str]:
@@ -108,23 +121,30 @@ def _admitting(nodes: Iterable[Node], gpu_type: str, constraints: Constraints) -
     return frozenset(node.name for node in nodes if node.gpu_type == gpu_type and node.admits(constraints))
 
 
-def _can_place(wishes: Sequence[tuple[int, frozenset[str]]], room: Mapping[str, int]) -> bool:
-    """Return whether each of `wishes`, (GPUs, nodes), finds a node with room."""
-    failed: set[tuple[int, tuple[int, ...]]] = set()
+def _can_place(
+    wishes: Sequence[tuple[int, frozenset[str], Amounts]],
+    room: Mapping[str, int],
+    left: Mapping[str, Mapping[str, int]],
+) -> bool:
+    """Return whether each of `wishes`, (GPUs, nodes, other requests), finds a node with room."""
+    failed: set[object] = set()
 
-    def place(first: int, room: Mapping[str, int]) -> bool:
+    def place(first: int, room: Mapping[str, int], left: Mapping[str, Mapping[str, int]]) -> bool:
         if first == len(wishes):
             return True
-        state = (first, tuple(room.values()))
+        state = (first, tuple(room.values()), tuple(tuple(each.values()) for each in left.values()))
         if state in failed:
             return False
-        gpus, nodes = wishes[first]
-        if any(place(first + 1, {**room, name: room[name] - gpus}) for name in nodes if room[name] >= gpus):
-            return True
+        gpus, nodes, requests = wishes[first]
+        for name in nodes:
+            rest = {key: amount - dict(requests).get(key, 0) for key, amount in left[name].items()}
+            fits = room[name] >= gpus and min(rest.values(), default=0) >= 0
+            if fits and place(first + 1, {**room, name: room[name] - gpus}, {**left, name: rest}):
+                return True
         failed.add(state)
         return False
 
-    return place(0, room)
+    return place(0, room, left)
 
 
 def _due(snapshot: Snapshot, now: float) -> list[tuple[int, str]]:

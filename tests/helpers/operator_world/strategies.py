@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
@@ -24,8 +24,12 @@ CONSTRAINTS = (
     Constraints(node_selector=(("zone", "a"),), tolerations=VISION),
     Constraints(affinity=(Term(fields=(Expression("metadata.name", "In", ("node1",)),)),), tolerations=VISION),
     Constraints(node_selector=(("zone", "nowhere"),)),
+    Constraints(requests=(("cpu", 1000),)),
+    Constraints(requests=(("cpu", 2500), ("pods", 1))),
 )
 """What pods ask of nodes."""
+RESOURCES: tuple[Mapping[str, int], ...] = ({}, {}, {"cpu": 4000}, {"cpu": 6000, "pods": 3})
+"""What nodes have besides GPUs."""
 SECONDS = st.sampled_from((1.0, 5.0, 10.0, 40.0))
 
 

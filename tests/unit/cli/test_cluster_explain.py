@@ -88,6 +88,15 @@ def test_a_job_that_no_node_admits_is_told_which_are_excluded() -> None:
     assert "1 node with 2 GPUs does not count; `espalier top` says why." in told
 
 
+def test_a_job_that_needs_more_than_gpus_is_told_what_is_missing() -> None:
+    hungry, trainer, other = gpus(1), admitted(job("b")), pod("o", 0, "n")
+    other["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "6"}}
+    hungry["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2500m"}
+    waiting = acted(job("a", template=hungry), refusal=Reason.UNSCHEDULABLE)
+    told = stands(case(jobs=[waiting, trainer], pods=[other, worker(trainer, "n")], nodes=[node("n", 4), node("m", 1)]))
+    assert "1 node with free GPUs has too little cpu left for a worker." in told
+
+
 def test_a_job_that_kube_scheduler_could_not_place_is_told_when_it_is_tried_again() -> None:
     actions = (
         Admit(job="default/a", gpu_type=""),

@@ -167,6 +167,36 @@ def test_a_job_starts_only_where_its_constraints_admit_it():
     assert refused(decide(nodes, [job("large", low=8, constraints=TEAM)])) == {"large": Reason.TOO_LARGE}
 
 
+def cpus(number: int) -> Constraints:
+    return Constraints(requests=(("cpu", 1000 * number),))
+
+
+def test_workers_start_where_their_other_requests_fit_too():
+    """Others' pods and our own workers take CPUs; a node that names none is not limited."""
+    busy = node("busy", 4, resources={"cpu": 8000}, used={"cpu": 5000})
+    hungry = job("hungry", constraints=cpus(4))
+    assert decide([busy, node("n", 1, resources={"cpu": 4000})], [hungry]).actions == (
+        Admit(job="hungry", gpu_type="a"),
+    )
+    planned = decide([busy], [hungry, job("modest", low=3, high=3, constraints=cpus(1))])
+    assert planned.actions == (Admit(job="modest", gpu_type="a"),)
+    assert refused(planned) == {"hungry": Reason.UNSCHEDULABLE}, "GPUs are free, CPUs are not"
+    assert refused(decide([busy], [job("giant", constraints=cpus(9))])) == {"giant": Reason.UNSCHEDULABLE}
+    assert decide([node("n", 1)], [hungry]).actions == (Admit(job="hungry", gpu_type="a"),)
+    runs = trains("runs", constraints=cpus(3))
+    full = node("n", 4, resources={"cpu": 8000})
+    planned = decide([full], [runs, job("next", low=2, constraints=cpus(2))], workers_of(runs, "n"))
+    assert [type(action) for action in planned.actions] == [Admit], "one CPU is left, and the third GPU is of no use"
+
+
+def test_a_reclaim_gives_back_what_a_worker_requests():
+    lucky = trains("lucky", extra=1, constraints=cpus(3))
+    full = node("n", 4, resources={"cpu": 8000})
+    planned = decide([full], [lucky, job("next", constraints=cpus(4))], workers_of(lucky, "n"))
+    notice = NoticeReclaim(job="lucky", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+    assert planned.actions == (notice,), "there are GPUs, but no CPUs"
+
+
 def test_a_job_that_waits_for_some_nodes_holds_back_nobody_on_others():
     holder = trains("holder", high=1)
     nodes = [node("m", 1, labels={"zone": "a"}), node("n", 1)]

@@ -23,7 +23,7 @@ from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
-from operator_world.strategies import CONSTRAINTS, GPU_TYPES, TAINTS, ZONES, terms
+from operator_world.strategies import CONSTRAINTS, GPU_TYPES, RESOURCES, TAINTS, ZONES, terms
 
 GRANTS = (Admit, GrantExtra, NoticeReclaim)
 
@@ -119,13 +119,21 @@ class PlannerMachine(RuleBasedStateMachine):
         gpu_type=st.sampled_from((GPU_TYPES[0], *GPU_TYPES)),
         labels=st.sampled_from(ZONES),
         taints=st.sampled_from(TAINTS),
+        resources=st.sampled_from(RESOURCES),
     )
     def add_node(
-        self, gpus: int, gpu_type: str, labels: Mapping[str, str] = ZONES[0], taints: tuple[Taint, ...] = ()
+        self,
+        gpus: int,
+        gpu_type: str,
+        labels: Mapping[str, str] = ZONES[0],
+        taints: tuple[Taint, ...] = (),
+        resources: Mapping[str, int] = RESOURCES[0],
     ) -> None:
         self.serial += 1
         name = f"node{self.serial}"
-        self.cluster.nodes[name] = Node(name=name, gpu_type=gpu_type, allocatable=gpus, labels=labels, taints=taints)
+        self.cluster.nodes[name] = Node(
+            name=name, gpu_type=gpu_type, allocatable=gpus, labels=labels, taints=taints, resources=resources
+        )
 
     @precondition(lambda self: self.cluster.nodes)
     @rule(
@@ -220,6 +228,7 @@ class PlannerMachine(RuleBasedStateMachine):
             job for job in snapshot.jobs if job.admitted_at is None and not job.finished and not job.terms.suspend
         ]
         waiting = [job for job in waiting if job.hold_until is None or job.hold_until <= self.cluster.now]
+        waiting = [job for job in waiting if not job.terms.constraints.requests]  # GPUs are not all that they lack
         for job in sorted(waiting, key=lambda job: FairPolicy().admission_rank(job, self.cluster.now))[:1]:
             for gpu_type in GPU_TYPES if job.terms.gpu_type is None else (job.terms.gpu_type,):
                 assert self.free_and_lent(snapshot, gpu_type, job.terms.constraints) < job.terms.min_replicas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type
@@ -36,6 +37,7 @@ def scarcity(job: JobFacts, snapshot: Snapshot) -> list[str]:
     excluded = [node for node in nodes if snapshot.rules.takes_workers(node)]
     if excluded:
         lines.append(f"Its node selector, affinity and tolerations exclude {_described(excluded)}.")
+    lines += _lacking([node for node in snapshot.nodes if job.terms.admit(node) and node.allocatable], job, snapshot)
     hidden = [node for node in nodes if not snapshot.rules.takes_workers(node)]
     if hidden:
         verb = "does" if len(hidden) == 1 else "do"
@@ -43,6 +45,33 @@ def scarcity(job: JobFacts, snapshot: Snapshot) -> list[str]:
     if job.admitted_at is None:
         lines += _queue(job, snapshot)
     return lines
+
+
+def _lacking(nodes: Sequence[Node], job: JobFacts, snapshot: Snapshot) -> list[str]:
+    """Name what nodes with enough free GPUs have too little of for another worker."""
+    requests = {other.key: other.terms.constraints.requests for other in snapshot.jobs}
+    gpus, used = Counter[str](), {node.name: Counter(node.used) for node in nodes}
+    for worker in snapshot.workers:
+        if worker.node in used:
+            gpus[worker.node] += worker.gpus
+            used[worker.node].update(dict(requests.get(worker.job or "", ())))
+    short: Counter[str] = Counter()
+    for node in nodes:
+        if node.allocatable - gpus[node.name] >= job.terms.gpus_per_worker:
+            taken = used[node.name]
+            short.update(
+                name
+                for name, amount in job.terms.constraints.requests
+                if node.resources.get(name, taken[name] + amount) < taken[name] + amount
+            )
+    return [
+        f"{count(number, 'node')} with free GPUs {_has(number)} too little {resource} left for a worker."
+        for resource, number in sorted(short.items())
+    ]
+
+
+def _has(number: int) -> str:
+    return "has" if number == 1 else "have"
 
 
 def _described(nodes: Sequence[Node]) -> str:

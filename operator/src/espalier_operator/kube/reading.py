@@ -6,6 +6,7 @@ scheduler from reading all others.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -75,19 +76,24 @@ def time(raw: Any, *path: str) -> float | None:
         return None
 
 
-def count(quantity: Any) -> int:
+def count(quantity: Any, parts: int = 1) -> int:
     """Return a quantity of something that comes in whole pieces ("2", "4k", "1e3"), rounded up as Kubernetes does.
 
-    0 where it is negative or no quantity.
+    It is counted in `parts` of a piece each. 0 where it is negative or no quantity.
     """
     if isinstance(quantity, bool) or not isinstance(quantity, int | float | str):
         return 0
-    found = _QUANTITY.fullmatch(str(quantity))
+    return _count(str(quantity), parts)
+
+
+@functools.lru_cache(maxsize=4096)  # thousands of pods request the same
+def _count(quantity: str, parts: int) -> int:
+    found = _QUANTITY.fullmatch(quantity)
     if found is None:
         return 0
     suffix, power = found["suffix"] or "", found["power"]
     scale = Decimal(10) ** int(power) if power is not None else _SCALES.get(suffix, Decimal(1))
-    return min(math.ceil(Decimal(found["number"]) * scale), _MOST)
+    return min(math.ceil(Decimal(found["number"]) * scale * parts), _MOST)
 
 
 def _at(raw: Any, path: tuple[str, ...]) -> Any:

@@ -77,7 +77,7 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
             workers += [worker for worker in found if worker is not None]
     return Snapshot(
         taken_at=now,
-        nodes=tuple(store.nodes.values()),
+        nodes=tuple(store.planned_nodes.values()),
         workers=tuple(workers),
         promises=tuple(job.promise for job in planned if job.promise is not None),
         jobs=tuple(job.facts for job in planned if job.facts is not None and (not job.facts.finished or job.workers)),

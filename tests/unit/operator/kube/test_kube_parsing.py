@@ -13,14 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
-from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
+from espalier_operator.constraints import Constraints, Expression, Taint, Term, Toleration
 from espalier_operator.facts import Node, Role
 from espalier_operator.kube import reading
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, parse_status
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import constraints_of, gpu_request, parse_pod
+from espalier_operator.kube.objects.pods import constraints_of, parse_pod, request_of, requests_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import foreign_worker
 from operator_world.kube_objects import (
@@ -110,7 +110,14 @@ SILENT = {"ready": False, "schedulable": False}
 def test_a_node_with_gpus():
     labels = {"nvidia.com/gpu.product": "A100"}
     expected = Node(name="n1", gpu_type="A100", allocatable=8, labels=labels)
-    assert parse_node(raw_node("n1", 8, "A100"), SETTINGS) == expected
+    assert replace(parse_node(raw_node("n1", 8, "A100"), SETTINGS), resources={}) == expected
+
+
+def test_what_a_node_has_besides_gpus():
+    raw = raw_node("n1", 8)
+    raw["status"]["allocatable"] |= {"cpu": "3500m", "memory": "2Gi", "ephemeral-storage": "1k", "pods": "110", "x": []}
+    resources = {"cpu": 3500, "memory": 2 * 1024**3, "ephemeral-storage": 1000, "pods": 110, "x": 0}
+    assert parse_node(raw, SETTINGS).resources == resources
 
 
 @pytest.mark.parametrize(
@@ -142,7 +149,32 @@ def test_a_node_with_gpus():
 )
 def test_nodes_that_offer_less(change, expected):
     plain = Node(name="n1", gpu_type="", allocatable=4)
-    assert parse_node({**raw_node("n1"), **change}, SETTINGS) == replace(plain, **expected)
+    assert replace(parse_node({**raw_node("n1"), **change}, SETTINGS), resources={}) == replace(plain, **expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "requests"),
+    [
+        ({}, {}),
+        ({"containers": [{"resources": {"requests": {"cpu": "1500m", GPU: 2}}}]}, {"cpu": 1500}),
+        (
+            {"containers": [{"resources": {"limits": {"memory": "1Ki"}, "requests": {"cpu": 1}}}]},
+            {"cpu": 1000, "memory": 1024},
+        ),
+        ({"containers": [{"resources": {"limits": {"cpu": 4}, "requests": {"cpu": 1}}}] * 2}, {"cpu": 2000}),
+        (
+            {
+                "initContainers": [{"resources": {"requests": {"cpu": 3}}}],
+                "containers": [{"resources": {"requests": {"cpu": 1}}}],
+                "overhead": {"cpu": "250m"},
+            },
+            {"cpu": 3250},
+        ),
+        ({"containers": [{"resources": {"requests": {"cpu": "a lot"}}}, 3]}, {}),
+    ],
+)
+def test_what_a_pod_requests_besides_gpus(spec, requests):
+    assert dict(requests_of(spec, GPU)) == {**requests, "pods": 1}
 
 
 # ---- effective requests of pods
@@ -168,7 +200,7 @@ def asks(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict
     ],
 )
 def test_what_a_pod_takes(spec, gpus):
-    assert gpu_request(spec, GPU) == gpus
+    assert request_of(spec, GPU) == gpus
 
 
 # ---- what binds a pod to nodes
@@ -190,7 +222,7 @@ def test_what_a_pod_asks_of_nodes():
         },
         "tolerations": [{"key": "team", "value": "vision"}, {"operator": "Exists", "effect": "NoExecute"}],
     }
-    assert constraints_of(spec, ("gpu",)) == Constraints(
+    assert constraints_of(spec, GPU, ("gpu",)) == Constraints(
         node_selector=(("zone", "a"),),
         affinity=(
             Term(labels=(Expression("rack", "In", ("1", "2")),)),
@@ -201,8 +233,9 @@ def test_what_a_pod_asks_of_nodes():
             Toleration("", "Exists", "", "NoExecute"),
             Toleration("gpu", "Exists"),
         ),
+        requests=(("pods", 1),),
     )
-    assert constraints_of({}) == ANYWHERE
+    assert constraints_of({}, GPU) == Constraints(requests=(("pods", 1),))
 
 
 @pytest.mark.parametrize(

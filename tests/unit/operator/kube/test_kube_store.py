@@ -353,3 +353,30 @@ def test_a_forged_pod_on_a_node_holds_its_gpus(world: World) -> None:
     assert [(worker.name, worker.role, worker.node, worker.gpus) for worker in snapshot.workers] == [
         ("evil/one-base-0-0", Role.FOREIGN, "node", 1)
     ]
+
+
+def test_what_pods_of_others_take_of_a_node_is_counted_while_they_are_there(world: World) -> None:
+    """Those without GPUs too; workers of jobs are the planner's own business."""
+
+    def used() -> dict[str, int]:
+        return dict(world.store.planned_nodes["node"].used)
+
+    world.take(resources.NODES, raw_node("node"))
+    web = raw_worker(kube_job(), uid="web")
+    web["metadata"] |= {"ownerReferences": [], "name": "web"}
+    web["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "500m"}}
+    changes = world.changes
+    world.take(resources.PODS, web)
+    assert (used(), world.changes) == ({"cpu": 500, "pods": 1}, changes + 1)
+    world.take(resources.PODS, {**web, "metadata": {**web["metadata"], "labels": {"new": "one"}}})
+    assert world.changes == changes + 1
+    world.take(resources.PODS, raw_worker(kube_job()))
+    assert used() == {"cpu": 500, "pods": 1}
+    world.take(resources.PODS, {**web, "status": {"phase": "Succeeded"}})
+    assert used() == {"cpu": 0, "pods": 0}
+    world.take(resources.PODS, web)
+    world.take(resources.PODS, web, "DELETED")
+    assert used() == {"cpu": 0, "pods": 0}
+    world.take(resources.PODS, web)
+    world.store.replace(resources.PODS, [], 10**6)
+    assert used() == {"cpu": 0, "pods": 0}

@@ -15,7 +15,7 @@ from espalier_api.validation import JobFileError, parse_jobs
 from espalier_operator.facts import Terms
 from espalier_operator.kube.objects import template
 from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import constraints_of, gpu_request
+from espalier_operator.kube.objects.pods import constraints_of, request_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
 
@@ -128,14 +128,14 @@ def _terms(job: AdaptiveTrainingJob, settings: KubeSettings, priority: int) -> T
         job,
         grace_seconds=max(settings.grace_seconds, 0.1 * job.spec.time_budget_seconds),
         gpu_type=text(pod_spec, "nodeSelector", settings.gpu_type_label) or None,
-        constraints=constraints_of(pod_spec, settings.tolerated_taints),
+        constraints=constraints_of(pod_spec, settings.gpu_resource, settings.tolerated_taints),
         resource=settings.gpu_resource,
     )
     deadline = terms.pre_running_deadline_seconds or settings.pre_running_deadline_seconds
     return replace(
         terms,
         priority=priority,
-        gpus_per_worker=max(terms.gpus_per_worker, gpu_request(pod_spec, settings.gpu_resource)),
+        gpus_per_worker=max(terms.gpus_per_worker, request_of(pod_spec, settings.gpu_resource)),
         pre_running_deadline_seconds=deadline,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from espalier_operator.constraints import REPELLING, Taint
 from espalier_operator.facts import Node
+from espalier_operator.kube.objects.pods import amount_of
 from espalier_operator.kube.reading import count, entries, mapping, text
 from espalier_operator.kube.settings import KubeSettings
 
@@ -28,6 +29,11 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
         and spec.get("unschedulable") is not True
         and metadata.get("deletionTimestamp") is None,
         labels={key: value for key, value in mapping(metadata, "labels").items() if isinstance(value, str)},
+        resources={
+            name: amount_of(name, quantity)
+            for name, quantity in mapping(status, "allocatable").items()
+            if name != settings.gpu_resource
+        },
         taints=tuple(
             Taint(text(taint, "key"), text(taint, "value"), text(taint, "effect"))
             for taint in entries(spec, "taints")

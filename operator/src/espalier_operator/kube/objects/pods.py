@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_kube.resources import Raw
-from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Term, Toleration
+from espalier_operator.constraints import ANYWHERE, Amounts, Constraints, Expression, Term, Toleration
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.owners import JobRef, owner_of
@@ -126,9 +126,11 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         index=worker[1],
         attempt=worker[2],
         node=text(spec, "nodeName") or None,
-        gpus=gpu_request(spec, settings.gpu_resource),
+        gpus=request_of(spec, settings.gpu_resource),
         gpu_type=text(spec, "nodeSelector", settings.gpu_type_label) or None,
-        constraints=constraints_of(spec) if owner is None and not text(spec, "nodeName") else ANYWHERE,
+        constraints=constraints_of(spec, settings.gpu_resource)
+        if owner is None and not text(spec, "nodeName")
+        else ANYWHERE,
         wants_gpus=_wants_gpus(spec, status, settings.gpu_resource),
         phase=phase,
         gated=any(entries(spec, "schedulingGates")),
@@ -145,7 +147,24 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
     )
 
 
-def constraints_of(spec: Raw, tolerated: Iterable[str] = ()) -> Constraints:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a pod that is nobody's worker takes of its node, GPUs excluded."""
+
+    node: str
+    requests: Amounts
+
+
+def parse_load(raw: Raw, settings: KubeSettings) -> Load | None:
+    """Return what a pod takes of its node; None where it takes nothing any more, is a worker, or has no node yet."""
+    spec = mapping(raw, "spec")
+    node = text(spec, "nodeName")
+    if not node or text(raw, "status", "phase") in ("Succeeded", "Failed") or owner_of(raw) is not None:
+        return None
+    return Load(node, requests_of(spec, settings.gpu_resource))
+
+
+def constraints_of(spec: Raw, gpu_resource: str, tolerated: Iterable[str] = ()) -> Constraints:
     """Return what a pod of `spec` asks of nodes; taints with a key in `tolerated` are tolerated as well.
 
     A malformed requirement matches no node, as for kube-scheduler.
@@ -159,6 +178,7 @@ def constraints_of(spec: Raw, tolerated: Iterable[str] = ()) -> Constraints:
             *map(_toleration, entries(spec, "tolerations")),
             *(Toleration(key, "Exists") for key in tolerated),
         ),
+        requests=requests_of(spec, gpu_resource),
     )
 
 
@@ -182,16 +202,38 @@ def _values(expression: Raw) -> Iterable[Any]:
     return values if isinstance(values, list | tuple) else ()
 
 
-def gpu_request(spec: Raw, resource: str) -> int:
-    """Return the GPUs that a pod of `spec` takes: the sum over containers and side-cars, or more where an init
-    container, which runs together with the side-cars before it, requests more.
+def requests_of(spec: Raw, gpu_resource: str) -> Amounts:
+    """Return what a pod of `spec` requests of a node, GPUs excluded."""
+    named = {name for container in _all_containers(spec) for name in _requests(container)}
+    overhead = mapping(spec, "overhead")
+    amounts = {name: request_of(spec, name) + amount_of(name, overhead.get(name)) for name in named | overhead.keys()}
+    amounts.pop(gpu_resource, None)
+    return (*sorted((name, amount) for name, amount in amounts.items() if amount), ("pods", 1))
 
-    Limits are read where requests are not given: for extended resources they are equal.
+
+def amount_of(resource: str, quantity: Any) -> int:
+    """Return a quantity of a resource: CPUs in thousandths, because pods request fractions; the rest in whole units."""
+    return count(quantity, 1000 if resource == "cpu" else 1)
+
+
+def _all_containers(spec: Raw) -> Iterator[Raw]:
+    yield from entries(spec, "initContainers")
+    yield from entries(spec, "containers")
+
+
+def _requests(container: Raw) -> Raw:
+    """Return requests by resource; limits are read where requests are not given, as the API server does."""
+    resources = mapping(container, "resources")
+    return {**mapping(resources, "limits"), **mapping(resources, "requests")}
+
+
+def request_of(spec: Raw, resource: str) -> int:
+    """Return how much of a resource a pod of `spec` takes: the sum over containers and side-cars, or more where an init
+    container, which runs together with the side-cars before it, requests more.
     """
 
     def of(container: Raw) -> int:
-        requests, limits = mapping(container, "resources", "requests"), mapping(container, "resources", "limits")
-        return count(requests.get(resource, limits.get(resource)))
+        return amount_of(resource, _requests(container).get(resource))
 
     running, largest = 0, 0
     for container in entries(spec, "initContainers"):

@@ -6,6 +6,7 @@ state of the cluster is unknown (`Store.unknown`).
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from espalier_operator.facts import Node, Worker
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import Pod, parse_pod
+from espalier_operator.kube.objects.pods import Load, Pod, parse_load, parse_pod
 from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.reports import ReportObject, parse_report_object
 from espalier_operator.kube.settings import KubeSettings
@@ -71,6 +72,8 @@ class Store:
         """By kind (plural): when a list or a watch last brought something."""
         self.nodes: Indexer[Node] = Indexer(self._parse_node, self._node_changed)
         self.pods: Indexer[Pod] = Indexer(self._parse_pod, self._pod_changed)
+        self.loads: Indexer[Load] = Indexer(lambda raw, _: parse_load(raw, self._settings), self._load_changed)
+        """What pods that are nobody's workers take of their nodes, whether they hold GPUs or not."""
         self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
         self.reports: Indexer[ReportObject] = Indexer(
             lambda raw, _: parse_report_object(raw, self._time()), self._report_changed
@@ -83,6 +86,10 @@ class Store:
             resources.CONFIG_MAPS: self.reports,
             resources.PRIORITY_CLASSES: self.priorities,
         }
+        self._used: dict[str, Counter[str]] = defaultdict(Counter)
+        """By node: what pods that are nobody's workers request there."""
+        self.planned_nodes: dict[str, Node] = {}
+        """By name: the nodes as the planner sees them, with what is used of them."""
         self.pods_by_job: dict[JobRef, dict[str, Pod]] = {}
         """By the job that they claim as theirs, which need not exist: pods, by key."""
         self.foreign_workers: dict[str, Worker] = {}
@@ -103,11 +110,14 @@ class Store:
         """Take in a watch event."""
         self.received_at[resource.plural] = self._time()
         indexer = self._indexers[resource]
+        key = key_of(raw)
         if event != "DELETED":
             indexer.put(raw)
+            if resource is resources.PODS:
+                self.loads.put(raw)
             return
-        key = key_of(raw)
         if resource is resources.PODS:
+            self.loads.drop(key, version_of(raw))
             pod = self.pods.get(key)
             if pod is not None and pod.owner is not None and pod.uid == raw["metadata"]["uid"]:
                 self.doubt(pod, version_of(raw))
@@ -122,7 +132,10 @@ class Store:
     def replace(self, resource: Resource, items: Iterable[Raw], version: int) -> None:
         """Take in a list of all objects of a kind."""
         self.received_at[resource.plural] = self._time()
+        items = list(items)  # pods are read twice
         self._indexers[resource].replace(items, version)
+        if resource is resources.PODS:
+            self.loads.replace(items, version)
 
     def all_listed(self) -> None:
         """Take note that all kinds have just been listed."""
@@ -277,9 +290,32 @@ class Store:
         else:
             self.foreign_workers.pop(key, None)
 
+    def _load_changed(self, key: str, before: Load | None, after: Load | None) -> None:
+        if before == after:
+            return
+        for load, sign in ((before, -1), (after, 1)):
+            if load is not None:
+                used = self._used[load.node]
+                for name, amount in load.requests:
+                    used[name] += sign * amount
+                self._see_node(load.node)
+
+    def _see_node(self, name: str) -> None:
+        """Bring what the planner sees of a node up to date."""
+        node = self.nodes.get(name)
+        if node is None:
+            self.planned_nodes.pop(name, None)
+            return
+        # Nothing is placed on a node without GPUs, whatever comes and goes there.
+        seen = replace(node, used=dict(self._used.get(name, ()))) if node.allocatable else node
+        if self.planned_nodes.get(name) != seen:
+            self.planned_nodes[name] = seen
+            self._announce()
+
     def _node_changed(self, key: str, before: Node | None, after: Node | None) -> None:
         if before == after:
             return
+        self._see_node(key)
         if (before is not None and before.ready) != (after is not None and after.ready):
             for owner, pods in self.pods_by_job.items():
                 if any(pod.node == key for pod in pods.values()):

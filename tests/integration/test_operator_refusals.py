@@ -8,6 +8,8 @@ from collections import Counter
 import pytest
 from operators import World
 
+from espalier_api.report import MAX_REPORT_BYTES
+
 
 def message(world: World, job: str, kind: str) -> str:
     """Return the message of a condition."""
@@ -176,6 +178,27 @@ def test_another_tenant_cannot_speak_for_a_job(world: World) -> None:
     assert (status["phase"], status["restarts"], status["preemptions"]) == ("Running", 0, 0)
     assert world.running("victim") == ["victim-base-0-0"]
     assert "annotations" not in world.server.request("GET", f"{pods}/victim-base-0-0")["metadata"]
+
+
+def test_reports_that_are_too_large_are_shown_and_delay_nobody(world: World) -> None:
+    """A hundred of them: another job starts meanwhile, and the next report of ordinary size counts."""
+    world.kubelet.add_node("node", 2)
+    store = world.operate().operator.store
+    world.trainers.silent.add("loud")
+    world.jobs.make("loud")
+    world.until("its leader runs", lambda: "loud-base-0-0" in world.running("loud"))
+    path = f"/api/v1/namespaces/{world.namespace}/configmaps/loud-report"
+    for size in range(MAX_REPORT_BYTES + 1, MAX_REPORT_BYTES + 101):
+        world.server.request("PATCH", path, {"data": {"report.json": "x" * size}})
+    world.jobs.make("other")
+    world.until_condition("other", "Running", "True", "Running")
+    world.until_event("loud", "NoReport")
+    messages = {event["message"] for event in world.jobs.events("loud") if event["reason"] == "NoReport"}
+    assert any("data[report.json] of its report ConfigMap has more than 131072 bytes" in each for each in messages)
+    world.until("the last one is counted", lambda: store.unread() == {"TooLarge": 1})
+    world.trainers.silent.discard("loud")
+    world.until_condition("loud", "Running", "True", "Running")
+    world.until("none is left", lambda: store.unread() == {})
 
 
 def test_a_namespace_that_goes_is_no_trouble(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -226,6 +226,13 @@ FAMILIES: Final = (
             ("resource",),
             (),
         ),
+        (
+            _G,
+            "espalier_operator_unread_reports",
+            "Jobs whose newest report is not read: TooLarge, Malformed, or TooFrequent (it is read a little later).",
+            ("reason",),
+            (),
+        ),
         (_C, "espalier_operator_errors_total", "Operations that failed and are retried.", ("error",), ()),
         (_G, "espalier_operator_leader", "1 if this replica is active, 0 if it waits.", (), ()),
         (_G, "espalier_build_info", "Always 1; the label is the version of the operator.", ("version",), ()),

@@ -12,6 +12,15 @@ from espalier_api.reasons import Reason
 
 WORKERS_METRIC: Final = "workers"
 """Name of the figure for the number of workers that train together."""
+MAX_REPORT_BYTES: Final = 128 * 1024
+"""Maximum size of the report of a job on a cluster; a trainer sends less, and the operator reads no larger one.
+
+The largest `maxAdaptations`, 100, makes 54 KiB with 3 growth points and 114 KiB with 20; an ordinary report of 3
+adaptations has 2 KiB. The status keeps 20 adaptations with 64 probabilities each, about 90 KiB."""
+MAX_METRICS: Final = 64
+"""Maximum number of figures of a report that the status keeps; the rest are left out."""
+MAX_NAME: Final = 128
+"""Maximum length of the name of a figure or an action, in characters; longer ones are left out."""
 
 
 class Metric(Record):

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 from espalier_api.documents import loads
 from espalier_api.events import EVENT, EpochFinished, Warned
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Report
-from espalier_trainer.kube.reporter import MAX_REPORT_BYTES, report_text
+from espalier_api.report import MAX_REPORT_BYTES, Adaptation, AdaptationResult, AdaptationSource, Metric, Report
+from espalier_trainer.kube.reporter import report_text
 from espalier_trainer.report import EventLog
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -58,10 +58,23 @@ def test_probabilities_go_before_adaptations_do():
     assert len(kept[-1].probabilities) == 200
 
 
+def test_largest_number_of_adaptations_with_many_growth_points_is_whole():
+    """A hundred is the most that a job may allow, and twenty growth points are those of a deep network."""
+    whole = report([adaptation(number, points=20) for number in range(100)])
+    assert read(report_text(whole)) == whole
+
+
+def test_figures_without_end_do_not_make_a_report_too_large():
+    figures = tuple(Metric(name="\U0001f331" * 128 + "." * (number % 2), value=number) for number in range(2000))
+    kept = read(report_text(report([], message="\U0001f331" * 100_000).model_copy(update={"metrics": figures})))
+    assert [metric.value for metric in kept.metrics] == [2.0 * number for number in range(len(kept.metrics))]
+    assert len(kept.metrics) >= 32
+
+
 def test_newest_adaptations_are_kept():
     kept = read(report_text(report([adaptation(number, message="x" * 20_000) for number in range(50)]))).adaptations
     assert [entry.decision_id for entry in kept] == [f"d-{number}" for number in range(50 - len(kept), 50)]
-    assert 8 <= len(kept) < 13
+    assert 4 <= len(kept) < 7
 
 
 def test_whatever_is_in_it_a_report_fits():

@@ -8,7 +8,15 @@ from datetime import datetime
 from typing import Final
 
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Report, TrainerPhase
+from espalier_api.report import (
+    MAX_METRICS,
+    MAX_NAME,
+    Adaptation,
+    AdaptationResult,
+    AdaptationSource,
+    Report,
+    TrainerPhase,
+)
 from espalier_api.status import (
     MAX_ADAPTATIONS_KEPT,
     Condition,
@@ -25,11 +33,8 @@ from espalier_operator.job.transitions import MAX_MESSAGE
 
 MAX_TEXT: Final = 1024
 """Maximum length of a text that a leader reports, in characters."""
-MAX_NAME: Final = 128
-"""Maximum length of the name of a metric or an action, in characters; longer ones are left out."""
-MAX_METRICS: Final = 64
-"""Maximum number of these; the rest are left out."""
 MAX_PROBABILITIES: Final = 64
+"""Maximum number of these; the rest are left out."""
 MAX_NUMBER: Final = 2**53
 """The largest whole number that every reader of JSON understands."""
 

@@ -1,17 +1,41 @@
-"""Report ConfigMaps as the store keeps them. Most changes of a report are figures only, and these can wait."""
+"""Report ConfigMaps as the store keeps them. Most changes of a report are figures only, and these can wait.
+
+A trainer, or whoever may write in the namespace, decides on the size and the rate of reports, and the operator has one
+thread for all jobs. So a report of more than `MAX_REPORT_BYTES` is not read, a text is read once, and the reports of
+each job are read at a limited rate: of those in between only the newest counts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
 
 from espalier_api.documents import DocumentError, loads
-from espalier_api.report import Report
+from espalier_api.report import MAX_REPORT_BYTES, Report
 from espalier_api.signal import REPORT_KEY
 from espalier_kube.resources import Raw
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.owners import JobRef, owner_of
-from espalier_operator.kube.reading import entries, time
+from espalier_operator.kube.reading import entries, mapping, time
+
+READS_PER_SECOND: Final = 1.0
+"""How often the reports of one job are read in the long run. A leader without news reports every two to ten seconds."""
+READS_AT_ONCE: Final = 8.0
+"""How many of them are read without delay, for example when a leader ends one phase and begins the next."""
+TOO_LARGE: Final = (
+    f"its report is not read: data[{REPORT_KEY}] of its report ConfigMap has more than {MAX_REPORT_BYTES} bytes; "
+    "let the trainer report fewer or shorter adaptations, figures and messages, or use the ready trainer's reporter"
+)
+
+
+class Unread(StrEnum):
+    """Why the newest report of a job is not read."""
+
+    TOO_LARGE = "TooLarge"
+    MALFORMED = "Malformed"
+    TOO_FREQUENT = "TooFrequent"
+    """It is read a little later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,47 +45,69 @@ class ReportObject:
     owner: JobRef
     """The job whose report it claims to be."""
     text: str | None
+    """None where there is none yet, or one that is too large."""
+    too_large: bool = False
     report: Report | None = None
     """None where there is none yet, or one that cannot be read."""
     problem: str = ""
     """Why it cannot be read."""
     changed_at: float
     """When it was written, epoch seconds of the API server's clock."""
+    newer: ReportObject | None = None
+    """The one that replaced it and is not read yet."""
+    reads_left: float = READS_AT_ONCE
+    """How many reports of the job may be read without delay, as of `read_at`, epoch seconds."""
+    read_at: float = 0.0
 
     @property
-    def news(self) -> Any:
+    def news(self) -> tuple[object, ...]:
         """The part whose change needs a plan at once: equal for two reports that differ in figures only."""
-        return self.text if self.report is None else news_of(self.report)
+        return (self.text, self.problem) if self.report is None else news_of(self.report)
+
+    @property
+    def unread(self) -> Unread | None:
+        """Why the newest one is not read; None where it is."""
+        if self.newer is not None:
+            return Unread.TOO_FREQUENT
+        if self.too_large:
+            return Unread.TOO_LARGE
+        return Unread.MALFORMED if self.problem else None
 
 
-def parse_report_object(raw: Raw, received_at: float) -> ReportObject | None:
-    """Return the report in a ConfigMap; None where it is not the one of the job that owns it.
+def report_object(raw: Raw, received_at: float) -> ReportObject | None:
+    """Return the report in a ConfigMap, not read yet; None where it is not the one of the job that owns it.
 
     Where the API server does not say when it was written, it counts as written when it was received.
     """
     owner = owner_of(raw)
     if owner is None or raw["metadata"]["name"] != names.report_name(owner.name):
         return None
-    report, problem = parse_report(raw)
-    text = (raw.get("data") or {}).get(REPORT_KEY)
-    return ReportObject(
-        owner=owner, text=text, report=report, problem=problem, changed_at=_changed_at(raw, received_at)
-    )
+    text = _text(raw)
+    too_large = text is not None and _is_too_large(text)
+    changed_at = _changed_at(raw, received_at)
+    return ReportObject(owner=owner, text=None if too_large else text, too_large=too_large, changed_at=changed_at)
 
 
-def _changed_at(raw: Raw, received_at: float) -> float:
-    """The clock of the leader's node may be wrong, and what the report says of it as well."""
-    times = (time(entry, "time") for entry in entries(raw, "metadata", "managedFields"))
-    return min(max((at for at in times if at is not None), default=received_at), received_at)
+def read(found: ReportObject, known: ReportObject | None, now: float) -> ReportObject:
+    """Return `found` read at `now` (epoch seconds), or the `known` one of the same job with `found` as the newer one.
+
+    The latter where the job has reported too often. Nothing is read where its text is that of the known one.
+    """
+    if known is None:
+        known = replace(found, text=None, too_large=False, read_at=now)
+    elif (known.text, known.too_large) == (found.text, found.too_large):
+        return replace(known, changed_at=found.changed_at, newer=None)
+    left = min(READS_AT_ONCE, known.reads_left + max(0.0, now - known.read_at) * READS_PER_SECOND)
+    if left < 1:
+        return replace(known, newer=found)
+    report, problem = (None, TOO_LARGE) if found.too_large else _parse(found.text)
+    return replace(found, report=report, problem=problem, reads_left=left - 1, read_at=now)
 
 
 def parse_report(raw: Raw) -> tuple[Report | None, str]:
     """Return the report that a ConfigMap holds, None where there is none yet, or one that cannot be read, and why."""
-    text = (raw.get("data") or {}).get(REPORT_KEY)
-    try:
-        return None if text is None else loads(text, Report, "its report ConfigMap"), ""
-    except DocumentError as error:
-        return None, str(error)
+    text = _text(raw)
+    return (None, TOO_LARGE) if text is not None and _is_too_large(text) else _parse(text)
 
 
 def news_of(report: Report | None) -> tuple[object, ...]:
@@ -70,3 +116,27 @@ def news_of(report: Report | None) -> tuple[object, ...]:
         return ()
     grown = len(report.adaptations)
     return (report.incarnation, report.phase, report.reason, report.acknowledged_generation, grown)
+
+
+def _text(raw: Raw) -> str | None:
+    text = mapping(raw, "data").get(REPORT_KEY)
+    return text if isinstance(text, str) else None
+
+
+def _is_too_large(text: str) -> bool:
+    return len(text) > MAX_REPORT_BYTES or (
+        not text.isascii() and len(text.encode(errors="surrogatepass")) > MAX_REPORT_BYTES
+    )
+
+
+def _parse(text: str | None) -> tuple[Report | None, str]:
+    try:
+        return None if text is None else loads(text, Report, "its report ConfigMap"), ""
+    except DocumentError as error:
+        return None, str(error)
+
+
+def _changed_at(raw: Raw, received_at: float) -> float:
+    """The clock of the leader's node may be wrong, and what the report says of it as well."""
+    times = (time(entry, "time") for entry in entries(raw, "metadata", "managedFields"))
+    return min(max((at for at in times if at is not None), default=received_at), received_at)

@@ -43,6 +43,8 @@ def seen_by_operator(
     # Jobs last: whether one can be run depends on what PriorityClasses there are.
     for resource, listed in sorted(lists.items(), key=lambda item: item[0] is JOBS):
         store.replace(resource, listed.items, listed.version)
+    for key in store.late_reports():  # they were listed before their jobs
+        store.read_late(key)
     jobs: list[ManagedJob] = []
     left_out: dict[str, tuple[str, ...]] = {}
     for seen in sorted(store.jobs.values(), key=lambda seen: seen.key):

@@ -61,13 +61,15 @@ def test_a_tick_tells_its_time_and_its_decisions() -> None:
 
 def test_series_of_a_job_go_with_it() -> None:
     metrics = Metrics(lambda: NOW)
-    metrics.look([live("one", 5.0), live("two", 6.0)], Snapshot(taken_at=NOW), {"pods": NOW - 7}, {"pods": 2})
+    jobs = [live("one", 5.0), live("two", 6.0)]
+    metrics.look(jobs, Snapshot(taken_at=NOW), {"pods": NOW - 7}, {"pods": 2}, {"TooLarge": 3})
     used = "espalier_job_time_used_seconds_total"
     found = scraped(metrics)
     assert found[used, frozenset({"team", "one"})] == 5
     assert found["espalier_watch_age_seconds", frozenset({"pods"})] == 7
     assert found["espalier_operator_misattributed_objects", frozenset({"pods"})] == 2
-    metrics.look([live("two", 7.0)], Snapshot(taken_at=NOW), {}, {})
+    assert found["espalier_operator_unread_reports", frozenset({"TooLarge"})] == 3
+    metrics.look([live("two", 7.0)], Snapshot(taken_at=NOW), {}, {}, {})
     found = scraped(metrics)
     assert (used, frozenset({"team", "one"})) not in found
     assert found[used, frozenset({"team", "two"})] == 7
@@ -84,7 +86,7 @@ def test_series_of_queues_that_nobody_uses_any_more_go_after_a_while() -> None:
     first = scraped(metrics)
     for minutes in range(1, 30):
         now = NOW + 60 * minutes
-        metrics.look([live("one")], Snapshot(taken_at=now), {}, {})
+        metrics.look([live("one")], Snapshot(taken_at=now), {}, {}, {})
         if minutes == 14:
             assert not first.keys() - scraped(metrics).keys()
     found = scraped(metrics)

@@ -12,7 +12,7 @@ from typing import Final
 from espalier_api.documents import DocumentError, dumps, loads
 from espalier_api.events import AnyEvent
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import Report
+from espalier_api.report import MAX_METRICS, MAX_NAME, MAX_REPORT_BYTES, Report
 from espalier_api.signal import REPORT_KEY
 from espalier_kube.client import Client
 from espalier_kube.errors import ApiError, RefusedError, Retries
@@ -22,8 +22,6 @@ from espalier_trainer.report import INTERVAL_WALL_SECONDS, EventRecorder
 
 logger = logging.getLogger(__name__)
 
-MAX_REPORT_BYTES: Final = 256 * 1024
-"""A ConfigMap takes 1 MiB. A report of a hundred adaptations of ordinary size is about 70 KiB."""
 MAX_MESSAGE_CHARACTERS: Final = 4096
 LONGEST_INTERVAL_WALL_SECONDS: Final = 10.0
 """Between two reports of a job without other news. The operator writes mere figures no more often, and a thousand jobs
@@ -169,10 +167,10 @@ class ConfigMapReporter:
 
 
 def report_text(report: Report, limit: int = MAX_REPORT_BYTES) -> str:
-    """Return the document of `report` in at most `limit` bytes.
+    """Return the document of `report` in at most `limit` bytes, so that the operator reads it.
 
     What does not fit is left out, oldest first: the probabilities of adaptations, then adaptations, then the end of
-    the message. Nearly always all of it fits.
+    the message and the figures that the status has no room for. Nearly always all of it fits.
     """
     text = dumps(report)
     if len(text) <= limit:  # ASCII: characters are bytes
@@ -182,5 +180,9 @@ def report_text(report: Report, limit: int = MAX_REPORT_BYTES) -> str:
     while len(text := dumps(shorter)) > limit and shorter.adaptations:
         shorter = shorter.model_copy(update={"adaptations": shorter.adaptations[1 + len(shorter.adaptations) // 8 :]})
     if len(text) > limit:
-        text = dumps(shorter.model_copy(update={"message": report.message[:MAX_MESSAGE_CHARACTERS]}))
+        metrics = [metric for metric in report.metrics if len(metric.name) <= MAX_NAME][:MAX_METRICS]
+        update = {"message": report.message[:MAX_MESSAGE_CHARACTERS], "metrics": tuple(metrics)}
+        shorter = shorter.model_copy(update=update)
+        while len(text := dumps(shorter)) > limit and shorter.metrics:
+            shorter = shorter.model_copy(update={"metrics": shorter.metrics[: len(shorter.metrics) // 2]})
     return text

@@ -28,6 +28,7 @@ from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
 from espalier_operator.kube.objects.manifests import owned_objects
+from espalier_operator.kube.reports import TOO_LARGE
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
 from espalier_operator.kube.watch.store import Store
@@ -119,15 +120,17 @@ class Writer:
                 logger.log(_level(error), text, job.key, event.reason, event.message, error)
 
     async def _complain(self, job: ManagedJob) -> None:
-        """Report once what is wrong with a new specification of a job that continues with its old one."""
+        """Report once what is wrong with a job that continues: with its new specification, or with its report."""
         problems = None if job.problems is None or job.job is None else "; ".join(job.problems.problems)
         if problems is not None:
             await self._warn_once(job, Reason.INVALID_SPEC, f"it continues with the specification it had: {problems}")
+        if job.report_problem == TOO_LARGE:  # other problems have any text, and would make any number of Events
+            await self._warn_once(job, Reason.NO_REPORT, TOO_LARGE)
 
     async def _warn_once(self, job: ManagedJob, reason: Reason, message: str) -> None:
         text = message[:LONGEST_MESSAGE]
-        if text != job.complaint:
-            job.complaint = text
+        if text != job.complaints.get(reason):
+            job.complaints[reason] = text
             await self._post(job, [Event(reason=str(reason), message=text, warning=True)])
 
     # ---- objects

@@ -71,11 +71,13 @@ class Metrics:
         snapshot: Snapshot | None,
         received_at: Mapping[str, float],
         misattributed: Mapping[str, int],
+        unread: Mapping[str, int],
     ) -> None:
         """Compute the series of the current state for `text`; `jobs` and `snapshot` must be of the same moment.
 
         `received_at`: by resource, the epoch seconds at which a list or watch last delivered something;
-        `misattributed`: by resource, the objects that claim a job that is not theirs.
+        `misattributed`: by resource, the objects that claim a job that is not theirs; `unread`: by reason, the jobs
+        whose newest report is not read.
         """
         now = self._clock()
         jobs = list(jobs)
@@ -88,6 +90,7 @@ class Metrics:
             **series,
             "espalier_watch_age_seconds": ages,
             "espalier_operator_misattributed_objects": forged,
+            "espalier_operator_unread_reports": {(reason,): float(count) for reason, count in unread.items()},
         }
 
     def text(self, *, leads: bool) -> bytes:

@@ -39,6 +39,7 @@ SCRAPED: Final = (
     "espalier_gpus_waited_for",
     "espalier_watch_age_seconds",
     "espalier_operator_misattributed_objects",
+    "espalier_operator_unread_reports",
 )
 """Metrics that are made for each scrape; all others of the operator are counted as things happen."""
 

@@ -150,7 +150,13 @@ class _Service:
         operator = self._operator
         if operator is not None:
             store = operator.store
-            self._metrics.look(operator.backend.live(), operator.snapshot, store.received_at, store.misattributed())
+            self._metrics.look(
+                operator.backend.live(),
+                operator.snapshot,
+                store.received_at,
+                store.misattributed(),
+                store.unread(),
+            )
         # The text of a thousand jobs takes longer than a tick.
         return await asyncio.to_thread(self._metrics.text, leads=operator is not None)
 

@@ -94,8 +94,10 @@ class ManagedJob:
         """Why the last plan granted it no (more) GPUs."""
         self.rejected: Trouble | None = None
         """The API server's last answer about its base workers' pods."""
-        self.complaint: str | None = None
-        """The last message for people that is in no condition."""
+        self.complaints: dict[Reason, str] = {}
+        """By reason: the last message for people that is in no condition."""
+        self.report_problem = ""
+        """Why the last report is not read."""
         self.equipped = False
         """This operator has made sure that its objects other than pods exist."""
         self.facts: JobFacts | None = None
@@ -323,9 +325,13 @@ class ManagedJob:
     def _read_report(self) -> Report | None:
         """Return the leader's report; one that cannot be read leaves the last good one."""
         found = self._store.report(self.object.ref)
+        problem = "" if found is None else found.problem
+        if problem != self.report_problem:
+            self.report_problem = problem
+            if problem:
+                logger.warning("%s: its last good report is kept: %s", self.key, problem)
+                self.mark_dirty(News.NONE, Due.CHANGES)
         if found is None or found.report is None:
-            if found is not None and found.problem:
-                logger.warning("%s: its last good report is kept: %s", self.key, found.problem)
             return self._report
         report = last_report(self.state, self._report, found.report)
         if report is found.report:

@@ -84,8 +84,12 @@ class Indexer(Generic[T]):
         before = self._values.get(key)
         after = self._parse(raw, None)
         if before is not None and after is not None:
-            self._values[key] = after
-            self._changed(key, before, after)
+            self.change(key, after)
+
+    def change(self, key: str, value: T) -> None:
+        """Replace the value of an object that is there and has not changed."""
+        before, self._values[key] = self._values[key], value
+        self._changed(key, before, value)
 
     def _forget(self, key: str, version: int, *, remember: bool = False) -> None:
         before = self._values.pop(key, None)

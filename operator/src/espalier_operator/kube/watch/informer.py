@@ -29,6 +29,8 @@ from espalier_operator.loop import BackendError
 logger = logging.getLogger(__name__)
 
 _LOOKS_AT_ONCE: Final = 8
+_LATE_SECONDS: Final = 0.5
+"""Delay of a report of a job that reports too often, in addition to that of its rate."""
 _LONG_ENOUGH: Final = 60.0
 """Seconds that kopf must have run for its end not to count as another failure in a row."""
 
@@ -64,6 +66,7 @@ class Informer:
             group.create_task(self._follow(handlers.NAMESPACED, self._settings.watch_namespaces))
             group.create_task(self._list_regularly())
             group.create_task(self._look_at_doubtful())
+            group.create_task(self._read_late_reports())
 
     # ---- lists
 
@@ -152,6 +155,15 @@ class Informer:
             finally:
                 await end(tasks)  # these end their own in order; what is left then was forgotten
                 await end(begun)
+
+    # ---- reports
+
+    async def _read_late_reports(self) -> None:
+        while True:
+            await asyncio.sleep(_LATE_SECONDS)
+            for key in self._store.late_reports():
+                self._store.read_late(key)
+                await asyncio.sleep(0)  # all else goes first, however many there are
 
     # ---- doubtful pods
 

@@ -19,7 +19,7 @@ from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Load, Pod, parse_load, parse_pod
 from espalier_operator.kube.reading import time as time_of
-from espalier_operator.kube.reports import ReportObject, parse_report_object
+from espalier_operator.kube.reports import ReportObject, read, report_object
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.indexer import Indexer
@@ -75,9 +75,7 @@ class Store:
         self.loads: Indexer[Load] = Indexer(lambda raw, _: parse_load(raw, self._settings), self._load_changed)
         """What pods that are nobody's workers take of their nodes, whether they hold GPUs or not."""
         self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
-        self.reports: Indexer[ReportObject] = Indexer(
-            lambda raw, _: parse_report_object(raw, self._time()), self._report_changed
-        )
+        self.reports: Indexer[ReportObject] = Indexer(lambda raw, _: self._parse_report(raw), self._report_changed)
         self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
         self._indexers: Mapping[Resource, Indexer[Any]] = {
             resources.NODES: self.nodes,
@@ -103,6 +101,8 @@ class Store:
         self._by_uid: dict[str, JobObject] = {}
         self._reports: dict[JobRef, ReportObject] = {}
         """The last report of each job, and reports that claim a job that does not exist."""
+        self._late: set[str] = set()
+        """Keys of reports that are not read yet: their job reports too often, or is not known."""
 
     # ---- filling
 
@@ -150,6 +150,20 @@ class Store:
         else:
             self.pods.drop(pod.key, max(version, int(pod.resource_version)))
 
+    def late_reports(self) -> list[str]:
+        """Return the keys of reports for `read_late`."""
+        return list(self._late)
+
+    def read_late(self, key: str) -> None:
+        """Read a report that was not read when it came, where its job is known and may report again."""
+        found = self.reports.get(key)
+        if found is None or found.newer is None:
+            self._late.discard(key)
+        elif self._job_of(found.owner) is not None:
+            known = read(found.newer, self._reports.get(found.owner), self._time())
+            if known.newer is None:
+                self.reports.change(key, known)
+
     # ---- reading
 
     def unknown(self) -> list[str]:
@@ -190,6 +204,11 @@ class Store:
         pods = sum(len(pods) for ref, pods in self.pods_by_job.items() if self._is_forged(ref))
         reports = sum(self._is_forged(report.owner) for report in self.reports.values())
         return {resources.PODS.plural: pods, resources.CONFIG_MAPS.plural: reports}
+
+    def unread(self) -> dict[str, int]:
+        """Return by reason (`Unread`) how many jobs have a newest report that is not read."""
+        found = (report.unread for ref, report in self._reports.items() if self._job_of(ref) is not None)
+        return Counter(str(why) for why in found if why is not None)
 
     def _is_forged(self, claimed: JobRef) -> bool:
         job = self._by_uid.get(claimed.uid)
@@ -239,6 +258,15 @@ class Store:
             raw=kept,
             status=raw.get("status"),
         )
+
+    def _parse_report(self, raw: Raw) -> ReportObject | None:
+        """Read the report of a job that is there."""
+        found = report_object(raw, self._time())
+        if found is None:
+            return None
+        if self._job_of(found.owner) is None:
+            return replace(found, text=None, too_large=False, newer=found)
+        return read(found, self._reports.get(found.owner), self._time())
 
     def _classes(self) -> Mapping[str, int] | None:
         """Return the values of the PriorityClasses, None while they are not known."""
@@ -327,11 +355,17 @@ class Store:
         if before is not None and is_other and self._job_of(before.owner) is None:
             self._reports.pop(before.owner, None)
         if after is None:
+            if before is not None and before.newer is not None and before.owner in self._reports:
+                self._reports[before.owner] = replace(before, newer=None)
             return  # of a job that is there the last report counts
-        self._reports[after.owner] = after
-        if before is None or before.text != after.text:
+        if after.newer is None:
+            self._late.discard(key)
+        else:
+            self._late.add(key)
+        known, self._reports[after.owner] = self._reports.get(after.owner), after
+        if known is None or (known.text, known.problem) != (after.text, after.problem):
             self._mark(self._reported, after.owner)
-        if before is None or before.news != after.news:
+        if known is None or known.news != after.news:
             self._announce()  # figures wait for the next plan: a thousand leaders report them every two seconds
 
     def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:

@@ -1,0 +1,137 @@
+"""Reports of any size and rate: what the operator reads of them, and what of them a job and the metrics show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from espalier_api.documents import dumps
+from espalier_api.report import MAX_REPORT_BYTES, Report, TrainerPhase
+from espalier_kube import resources
+from espalier_operator.kube import reports
+from espalier_operator.kube.objects.owners import JobRef
+from espalier_operator.kube.reports import READS_AT_ONCE, TOO_LARGE
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.watch.store import Store
+from operator_world.kube_objects import EPOCH, kube_job, raw_job, raw_report, report
+
+ONE = JobRef("ns", "one", "uid-1")
+loads = reports.loads
+
+
+class Desk:
+    """A store at a time that is ours, with a count of the texts that are parsed and of the plans that are wanted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.parsed, self.plans, self._version = EPOCH, 0, 0, 0
+        self.store = Store(KubeSettings(), lambda: self.now, changed=self._plan)
+        monkeypatch.setattr(reports, "loads", self._loads)
+
+    def _plan(self) -> None:
+        self.plans += 1
+
+    def _loads(self, text: str, model: type[Report], source: str) -> Report:
+        self.parsed += 1
+        return loads(text, model, source)
+
+    def take(self, resource: resources.Resource, raw: dict[str, Any], event: str = "MODIFIED") -> None:
+        self._version += 1
+        metadata = {"uid": "uid-r", **raw["metadata"], "resourceVersion": str(self._version)}
+        self.store.take(resource, event, {**raw, "metadata": metadata})
+
+    def say(self, text: str, **metadata: Any) -> None:
+        raw = raw_report(kube_job(), report("leader"))
+        self.take(
+            resources.CONFIG_MAPS,
+            {**raw, "metadata": {**raw["metadata"], **metadata}, "data": {"report.json": text}},
+        )
+
+    def read_late(self) -> None:
+        for key in self.store.late_reports():
+            self.store.read_late(key)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(monkeypatch)
+
+
+def said(step: int, phase: TrainerPhase = TrainerPhase.TRAINING, **facts: Any) -> str:
+    return dumps(report("leader", phase, step=step, **facts))
+
+
+def test_a_report_that_is_too_large_is_not_parsed_and_is_counted(desk: Desk) -> None:
+    desk.take(resources.JOBS, raw_job())
+    desk.say(said(1))
+    desk.say(said(2, message="x" * MAX_REPORT_BYTES))
+    assert desk.parsed == 1
+    found = desk.store.report(ONE)
+    assert found is not None
+    assert (found.report, found.text, found.problem) == (None, None, TOO_LARGE)
+    assert desk.store.unread() == {"TooLarge": 1}
+    desk.say(said(3))
+    assert desk.parsed == 2
+    assert desk.store.unread() == {}
+
+
+def test_bytes_count_and_not_characters(desk: Desk) -> None:
+    desk.take(resources.JOBS, raw_job())
+    desk.say("é" * (MAX_REPORT_BYTES // 2 + 1))
+    assert (desk.parsed, desk.store.unread()) == (0, {"TooLarge": 1})
+    desk.say("é" * (MAX_REPORT_BYTES // 2))
+    assert (desk.parsed, desk.store.unread()) == (1, {"Malformed": 1})
+
+
+def test_the_same_text_is_read_once(desk: Desk) -> None:
+    """Of a list at each resync, or of a change of labels."""
+    desk.take(resources.JOBS, raw_job())
+    for label in range(5):
+        desk.say(said(1), labels={"espalier.dev/report": "true", "mine": str(label)})
+    assert desk.parsed == 1
+
+
+@pytest.mark.parametrize("event", ["MODIFIED", "DELETED"])
+def test_a_flood_of_reports_is_read_at_a_limited_rate_and_the_newest_counts(desk: Desk, event: str) -> None:
+    """Each with news, which asks for a plan; also where the ConfigMap is deleted and made again each time."""
+    desk.take(resources.JOBS, raw_job())
+    desk.plans = 0
+    phases = (TrainerPhase.TRAINING, TrainerPhase.EVALUATING)
+    for step in range(1, 1001):
+        if event == "DELETED":
+            desk.take(resources.CONFIG_MAPS, raw_report(kube_job(), report("leader")), event)
+        desk.say(said(step, phases[step % 2]))
+        desk.now += 0.01
+    assert desk.parsed <= READS_AT_ONCE + 10
+    assert desk.plans <= READS_AT_ONCE + 10
+    assert desk.store.unread() == {"TooFrequent": 1}
+    desk.now += 1
+    desk.read_late()
+    found = desk.store.report(ONE)
+    assert found is not None
+    assert found.report is not None
+    assert found.report.step == 1000
+    assert (desk.store.unread(), desk.store.late_reports()) == ({}, [])
+
+
+def test_a_report_of_no_job_is_not_parsed_until_there_is_one(desk: Desk) -> None:
+    desk.say(said(1))
+    desk.read_late()
+    assert desk.parsed == 0
+    assert desk.store.unread() == {}
+    desk.take(resources.JOBS, raw_job())
+    desk.store.take_reported()
+    desk.read_late()
+    found = desk.store.report(ONE)
+    assert found is not None
+    assert found.report is not None
+    assert (desk.parsed, found.report.step, desk.store.take_reported()) == (1, 1, {"uid-1"})
+
+
+@pytest.mark.parametrize("data", [None, [], "x", {"report.json": None}, {"report.json": 5}, {"report.json": ["x"]}])
+def test_data_of_any_type_is_no_report(desk: Desk, data: Any) -> None:
+    desk.take(resources.JOBS, raw_job())
+    desk.take(resources.CONFIG_MAPS, {**raw_report(kube_job(), report("leader")), "data": data})
+    found = desk.store.report(ONE)
+    assert found is not None
+    assert (found.report, found.problem) == (None, "")

@@ -19,6 +19,8 @@ The largest `maxAdaptations`, 100, makes 54 KiB with 3 growth points and 114 KiB
 adaptations has 2 KiB. The status keeps 20 adaptations with 64 probabilities each, about 90 KiB."""
 MAX_METRICS: Final = 64
 """Maximum number of figures of a report that the status keeps; the rest are left out."""
+MAX_PROBABILITIES: Final = 64
+"""Maximum number of probabilities of an adaptation that the status keeps."""
 MAX_NAME: Final = 128
 """Maximum length of the name of a figure or an action, in characters; longer ones are left out."""
 

@@ -11,6 +11,7 @@ from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import (
     MAX_METRICS,
     MAX_NAME,
+    MAX_PROBABILITIES,
     Adaptation,
     AdaptationResult,
     AdaptationSource,
@@ -33,8 +34,6 @@ from espalier_operator.job.transitions import MAX_MESSAGE
 
 MAX_TEXT: Final = 1024
 """Maximum length of a text that a leader reports, in characters."""
-MAX_PROBABILITIES: Final = 64
-"""Maximum number of these; the rest are left out."""
 MAX_NUMBER: Final = 2**53
 """The largest whole number that every reader of JSON understands."""
 

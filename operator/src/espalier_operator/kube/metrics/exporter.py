@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
 
@@ -12,12 +13,18 @@ from prometheus_client.registry import Collector
 
 from espalier_api import exporting
 from espalier_api.metrics import Exporter, MetricType, family
+from espalier_api.report import MAX_METRICS, MAX_PROBABILITIES
 from espalier_operator.actions import Plan
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.metrics.measurements import Measurement, Owner
-from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, series_of
+from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, label_values, series_of
 from espalier_operator.kube.signals import Signals
 
+MOST_NAMES: Final = {
+    "espalier_job_metric": MAX_METRICS,
+    "espalier_job_decision_probability_ratio": 4 * MAX_PROBABILITIES,
+}
+"""By metric, how many names a job may choose for its third label while this operator runs. Growth makes new actions."""
 KEPT_SECONDS: Final = 900.0
 """How long counters of a namespace and queue without jobs are kept."""
 
@@ -33,13 +40,15 @@ class Metrics:
         self._counted.registry.register(self._scraped)
         self._counted.set("espalier_build_info", 1, version("espalier-operator"))
         self._owners = _Owners()
+        self._chosen = _ChosenNames()
         self.signals = Signals(lambda stage, seconds: self._counted.observe("espalier_signal_seconds", seconds, stage))
 
     # ---- what happens
 
     def add(self, happened: Iterable[Measurement]) -> None:
         """Count what happened to a job."""
-        for measurement in happened:
+        for each in happened:
+            measurement = replace(each, labels=label_values(each.labels))
             self._owners.made(measurement, self._clock())
             if self._counted.is_counter(measurement.metric):
                 self._counted.count(measurement.metric, *measurement.labels, amount=measurement.amount)
@@ -83,7 +92,7 @@ class Metrics:
         jobs = list(jobs)
         for measurement in self._owners.gone((job.owner for job in jobs), now):
             self._counted.forget(measurement.metric, *measurement.labels)
-        series = series_of(jobs, snapshot, now)
+        series = self._chosen.limit(series_of(jobs, snapshot, now), jobs)
         ages: dict[tuple[str, ...], float] = {(resource,): max(0.0, now - at) for resource, at in received_at.items()}
         forged: dict[tuple[str, ...], float] = {(resource,): count for resource, count in misattributed.items()}
         self._scraped.series = {
@@ -121,12 +130,41 @@ class _Owners:
     def gone(self, owners: Iterable[Owner], now: float) -> Iterator[Measurement]:
         """Yield the series to be forgotten, where these `owners` have jobs now."""
         for owner in owners:
-            for key in ((owner.namespace, owner.queue), ("", owner.queue)):
+            namespace, queue = label_values((owner.namespace, owner.queue))
+            for key in ((namespace, queue), ("", queue)):
                 if key in self._seen_at:
                     self._seen_at[key] = now
         for key in [key for key, seen_at in self._seen_at.items() if now - seen_at > KEPT_SECONDS]:
             del self._seen_at[key]
             yield from self._series.pop(key).values()
+
+
+class _ChosenNames:
+    """Which names each job has chosen for its figures and actions.
+
+    Prometheus keeps each name as a series for weeks, so a job that chose new ones for each report would fill it. The
+    first names count; what has another name later is left out.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, str, float], set[str]] = {}
+
+    def limit(self, series: Series, jobs: Iterable[LiveJob]) -> Series:
+        """Return `series` of these `jobs`, all that there are, without names beyond the first `MOST_NAMES`."""
+        before, self._known = self._known, {}
+        made_at = {label_values((job.owner.namespace, job.name)): job.owner.created_at for job in jobs}
+        limited = dict(series)
+        for metric, most in MOST_NAMES.items():
+            for (namespace, name), at in made_at.items():
+                key = (metric, namespace, name, at)
+                self._known[key] = before.get(key, set())
+            limited[metric] = {}
+            for labels, value in series.get(metric, {}).items():
+                known = self._known[metric, labels[0], labels[1], made_at[labels[0], labels[1]]]
+                if labels[2] in known or len(known) < most:
+                    known.add(labels[2])
+                    limited[metric][labels] = value
+        return limited
 
 
 class _Scraped(Collector):

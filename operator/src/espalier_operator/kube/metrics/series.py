@@ -1,17 +1,20 @@
 """The series of the current state in `/metrics`. Pure: a snapshot and statuses in, series out.
 
-They are computed for each scrape, so the series of a job disappear with it.
+They are computed for each scrape, so the series of a job disappear with it. A job chooses the names of its figures and
+actions: their number, length and characters are limited here, whoever wrote them into its status.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from espalier_api.reasons import Reason
-from espalier_api.report import WORKERS_METRIC
+from espalier_api.report import MAX_METRICS, MAX_NAME, MAX_PROBABILITIES, WORKERS_METRIC
 from espalier_api.status import ConditionStatus, ConditionType, JobPhase, JobStatus
 from espalier_operator.facts import JobFacts, Role, Snapshot
 from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds
@@ -42,6 +45,11 @@ SCRAPED: Final = (
     "espalier_operator_unread_reports",
 )
 """Metrics that are made for each scrape; all others of the operator are counted as things happen."""
+
+LONGEST_LABEL: Final = 253
+"""Maximum characters of a label's value, as of a name in Kubernetes; the rest is cut off."""
+_STRANGE: Final = re.compile("[^ -~]")
+"""Characters that are not printable ASCII; a label's value has `_` for each."""
 
 Series = dict[str, dict[tuple[str, ...], float]]
 """By metric: values by the values of its labels."""
@@ -82,7 +90,19 @@ def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float) ->
     made["espalier_jobs_waiting"] = dict(waiting)
     made["espalier_gpus_waited_for"] = dict(waited_for)
     made["espalier_gpus"] = gpus_of(snapshot)
-    return made
+    return {
+        metric: {label_values(labels): value for labels, value in values.items()} for metric, values in made.items()
+    }
+
+
+def label_values(values: Iterable[str]) -> tuple[str, ...]:
+    """Return the values of labels cut to what every reader of metrics can show."""
+    return tuple(
+        value
+        if len(value) <= LONGEST_LABEL and value.isascii() and value.isprintable()
+        else _STRANGE.sub("_", value[:LONGEST_LABEL])
+        for value in values
+    )
 
 
 def gpus_of(snapshot: Snapshot) -> dict[tuple[str, ...], float]:
@@ -119,6 +139,10 @@ def _waits_for(job: LiveJob) -> Reason | None:
     return None
 
 
+def _first(named: Iterable[tuple[str, float]], most: int) -> dict[str, float]:
+    return dict(itertools.islice(((name, value) for name, value in named if len(name) <= MAX_NAME), most))
+
+
 def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
     status, facts = job.status, job.facts
     place = (job.owner.namespace, job.name)
@@ -136,7 +160,7 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
     if status.training.depth:
         made["espalier_job_depth"] = {place: float(status.training.depth)}
         made["espalier_job_parameters"] = {place: float(status.training.parameters)}
-    figures = {figure.name: figure.value for figure in status.training.metrics}
+    figures = _first(((figure.name, figure.value) for figure in status.training.metrics), MAX_METRICS)
     if WORKERS_METRIC in figures:
         made["espalier_job_workers"] = {place: 0.0 if status.completion_time else figures[WORKERS_METRIC]}
     made["espalier_job_metric"] = {(*place, name): value for name, value in figures.items()}
@@ -144,7 +168,7 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
         last = status.adaptations[-1]
         made["espalier_job_decision_probability_ratio"] = {
             (*place, choice, "yes" if choice == last.action else "no"): probability
-            for choice, probability in last.probabilities.items()
+            for choice, probability in _first(last.probabilities.items(), MAX_PROBABILITIES).items()
         }
     if facts is not None:
         base = job.owner.base_gpus

@@ -1,0 +1,106 @@
+"""Names that jobs choose become values of labels: few, short, and readable, whatever a status has."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from datetime import UTC, datetime
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from espalier_api.report import MAX_METRICS, MAX_PROBABILITIES, Adaptation, AdaptationResult, AdaptationSource, Metric
+from espalier_api.status import JobStatus, TrainingStatus
+from espalier_operator.facts import Snapshot
+from espalier_operator.kube.metrics.exporter import MOST_NAMES, Metrics
+from espalier_operator.kube.metrics.measurements import Owner, measurements
+from espalier_operator.kube.metrics.series import LiveJob
+
+NOW = 1_000.0
+TEXTS = st.text(max_size=300) | st.text(max_size=4).map(lambda text: 80 * text)
+NAMES = st.lists(TEXTS, max_size=6).flatmap(
+    lambda few: st.integers(0, 150).map(lambda many: few + [f"n{i}" for i in range(many)])
+)
+VALUE = re.compile("[ -~]{0,253}")
+
+
+def adaptation(action: str, choices: list[str], trigger: str) -> Adaptation:
+    return Adaptation(
+        decision_id=trigger,
+        time=datetime.fromtimestamp(NOW, UTC),
+        used_seconds=1,
+        trigger=trigger,
+        generation=1,
+        action=action,
+        source=AdaptationSource.AGENT,
+        policy=trigger,
+        probabilities=dict.fromkeys(choices, 0.5),
+        result=AdaptationResult.GROWN,
+        depth_before=1,
+        depth_after=2,
+        parameters_before=1,
+        parameters_after=2,
+        seconds=1,
+    )
+
+
+def status(figures: list[str], made: list[Adaptation]) -> JobStatus:
+    metrics = tuple(Metric(name=name, value=1) for name in figures)
+    return JobStatus(training=TrainingStatus(metrics=metrics), adaptations=tuple(made))
+
+
+def live(owner: Owner, named: JobStatus) -> LiveJob:
+    return LiveJob(owner=owner, name="one", status=named, facts=None)
+
+
+def scraped(metrics: Metrics) -> Counter[str]:
+    """Return the number of samples by name; all labels have values as every reader of metrics can show them."""
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(metrics.text(leads=True).decode()):
+        for sample in family.samples:
+            found[sample.name] += 1
+            assert all(VALUE.fullmatch(value) for value in sample.labels.values()), sample
+    return found
+
+
+@settings(max_examples=30)
+@given(NAMES, st.lists(st.builds(adaptation, TEXTS, NAMES, TEXTS), max_size=2), TEXTS)
+def test_whatever_a_job_names_its_labels_are_few_and_short(
+    figures: list[str], made: list[Adaptation], queue: str
+) -> None:
+    """Also of what is counted, where each new value would be a series for ever."""
+    owner = Owner(namespace="ns", queue=queue, base_gpus=1, gpus_per_worker=1, created_at=0.0)
+    metrics, named = Metrics(lambda: NOW), status(figures, made)
+    metrics.add(measurements(None, named, owner))
+    metrics.look([live(owner, named)], Snapshot(taken_at=NOW), {}, {}, {})
+    found = scraped(metrics)
+    assert found["espalier_job_metric"] <= MAX_METRICS
+    assert found["espalier_job_decision_probability_ratio"] <= MAX_PROBABILITIES
+    assert found["espalier_adaptations_total"] <= 2
+
+
+def test_new_names_with_each_report_do_not_make_new_series_without_end() -> None:
+    """The first ones stay; a job of the same name that was made later chooses its own."""
+    metrics, seen, made = Metrics(lambda: NOW), set[str](), set[str]()
+
+    def look(owner: Owner, figures: list[str], choices: list[str]) -> None:
+        named = status(figures, [adaptation("Nothing", choices, "t")])
+        metrics.look([live(owner, named)], Snapshot(taken_at=NOW), {}, {}, {})
+        for family in text_string_to_metric_families(metrics.text(leads=True).decode()):
+            for sample in family.samples:
+                if family.name == "espalier_job_metric":
+                    seen.add(sample.labels["metric"])
+                elif family.name == "espalier_job_decision_probability_ratio":
+                    made.add(sample.labels["choice"])
+
+    first = Owner(namespace="ns", queue="q", base_gpus=1, gpus_per_worker=1, created_at=0.0)
+    for turn in range(20):
+        look(first, ["loss", *(f"{turn}-{i}" for i in range(20))], [f"{turn}-{i}" for i in range(50)])
+    assert len(seen) == MOST_NAMES["espalier_job_metric"]
+    assert len(made) == MOST_NAMES["espalier_job_decision_probability_ratio"]
+    seen.clear()
+    look(first, ["loss", "new"], [])
+    assert seen == {"loss"}
+    look(Owner(namespace="ns", queue="q", base_gpus=1, gpus_per_worker=1, created_at=9.0), ["new"], [])
+    assert seen == {"loss", "new"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -29,6 +31,44 @@ FIGURES = st.sampled_from([0.0, 1e-9, 1 / 3, 40.0, 1e12])
 COUNTS = st.sampled_from([0, 1, 2, 5])
 REASONS = st.sampled_from(Reason)
 TEXTS = st.text(max_size=20)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+STRANGE = st.sampled_from(
+    (
+        *("4k", "1e3", "-1", "0", "", "9" * 50, "Always", "Failed", "Running", "True"),
+        *("2027-01-15T08:00:00Z", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2027-01-15T08:00:00+14:00"),
+        *(-1, 0, 2**31, 2**53, 2**63, 2**70, 1e308, -1e308),
+    )
+)
+"""Values that mean something somewhere, or nearly."""
+
+
+@st.composite
+def mutated(draw: st.DrawFn, whole: dict[str, Any]) -> dict[str, Any]:
+    """`whole` with a few of its parts missing, null, of another kind, or doubled."""
+    raw = copy.deepcopy(whole)
+    for _ in range(draw(st.integers(1, 4))):
+        parent: Any = raw
+        while True:
+            keys = sorted(parent) if isinstance(parent, dict) else list(range(len(parent)))
+            if not keys:
+                break
+            key = draw(st.sampled_from(keys))
+            if isinstance(parent[key], dict | list) and draw(st.integers(0, 3)):
+                parent = parent[key]
+                continue
+            what = draw(st.sampled_from(("drop", "replace", "replace", "double")))
+            if what == "drop":
+                del parent[key]
+            elif what == "double" and isinstance(parent, list):
+                parent.append(copy.deepcopy(parent[key]))
+            else:
+                parent[key] = draw(JSON | STRANGE)
+            break
+    return raw
 
 
 def states() -> st.SearchStrategy[JobState]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from dataclasses import replace
@@ -34,6 +33,7 @@ from operator_world.kube_objects import (
     terminated,
     time_at,
 )
+from operator_world.kube_strategies import mutated
 
 SETTINGS = KubeSettings()
 JOB = kube_job()
@@ -558,13 +558,6 @@ def test_a_status_is_read_apart():
 
 # ---- nothing is too strange
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-STRANGE = st.sampled_from(("4k", "1e3", "-1", "0", "", "Always", "Failed", "2027-01-15T08:00:00Z", "True"))
-
 
 def full_pod() -> dict[str, Any]:
     raw = raw_worker(JOB, phase="Failed", state=terminated(1, reason="Error", message="m"), reason="Evicted")
@@ -588,31 +581,6 @@ def full_job() -> dict[str, Any]:
     metadata = {"labels": {"a": "b"}, "annotations": {"c": "d"}}
     given_template = template({"env": [{"name": "A"}]}, nodeSelector={"a": "b"}) | {"metadata": metadata}
     return raw_job("one", {"template": given_template, "priorityClassName": "p", "minReplicas": 1})
-
-
-@st.composite
-def mutated(draw: st.DrawFn, whole: dict[str, Any]) -> dict[str, Any]:
-    """`whole` with a few of its parts missing, null, of another kind, or doubled."""
-    raw = copy.deepcopy(whole)
-    for _ in range(draw(st.integers(1, 4))):
-        parent: Any = raw
-        while True:
-            keys = sorted(parent) if isinstance(parent, dict) else list(range(len(parent)))
-            if not keys:
-                break
-            key = draw(st.sampled_from(keys))
-            if isinstance(parent[key], dict | list) and draw(st.integers(0, 3)):
-                parent = parent[key]
-                continue
-            what = draw(st.sampled_from(("drop", "replace", "replace", "double")))
-            if what == "drop":
-                del parent[key]
-            elif what == "double" and isinstance(parent, list):
-                parent.append(copy.deepcopy(parent[key]))
-            else:
-                parent[key] = draw(JSON | STRANGE)
-            break
-    return raw
 
 
 @given(mutated(full_pod()))

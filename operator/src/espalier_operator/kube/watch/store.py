@@ -18,6 +18,7 @@ from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Load, Pod, parse_load, parse_pod
+from espalier_operator.kube.reading import text as text_of
 from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.reports import ReportObject, read, report_object
 from espalier_operator.kube.settings import KubeSettings
@@ -371,7 +372,7 @@ class Store:
     def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
         if before != after:
             for job in list(self.jobs.values()):
-                if job.raw["spec"].get("priorityClassName") == key:
+                if text_of(job.raw, "spec", "priorityClassName") == key:
                     self.jobs.reread({**job.raw, "status": job.status})
 
     def _news(self, job: JobRef) -> None:

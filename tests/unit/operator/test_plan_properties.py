@@ -228,8 +228,9 @@ class PlannerMachine(RuleBasedStateMachine):
             job for job in snapshot.jobs if job.admitted_at is None and not job.finished and not job.terms.suspend
         ]
         waiting = [job for job in waiting if job.hold_until is None or job.hold_until <= self.cluster.now]
-        waiting = [job for job in waiting if not job.terms.constraints.requests]  # GPUs are not all that they lack
         for job in sorted(waiting, key=lambda job: FairPolicy().admission_rank(job, self.cluster.now))[:1]:
+            if job.terms.constraints.requests:
+                continue  # GPUs are not all that it lacks
             for gpu_type in GPU_TYPES if job.terms.gpu_type is None else (job.terms.gpu_type,):
                 assert self.free_and_lent(snapshot, gpu_type, job.terms.constraints) < job.terms.min_replicas
 

@@ -20,7 +20,7 @@ from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Load, Pod, parse_load, parse_pod
 from espalier_operator.kube.reading import text as text_of
 from espalier_operator.kube.reading import time as time_of
-from espalier_operator.kube.reports import ReportObject, read, report_object
+from espalier_operator.kube.reports import ReportObject, Unread, read, report_object
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.indexer import Indexer
@@ -209,7 +209,8 @@ class Store:
     def unread(self) -> dict[str, int]:
         """Return by reason (`Unread`) how many jobs have a newest report that is not read."""
         found = (report.unread for ref, report in self._reports.items() if self._job_of(ref) is not None)
-        return Counter(str(why) for why in found if why is not None)
+        counts = Counter(why for why in found if why is not None)
+        return {str(why): counts[why] for why in Unread}
 
     def _is_forged(self, claimed: JobRef) -> bool:
         job = self._by_uid.get(claimed.uid)

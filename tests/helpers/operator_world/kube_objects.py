@@ -8,7 +8,7 @@ from typing import Any
 
 from espalier_api.documents import dumps
 from espalier_api.job import API_VERSION, KIND
-from espalier_api.report import Report, TrainerPhase
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Report, TrainerPhase
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
@@ -118,6 +118,27 @@ def report(incarnation: str, phase: TrainerPhase = TrainerPhase.TRAINING, *, at:
     """Return what a leader says at `at`."""
     updated = datetime.fromtimestamp(at, UTC)
     return Report(job="ns/one", incarnation=incarnation, phase=phase, updated_time=updated, **facts)
+
+
+def adaptation(**facts: Any) -> Adaptation:
+    """Return a growth that the agent advised; `facts` are other values of its fields."""
+    whole: dict[str, Any] = {
+        "decision_id": "d",
+        "time": datetime.fromtimestamp(EPOCH + 5, UTC),
+        "used_seconds": 5,
+        "trigger": "ExtraGPUsGranted",
+        "generation": 2,
+        "action": "Deepen(a)",
+        "source": AdaptationSource.AGENT,
+        "probabilities": {"Deepen(a)": 1.0},
+        "result": AdaptationResult.GROWN,
+        "depth_before": 1,
+        "depth_after": 2,
+        "parameters_before": 1,
+        "parameters_after": 2,
+        "seconds": 1,
+    }
+    return Adaptation(**whole | facts)
 
 
 def raw_report(job: KubeJob, said: Report) -> Raw:

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier_api.documents import dumps
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, TrainerPhase
+from espalier_api.report import Metric, TrainerPhase
 from espalier_kube import resources
 from espalier_kube.lists import Listing
 from espalier_kube.resources import Resource, key_of
 from espalier_operator.facts import JobFacts, Role
 from espalier_operator.job.state import Grant, JobState
-from espalier_operator.job.status import memory_of, utc
+from espalier_operator.job.status import memory_of
 from espalier_operator.kube.apply.steps import steps
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.metrics.exporter import Metrics
@@ -37,6 +37,7 @@ from espalier_operator.policies import policy_named
 from operator_world.kube_objects import (
     EPOCH,
     Raw,
+    adaptation,
     kube_job,
     raw_job,
     raw_node,
@@ -98,25 +99,6 @@ def objects_of(name: str) -> Objects:
         (resources.PODS, leader),
         (resources.PODS, extra),
         (resources.CONFIG_MAPS, written),
-    )
-
-
-def adaptation() -> Adaptation:
-    return Adaptation(
-        decision_id="d",
-        time=utc(EPOCH + 5),
-        used_seconds=5,
-        trigger="ExtraGPUsGranted",
-        generation=2,
-        action="Deepen(a)",
-        source=AdaptationSource.AGENT,
-        probabilities={"Deepen(a)": 1.0},
-        result=AdaptationResult.GROWN,
-        depth_before=1,
-        depth_after=2,
-        parameters_before=1,
-        parameters_after=2,
-        seconds=1,
     )
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from datetime import UTC, datetime
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from espalier_api.report import MAX_METRICS, MAX_PROBABILITIES, Adaptation, AdaptationResult, AdaptationSource, Metric
+from espalier_api.report import MAX_METRICS, MAX_PROBABILITIES, Adaptation, Metric
 from espalier_api.status import JobStatus, TrainingStatus
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.metrics.exporter import MOST_NAMES, Metrics
 from espalier_operator.kube.metrics.measurements import Owner, measurements
 from espalier_operator.kube.metrics.series import LiveJob
+from operator_world.kube_objects import adaptation
 
 NOW = 1_000.0
 TEXTS = st.text(max_size=300) | st.text(max_size=4).map(lambda text: 80 * text)
@@ -25,24 +25,9 @@ NAMES = st.lists(TEXTS, max_size=6).flatmap(
 VALUE = re.compile("[ -~]{0,253}")
 
 
-def adaptation(action: str, choices: list[str], trigger: str) -> Adaptation:
-    return Adaptation(
-        decision_id=trigger,
-        time=datetime.fromtimestamp(NOW, UTC),
-        used_seconds=1,
-        trigger=trigger,
-        generation=1,
-        action=action,
-        source=AdaptationSource.AGENT,
-        policy=trigger,
-        probabilities=dict.fromkeys(choices, 0.5),
-        result=AdaptationResult.GROWN,
-        depth_before=1,
-        depth_after=2,
-        parameters_before=1,
-        parameters_after=2,
-        seconds=1,
-    )
+def advised(action: str, choices: list[str], trigger: str) -> Adaptation:
+    probabilities = dict.fromkeys(choices, 0.5)
+    return adaptation(decision_id=trigger, trigger=trigger, action=action, policy=trigger, probabilities=probabilities)
 
 
 def status(figures: list[str], made: list[Adaptation]) -> JobStatus:
@@ -65,7 +50,7 @@ def scraped(metrics: Metrics) -> Counter[str]:
 
 
 @settings(max_examples=30)
-@given(NAMES, st.lists(st.builds(adaptation, TEXTS, NAMES, TEXTS), max_size=2), TEXTS)
+@given(NAMES, st.lists(st.builds(advised, TEXTS, NAMES, TEXTS), max_size=2), TEXTS)
 def test_whatever_a_job_names_its_labels_are_few_and_short(
     figures: list[str], made: list[Adaptation], queue: str
 ) -> None:
@@ -85,7 +70,7 @@ def test_new_names_with_each_report_do_not_make_new_series_without_end() -> None
     metrics, seen, made = Metrics(lambda: NOW), set[str](), set[str]()
 
     def look(owner: Owner, figures: list[str], choices: list[str]) -> None:
-        named = status(figures, [adaptation("Nothing", choices, "t")])
+        named = status(figures, [advised("Nothing", choices, "t")])
         metrics.look([live(owner, named)], Snapshot(taken_at=NOW), {}, {}, {})
         for family in text_string_to_metric_families(metrics.text(leads=True).decode()):
             for sample in family.samples:

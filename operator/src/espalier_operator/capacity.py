@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Final
 
@@ -140,13 +141,13 @@ class Capacity:
     def could_ever_hold(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether `workers` of `gpus` each would fit on empty nodes."""
         if site.requests and self._rooms is not None:
-            return gpus == 0 or self._rooms.could_hold(site, gpus, without_others=True) >= workers
+            return gpus == 0 or self._rooms.could_hold(site, gpus, workers, without_others=True)
         return _holds(self._slots, site, gpus, workers)
 
     def could_hold_without_jobs(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether they would fit if all our jobs had ended, and what others hold were held."""
         if site.requests and self._rooms is not None:
-            return gpus == 0 or self._rooms.could_hold(site, gpus, without_others=False) >= workers
+            return gpus == 0 or self._rooms.could_hold(site, gpus, workers, without_others=False)
         return _holds(self._without_jobs, site, gpus, workers)
 
     def take(self, site: Site, gpus: int) -> str | None:
@@ -240,51 +241,64 @@ def _sign(gpus: int) -> int:
 
 
 class _Rooms:
-    """What nodes have left of resources other than GPUs, now and later. A resource without an entry is not limited."""
+    """What nodes have left of resources other than GPUs, now and later. A resource without an entry is not limited.
+
+    It is computed for the nodes that are asked for: most nodes of a cluster have no free GPUs.
+    """
 
     def __init__(self) -> None:
-        self._nodes: dict[int, list[tuple[Node, int]]] = defaultdict(list)
-        self._now: dict[str, dict[str, int]] = {}
-        self._later: dict[str, dict[str, int]] = {}
-        self._counts: dict[tuple[Site, int, bool], int] = {}
+        self._nodes: dict[str, Node] = {}
+        self._groups: dict[int, list[tuple[Node, int]]] = defaultdict(list)
+        self._held: dict[str, list[tuple[Amounts, bool]]] = defaultdict(list)
+        """By node: what bound workers of jobs request, and whether they stay."""
+        self._left: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
+        """By node, where it was asked for: what is left now and later."""
+        self._answers: dict[tuple[Site, int, int, bool], bool] = {}
         self.others: dict[str, int] = {}
         """GPUs that pods of others hold, by node."""
 
     def add(self, node: Node, group: int, offered: int) -> None:
         """Add a node that offers `offered` GPUs."""
-        self._nodes[group].append((node, offered))
-        left = {name: amount - node.used.get(name, 0) for name, amount in node.resources.items()}
-        self._now[node.name], self._later[node.name] = left, dict(left)
+        self._nodes[node.name] = node
+        self._groups[group].append((node, offered))
 
     def hold(self, node: str, requests: Amounts, stays: bool) -> None:
-        """Count a bound worker of a job."""
-        self.change(node, requests, -1, -1 if stays else 0)
+        """Count a bound worker of a job, before anything is asked."""
+        self._held[node].append((requests, stays))
 
     def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
         """Add `requests` so many times to what is left now and later."""
-        for left, times in ((self._now[node], now), (self._later[node], later)):
-            for name, amount in requests if times else ():
-                if name in left:
-                    left[name] += times * amount
+        for left, times in zip(self._left_on(node), (now, later), strict=True):
+            _add(left, requests, times)
 
     def has_now(self, node: str, requests: Amounts) -> bool:
         """Return whether `requests` fit on `node` now, and do not take what is promised later."""
-        return _suffices(self._now[node], requests) and _suffices(self._later[node], requests)
+        return all(_suffices(left, requests) for left in self._left_on(node))
 
     def has_later(self, node: str, requests: Amounts) -> bool:
         """Return whether `requests` will fit on `node`."""
-        return _suffices(self._later[node], requests)
+        return _suffices(self._left_on(node)[1], requests)
 
-    def could_hold(self, site: Site, gpus: int, *, without_others: bool) -> int:
-        """Return how many workers would fit if all our jobs had ended, and pods of others as well or not."""
-        key = (site, gpus, without_others)
-        if key not in self._counts:
-            self._counts[key] = sum(
-                self._times(node, offered, site.requests, gpus, without_others)
-                for group in site.groups
-                for node, offered in self._nodes[group]
-            )
-        return self._counts[key]
+    def could_hold(self, site: Site, gpus: int, workers: int, *, without_others: bool) -> bool:
+        """Return whether `workers` would fit if all our jobs had ended, and pods of others as well or not."""
+        key = (site, gpus, workers, without_others)
+        if key not in self._answers:
+            nodes = (entry for group in site.groups for entry in self._groups[group])
+            counts = (self._times(node, offered, site.requests, gpus, without_others) for node, offered in nodes)
+            self._answers[key] = any(fitting >= workers for fitting in accumulate(counts))
+        return self._answers[key]
+
+    def _left_on(self, name: str) -> tuple[dict[str, int], dict[str, int]]:
+        """Return what is left on a node now and later."""
+        if name not in self._left:
+            node = self._nodes[name]
+            now = {resource: amount - node.used.get(resource, 0) for resource, amount in node.resources.items()}
+            later = dict(now)
+            for requests, stays in self._held.get(name, ()):
+                _add(now, requests, -1)
+                _add(later, requests, -1 if stays else 0)
+            self._left[name] = now, later
+        return self._left[name]
 
     def _times(self, node: Node, offered: int, requests: Amounts, gpus: int, without_others: bool) -> int:
         free = offered if without_others else offered - self.others.get(node.name, 0)
@@ -296,6 +310,12 @@ class _Rooms:
             if amount and name in node.resources
         ]
         return max(0, min(most))
+
+
+def _add(left: dict[str, int], requests: Amounts, times: int) -> None:
+    for name, amount in requests if times else ():
+        if name in left:
+            left[name] += times * amount
 
 
 def _suffices(left: Mapping[str, int], requests: Amounts) -> bool:

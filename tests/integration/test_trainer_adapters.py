@@ -450,6 +450,64 @@ def test_what_is_refused_is_warned_about_once(place, connect, reporter_of, caplo
     assert here.report() is None
 
 
+def test_a_leader_that_was_replaced_cannot_overwrite_the_report_of_its_successor(
+    place, connect, reporter_of, caplog
+) -> None:
+    here = place()
+    api = connect(here.kubeconfig("digits-trainer"))
+
+    def told(attempt: int, step: int, **more: Any) -> Callable[[], Report]:
+        return lambda: make_report(here.job, step, attempt=attempt, **more)
+
+    old = reporter_of(api, here, attempt=0, job_uid=here.job.uid)
+    old.publish(told(0, 1), urgent=True)
+    wait_for("the report", lambda: here.report() is not None)
+    new = reporter_of(api, here, attempt=1, job_uid=here.job.uid)
+    assert new.previous_used_seconds(here.job.job) == 0.0
+    old.publish(told(0, 2), urgent=True)
+    wait_for("the old leader's report", lambda: here.report().step == 2)
+    assert (old.superseded(), new.superseded()) == ("", ""), "it may report until its successor does"
+    new.publish(told(1, 3), urgent=True)
+    wait_for("the new leader's report", lambda: here.report().step == 3)
+    patched = calls_of(api, "merge_patch")
+    old.publish(told(0, 4, phase=TrainerPhase.COMPLETED), urgent=True)
+    wait_for("the old leader's insight", old.superseded)
+    assert "attempt 1 has taken over from attempt 0" in old.superseded()
+    assert here.report().step == 3
+    made = len(patched)
+    old.publish(told(0, 5), urgent=True)
+    old.close()
+    assert len(patched) == made, "it does not try again"
+    new.publish(told(1, 6), urgent=True)
+    new.close()
+    assert here.report().step == 6
+    assert new.superseded() == ""
+    assert [record.levelname for record in caplog.records] == ["WARNING"], caplog.text
+
+
+def test_a_report_that_others_touch_is_written_on_their_version(place, connect, reporter_of) -> None:
+    """An annotation, say: the version has changed, and the report is still this leader's."""
+    here = place()
+    reporter = reporter_of(connect(here.kubeconfig("digits-trainer")), here, attempt=2, job_uid=here.job.uid)
+    for step in range(1, 4):
+        here.cluster.request("PATCH", here.config_map, {"metadata": {"annotations": {"touched": str(step)}}})
+        reporter.publish(lambda: make_report(here.job, step, attempt=2), urgent=True)  # noqa: B023
+        wait_for("the report", lambda: here.report() is not None and here.report().step == step)  # noqa: B023
+    assert reporter.superseded() == ""
+
+
+def test_attempts_of_a_deleted_job_of_the_same_name_do_not_count(place, connect, reporter_of) -> None:
+    here = place()
+    api = connect(here.kubeconfig("digits-trainer"))
+    earlier = reporter_of(api, here, attempt=7, job_uid=here.job.uid)
+    earlier.publish(lambda: make_report(here.job, 1, attempt=7, used_seconds=9.0), urgent=True)
+    wait_for("the report", lambda: here.report() is not None)
+    again = reporter_of(api, here, attempt=0, job_uid="another")
+    assert again.previous_used_seconds(here.job.job) == 0.0
+    again.publish(lambda: make_report(here.job, 2, attempt=0), urgent=True)
+    wait_for("the report", lambda: here.report().step == 2)
+
+
 @dataclass
 class Leader:
     """A real trainer process that was told what its pod would tell it."""

@@ -24,6 +24,8 @@ class ExitCode(IntEnum):
     """The job, its data, its model or its checkpoint cannot be used; the message says what to change."""
     LOSS_NOT_FINITE = 3
     """The loss became NaN or infinite; the last good checkpoint is kept."""
+    SUPERSEDED = 4
+    """A later leader of the job has taken over; nothing was written after that."""
     INTERRUPTED = 130
     """Ended after SIGINT, with a checkpoint."""
     STOPPED = 143
@@ -60,5 +62,10 @@ RENDEZVOUS: Final = "ESPALIER_RENDEZVOUS"
 into. Used by jobs with `spec.training.elasticBatch`."""
 METRICS_PORT: Final = "ESPALIER_METRICS_PORT"
 """Port of the leader's metrics; none if absent."""
+JOB_UID: Final = "ESPALIER_JOB_UID"
+"""On Kubernetes: the UID of the job. With `ATTEMPT` it tells which of two leaders of a job is the later one."""
+ATTEMPT: Final = "ESPALIER_ATTEMPT"
+"""On Kubernetes: how often this base worker was replaced before, from 0; of an extra worker the allocation's
+generation."""
 INCARNATION: Final = "ESPALIER_INCARNATION"
 """`Report.incarnation` of the leader; on Kubernetes the UID of its pod. Generated if absent."""

@@ -124,6 +124,8 @@ class Report(Record):
     job: str
     incarnation: str
     """A new value for every start of the process, which distinguishes a restarted leader from a slow one."""
+    attempt: int | None = Field(default=None, ge=0)
+    """How often the leader was replaced before; None if the leader does not know."""
     acknowledged_generation: int = Field(default=0, ge=0)
     phase: TrainerPhase = TrainerPhase.STARTING
     reason: Reason | None = None

@@ -76,10 +76,12 @@ class Client:
                 if listing is not None:
                     return listing
 
-    def merge_patch(self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]) -> None:
-        """Merge `body` into an object."""
+    def merge_patch(self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
+        """Merge `body` into an object; returns the object. With `metadata.resourceVersion` in `body` the API server
+        answers 409 where the object has changed since.
+        """
         call = Call("patch", resource, namespace)
-        self._read(call, "PATCH", resource.path(namespace, name), body=body)
+        return self._read(call, "PATCH", resource.path(namespace, name), body=body)
 
     def watch(
         self, resource: Resource, namespace: str, since: int, *, seconds: int, silence: float, fields: str = ""

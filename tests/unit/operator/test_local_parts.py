@@ -51,6 +51,11 @@ def report(phase: TrainerPhase, reason: Reason | None = None, message: str = "")
             report(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, "step 7"),
             Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message="step 7"),
         ),
+        (
+            4,
+            None,
+            Failure("exit code 4: its checkpoints or its report are of a later attempt of the job; see its log"),
+        ),
     ],
 )
 def test_exit_codes(code, said, verdict):

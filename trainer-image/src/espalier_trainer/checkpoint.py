@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import re
+import secrets
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from espalier_api.base import Record
 from espalier_api.documents import DocumentError, dumps, loads
 from espalier_api.report import Adaptation, Metric
 from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.fencing import Fence
 from espalier_trainer.net2net.history import Growth
 
 logger = logging.getLogger(__name__)
@@ -130,24 +132,28 @@ class Checkpoint:
 
 @dataclass
 class CheckpointStore:
-    """The checkpoints of one job in a folder. One process writes."""
+    """The checkpoints of one job in a folder. One process writes: `fence` ensures it where leaders are replaced."""
 
     folder: Path
+    fence: Fence | None = None
+    """The claim of the leader that writes; None: nobody else can write."""
     warnings: list[str] = field(default_factory=list)
     """What was found wrong; whoever reads the store takes them out."""
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint and remove all but the last two; return its folder.
 
-        Raises `OSError` (disk full, folder gone) with nothing changed: the earlier checkpoints are intact and what
-        was written is removed.
+        Raises `OSError` (disk full, folder gone) and `SupersededError` with nothing changed: the earlier checkpoints
+        are intact and what was written is removed.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._require_claim()
         self._remove_leftovers()
         complete = self._complete()
         number = complete[-1][0] + 1 if complete else 1
         target = self.folder / f"checkpoint-{number:08d}"
-        temporary = self.folder / f"{_TEMPORARY}{number:08d}-{os.getpid()}"
+        # In containers all leaders may have the same process id.
+        temporary = self.folder / f"{_TEMPORARY}{number:08d}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             temporary.mkdir()
             entries = {
@@ -157,9 +163,12 @@ class CheckpointStore:
             }
             _write(temporary / MANIFEST, dumps(Manifest(files=entries)).encode())
             _sync_folder(temporary)
+            self._require_claim()
             os.rename(temporary, target)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError):
+                self._require_claim()  # a successor that starts removes what is being written
             raise
         _sync_folder(self.folder)
         for _, path in self._complete()[:-KEPT]:
@@ -180,6 +189,10 @@ class CheckpointStore:
                 logger.warning("%s", self.warnings[-1])
                 self._set_aside(number, path)
         return None
+
+    def _require_claim(self) -> None:
+        if self.fence is not None:
+            self.fence.require()
 
     def _set_aside(self, number: int, path: Path) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -24,6 +24,8 @@ class Contracts:
     reporter: Reporter
     used_seconds: float
     """What earlier incarnations reported to have used of the budget."""
+    superseded: Callable[[], str] = lambda: ""
+    """Returns why this leader must end because a later one has reported; '' as long as none has."""
 
 
 @contextmanager
@@ -64,7 +66,15 @@ def connected(settings: Settings, job: AdaptiveTrainingJob) -> Iterator[Contract
         if settings.report_config_map is None:
             yield Contracts((watch, *files), reporter, reported)
             return
-        patcher = kube.ConfigMapReporter(api, job.metadata.namespace, settings.report_config_map, reporter)
+        patcher = kube.ConfigMapReporter(
+            api,
+            job.metadata.namespace,
+            settings.report_config_map,
+            reporter,
+            attempt=settings.attempt,
+            job_uid=settings.job_uid,
+        )
         stack.callback(patcher.close)
         patcher.start()
-        yield Contracts((watch, *files), patcher, max(reported, patcher.previous_used_seconds(job)))
+        used = max(reported, patcher.previous_used_seconds(job))
+        yield Contracts((watch, *files), patcher, used, patcher.superseded)

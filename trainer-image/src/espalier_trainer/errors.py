@@ -31,6 +31,13 @@ class OwnLoopError(TrainerError):
     """The script uses something that workers cannot do together; the message names the change that it needs."""
 
 
+class SupersededError(Exception):
+    """A later leader of the job has taken over: this one must write nothing more, and end."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}; this leader was given up, writes nothing more, and ends")
+
+
 class LossNotFiniteError(Exception):
     """The loss, or a weight, became NaN or infinite: training cannot continue."""
 

@@ -52,6 +52,8 @@ class Journal:
     progress: Progress
     incarnation: str = ""
     """A new value for every process start; made up when empty."""
+    attempt: int | None = None
+    """How often the leader was replaced before; None: not known."""
     phase: TrainerPhase = TrainerPhase.STARTING
     acknowledged: int = 0
     last_checkpoint: datetime | None = None
@@ -178,6 +180,7 @@ class Journal:
             **self._standing(),
             job=self.job,
             incarnation=self.incarnation,
+            attempt=self.attempt,
             acknowledged_generation=self.acknowledged,
             phase=self.phase,
             reason=None if self.ending is None else self.ending.reason,

@@ -11,7 +11,7 @@ import sys
 
 from espalier_api.environment import ExitCode
 from espalier_api.validation import JobFileError, load_job
-from espalier_trainer.errors import TrainerError
+from espalier_trainer.errors import SupersededError, TrainerError
 from espalier_trainer.settings import Settings, StopSignal, require_scratch
 from espalier_trainer.worker import Leave, work
 
@@ -38,6 +38,9 @@ def main() -> int:
     except JobFileError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
+    except SupersededError as error:
+        print(error, file=sys.stderr)
+        return int(ExitCode.SUPERSEDED)
     except TrainerError as error:
         print(error, file=sys.stderr)
     return int(ExitCode.INVALID)

@@ -63,6 +63,10 @@ class Settings:
     """The ConfigMap, in the job's namespace, that reports are patched into."""
     incarnation: str
     """What the leader calls itself in reports; empty: it makes up a name."""
+    job_uid: str
+    """The UID of the job at its API server; empty: not known."""
+    attempt: int | None
+    """How often this worker was replaced before; None: not known."""
     role: Role
     index: int
     rendezvous: str | None = None
@@ -97,6 +101,8 @@ class Settings:
             job_key=_job_key(variables),
             report_config_map=variables.get(environment.REPORT_CONFIG_MAP) or None,
             incarnation=variables.get(environment.INCARNATION, ""),
+            job_uid=variables.get(environment.JOB_UID, ""),
+            attempt=_whole(variables, environment.ATTEMPT, range(2**31), "a whole number from 0"),
             role=_role(variables.get(environment.WORKER_ROLE) or Role.BASE),
             index=_whole(variables, environment.WORKER_INDEX, range(2**63), "a whole number from 0") or 0,
             rendezvous=variables.get(environment.RENDEZVOUS) or None,

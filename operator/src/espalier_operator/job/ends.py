@@ -59,6 +59,8 @@ def judge_exit(code: int, report: Report | None) -> Ended | Failure | Preemption
         return Ended(reason=completed, failed=False, message=message)
     if stopped and phase is not TrainerPhase.STARTING:
         return Preemption(_describe(code))
+    if code == ExitCode.SUPERSEDED:
+        message = "its checkpoints or its report are of a later attempt of the job; see its log"
     return Failure(f"{_describe(code)}{': ' + message if message else '; see its log'}")
 
 

@@ -437,12 +437,25 @@ def test_base_workers_beyond_min_replicas_are_no_base_workers():
 # ---- whose word counts
 
 
+def of_attempt(said: Any, attempt: int) -> Any:
+    """Return the report of a leader that knows that it was replaced `attempt` times before."""
+    return said.model_copy(update={"attempt": attempt})
+
+
 def test_the_word_of_a_leader_given_up_does_not_hide_its_successor_s():
     old, new, newer = report("old", TRAINING), report("leader", TRAINING), report("leader", EVALUATING)
     assert last_report(STATE, None, old) is old, "all that is known"
     assert last_report(STATE, old, new) is new
     assert last_report(STATE, new, old) is new
     assert last_report(STATE, new, newer) is newer
+    assert last_report(STATE, new, of_attempt(old, 3)) is new, "of the attempt before"
+    assert last_report(STATE, old, of_attempt(old, 4)) is not old, "of this attempt, whose pod is not seen yet"
+    assert last_report(STATE, None, of_attempt(old, 3)) is None, "the successor runs, and has not reported yet"
+    waiting = replace(STATE, attempts=(5, 0), incarnations=("", "worker"))
+    late = of_attempt(old, 4)
+    assert last_report(waiting, new, late) is late, "nobody has taken over: its checkpoints count as well"
+    assert last_report(waiting, of_attempt(new, 4), of_attempt(old, 3)) is not None
+    assert last_report(waiting, of_attempt(new, 4), of_attempt(old, 3)).incarnation == "leader"
     later = replace(STATE, incarnations=("third", "worker"))
     assert last_report(later, new, old) is old, "neither is the leader's"
     assert last_report(JobState(), new, old) is old

@@ -47,6 +47,8 @@ CONTRACT = [
     {"name": "ESPALIER_REPORT_CONFIG_MAP", "value": "one-report"},
     {"name": "ESPALIER_WORKER_ROLE", "value": "base"},
     {"name": "ESPALIER_WORKER_INDEX", "value": "0"},
+    {"name": "ESPALIER_JOB_UID", "value": "uid-1"},
+    {"name": "ESPALIER_ATTEMPT", "value": "0"},
     {"name": "ESPALIER_INCARNATION", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
 ]
 METRICS = {"name": "ESPALIER_METRICS_PORT", "value": "9464"}
@@ -168,6 +170,7 @@ def test_an_account_of_the_template_gets_the_rights_and_runs_the_pods(field):
 
 def test_a_leader_whole():
     job = templated()
+    env = [{**entry, "value": "7"} if entry["name"] == "ESPALIER_ATTEMPT" else entry for entry in CONTRACT]
     pod = worker_pod(job, STATUS, Role.BASE, 0, 7, SETTINGS)
     annotations = pod["metadata"].pop("annotations")
     assert pod == {
@@ -183,7 +186,7 @@ def test_a_leader_whole():
                 "espalier.dev/attempt": "7",
             },
         },
-        "spec": a_spec(),
+        "spec": a_spec(a_container(env=[*env, METRICS])),
     }
     assert annotations.keys() == {"espalier.dev/job", "espalier.dev/allocation"}
     told = loads(annotations["espalier.dev/allocation"], AllocationDocument, "annotation")

@@ -29,7 +29,7 @@ from espalier_trainer.core.state import TrainingState
 from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.elastic.team import Team
-from espalier_trainer.errors import LossNotFiniteError
+from espalier_trainer.errors import LossNotFiniteError, SupersededError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.journal import Journal
 from espalier_trainer.network import Network
@@ -86,7 +86,13 @@ class Run:
         network = state.network
         self.progress = Progress(network.depth, network.parameters)
         self.journal = Journal(
-            job.key, services.scheduler, services.reporter, network, self.progress, services.incarnation
+            job.key,
+            services.scheduler,
+            services.reporter,
+            network,
+            self.progress,
+            services.incarnation,
+            services.attempt,
         )
         advisor = None if job.spec.adaptation.mode is AdaptationMode.OFF else services.advisor
         self._adapter = (
@@ -120,7 +126,8 @@ class Run:
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the epochs from the current one to the end of the budget, at most `count` in all.
 
-        Raises `LossNotFiniteError` if the weights are not finite when the run is saved.
+        Raises `LossNotFiniteError` if the weights are not finite when the run is saved, and `SupersededError` if a
+        later leader has taken over.
         """
         self._begin()
         while self._boundary() is None and (count is None or self.progress.epoch < count):
@@ -137,7 +144,7 @@ class Run:
         """Yield the steps to the end of an epoch of `batches` batches, or to the end of the run.
 
         A step that `stepped` does not count is repeated. `rate` returns the learning rate of a step of one batch.
-        `at_boundary`: no time has passed since `epochs` yielded.
+        `at_boundary`: no time has passed since `epochs` yielded. Raises the same errors as `epochs`.
         """
         while self.progress.cursor < batches:
             fresh = at_boundary and not (self.team is not None and self.team.broken)
@@ -274,6 +281,8 @@ class Run:
         return self.ending
 
     def _looked(self) -> Ending | None:
+        if by := self.services.superseded():
+            raise SupersededError(by)
         scheduler = self._scheduler
         self.allocation = scheduler.allocation()
         self._update_members()

@@ -90,7 +90,8 @@ class Saver:
     def save(self, capture: Callable[[], Checkpoint], network: Network, progress: Progress, journal: Journal) -> None:
         """Write a checkpoint; if that fails, log a warning and continue.
 
-        Raises `LossNotFiniteError` for a network with NaN or infinite values, which is never written.
+        Raises `LossNotFiniteError` for a network with NaN or infinite values, which is never written, and
+        `SupersededError` if a later leader has taken over.
         """
         self.wanted = False
         if self.store is None:

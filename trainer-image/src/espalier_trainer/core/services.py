@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from espalier_trainer.contracts import connected
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.errors import CheckpointFolderError
+from espalier_trainer.fencing import Fence, LeaderClaim
 from espalier_trainer.journal import Journal
 from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.network import Network
@@ -62,6 +64,10 @@ class Services:
     """Budget seconds that earlier incarnations reported."""
     incarnation: str = ""
     """Name of the process in reports; generated if empty."""
+    attempt: int | None = None
+    """How often the leader was replaced before; None: not known."""
+    superseded: Callable[[], str] = lambda: ""
+    """Returns why this leader must end because a later one has taken over; '' as long as none has."""
     step_took: Callable[[float], None] = lambda seconds: None
     """Called with the wall seconds between the ends of two optimizer steps."""
     clock: Callable[[], float] = time.monotonic
@@ -81,9 +87,11 @@ def connect(
     """Connect a leader to the services that the settings and the job name.
 
     `grows` False: no agent is used. `hashed` is what must be equal in all workers. Raises `TrainerError` for errors
-    that the author of the job can fix.
+    that the author of the job can fix, and `SupersededError` if a later leader has taken over.
     """
-    checkpoints = open_checkpoints(job, settings.checkpoint_folder)
+    incarnation = settings.incarnation or uuid.uuid4().hex
+    claim = LeaderClaim(job_uid=settings.job_uid, attempt=settings.attempt or 0, incarnation=incarnation)
+    checkpoints = open_checkpoints(job, settings.checkpoint_folder, claim)
     with ExitStack() as stack:
         contracts = stack.enter_context(connected(settings, job))
         reporter = MeteredReporter(contracts.reporter, job.spec.time_budget_seconds)
@@ -97,7 +105,9 @@ def connect(
             team=team_of(settings, job, device, hashed),
             stop=stop,
             used_seconds=contracts.used_seconds,
-            incarnation=settings.incarnation,
+            incarnation=incarnation,
+            attempt=settings.attempt,
+            superseded=contracts.superseded,
             step_took=reporter.step_took,
         )
 
@@ -127,16 +137,22 @@ def team_of(
     )
 
 
-def open_checkpoints(job: AdaptiveTrainingJob, folder: Path | None) -> CheckpointStore:
-    """Return the store in `folder`, or in the job's folder; raises `CheckpointFolderError` if it cannot be written.
+def open_checkpoints(
+    job: AdaptiveTrainingJob, folder: Path | None, claim: LeaderClaim | None = None
+) -> CheckpointStore:
+    """Return the store in `folder`, or in the job's folder, claimed by the leader of `claim`.
 
-    A disk that is full or temporarily unavailable raises no error: training continues without checkpoints.
+    Raises `CheckpointFolderError` if it cannot be written, and `SupersededError` if a later leader has claimed it. A
+    disk that is full or temporarily unavailable raises no error: training continues without checkpoints.
     """
     path = folder or Path(job.spec.checkpoint.path)
+    fence = None if claim is None else Fence(path, claim)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
+        if fence is not None:
+            fence.take_over()
     except OSError as error:
         if error.errno in _NEVER_WRITABLE:
             where = "spec.checkpoint.path" if folder is None else environment.CHECKPOINT_DIR
@@ -145,7 +161,7 @@ def open_checkpoints(job: AdaptiveTrainingJob, folder: Path | None) -> Checkpoin
                 "that this user may write (securityContext.fsGroup in spec.template), or name another folder"
             ) from error
         logger.warning("%s: %s; checkpoints may fail", path, error.strerror)
-    return CheckpointStore(path)
+    return CheckpointStore(path, fence)
 
 
 def build_advisor(job: AdaptiveTrainingJob, default_url: str | None, seed: int, stop: Cancelled) -> Advisor | None:

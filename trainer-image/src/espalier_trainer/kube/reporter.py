@@ -1,4 +1,9 @@
-"""Reports into a ConfigMap: the training loop hands them over, a thread patches them in."""
+"""Reports into a ConfigMap: the training loop hands them over, a thread patches them in.
+
+A leader that was given up may still run after its successor has started. So a leader reads the ConfigMap before its
+first report, and patches only the version that it has read or written last. Where a report of a later attempt is found,
+it reports nothing more.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from espalier_api.report import MAX_METRICS, MAX_NAME, MAX_REPORT_BYTES, Report
 from espalier_api.signal import REPORT_KEY
 from espalier_kube.client import Client
 from espalier_kube.errors import ApiError, RefusedError, Retries
-from espalier_kube.resources import CONFIG_MAPS
+from espalier_kube.resources import CONFIG_MAPS, Raw
 from espalier_trainer.kube.watch import uid_of
 from espalier_trainer.report import INTERVAL_WALL_SECONDS, EventRecorder
 
@@ -30,6 +35,8 @@ RETRIES: Final = Retries(tries=6, first_wait=0.25, longest_wait=10.0)
 """How often one report is tried, and when; in training a newer one replaces it long before."""
 FLUSH_DELAY: Final = 0.25
 """The same while the process waits to end."""
+CONFLICTS: Final = 3
+"""How often one report is tried again at once because somebody else has changed the ConfigMap."""
 FLUSH_WALL_SECONDS: Final = 5.0
 """How long the end of the process waits for the last report to be taken."""
 
@@ -56,11 +63,21 @@ class ConfigMapReporter:
         name: str,
         events: EventRecorder,
         clock: Callable[[], float] = time.monotonic,
+        attempt: int | None = None,
+        job_uid: str = "",
     ) -> None:
+        """`attempt` is how often the leader was replaced before; None: it is not known, and nothing is compared.
+
+        `job_uid` is the UID of the job, '' if it is not known.
+        """
         self._client, self._namespace, self._name = client, namespace, name
         self._place = f"ConfigMap {namespace}/{name}"
         self._events = events
         self._clock = clock
+        self._attempt, self._job_uid = attempt, job_uid
+        self._version: str | None = None
+        """Of the ConfigMap as it was last read or written; None: it must be read before it is written."""
+        self._superseded = ""
         self._due, self._interval = 0.0, INTERVAL_WALL_SECONDS
         self._changed = threading.Condition()
         self._pending: _Pending | None = None
@@ -74,6 +91,10 @@ class ConfigMapReporter:
         """Begin to send."""
         self._thread.start()
 
+    def superseded(self) -> str:
+        """Return why nothing more is reported: a later attempt has reported. '' as long as none has."""
+        return self._superseded
+
     def previous_used_seconds(self, job: AdaptiveTrainingJob) -> float:
         """Return the budget seconds that an earlier incarnation last reported, 0 where there is no usable report.
 
@@ -85,9 +106,7 @@ class ConfigMapReporter:
         except (ApiError, DocumentError) as error:
             logger.info("no earlier report is known: %s", error)
             return 0.0
-        owners = {owner.get("uid") for owner in found["metadata"].get("ownerReferences") or ()}
-        own = uid_of(job)
-        if report.job != job.key or (own is not None and owners and own not in owners):
+        if report.job != job.key or not _may_belong_to(found, self._job_uid or uid_of(job)):
             return 0.0  # left over from a deleted job of the same name
         return report.used_seconds
 
@@ -150,10 +169,12 @@ class ConfigMapReporter:
 
     def _send(self, report: Report) -> ApiError | None:
         """Patch the report in; return what went wrong."""
+        if self._superseded:
+            return None
         try:
-            data = {REPORT_KEY: report_text(report)}
-            self._client.merge_patch(CONFIG_MAPS, self._namespace, self._name, {"data": data})
+            self._write({REPORT_KEY: report_text(report)})
         except ApiError as error:
+            self._version = None  # it may have been written though no answer came
             self._failures += 1
             if not self._warned and (isinstance(error, RefusedError) or self._failures > 1):
                 self._warned = True
@@ -164,6 +185,46 @@ class ConfigMapReporter:
             self._warned = False
             logger.info("%s: reports are written again", self._place)
         return None
+
+    def _write(self, data: dict[str, str]) -> None:
+        """Patch `data` in unless a later attempt has reported."""
+        place = CONFIG_MAPS, self._namespace, self._name
+        if self._attempt is None:
+            self._client.merge_patch(*place, {"data": data})
+            return
+        for tried in range(1 + CONFLICTS):
+            if self._version is None:
+                found = self._client.get(*place)
+                if (later := self._later_attempt(found)) is not None:
+                    self._superseded = (
+                        f"{self._place}: attempt {later} has taken over from attempt {self._attempt}, and reports"
+                    )
+                    logger.warning("%s; this leader reports nothing more", self._superseded)
+                    return
+                self._version = found["metadata"]["resourceVersion"]
+            try:
+                body = {"metadata": {"resourceVersion": self._version}, "data": data}
+                self._version = self._client.merge_patch(*place, body)["metadata"]["resourceVersion"]
+                return
+            except ApiError as error:
+                self._version = None
+                if tried == CONFLICTS or error.status is None or error.status.code != 409:
+                    raise
+
+    def _later_attempt(self, found: Raw) -> int | None:
+        """Return the attempt that wrote the report in the ConfigMap, if it is a later one of the same job."""
+        if self._attempt is None or not _may_belong_to(found, self._job_uid):
+            return None
+        try:
+            attempt = loads((found.get("data") or {}).get(REPORT_KEY, ""), Report, self._place).attempt
+        except DocumentError:
+            return None
+        return attempt if attempt is not None and attempt > self._attempt else None
+
+
+def _may_belong_to(found: Raw, job_uid: str | None) -> bool:
+    owners = {owner.get("uid") for owner in found["metadata"].get("ownerReferences") or ()}
+    return not job_uid or not owners or job_uid in owners
 
 
 def report_text(report: Report, limit: int = MAX_REPORT_BYTES) -> str:

@@ -18,7 +18,7 @@ from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.validation import JobFileError, load_job
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import connect, seed_of, set_threads
-from espalier_trainer.errors import OwnLoopError, TrainerError
+from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.leading import Leading
@@ -52,7 +52,8 @@ def join(
     `model` and `optimizer` hold the newest checkpoint afterwards, if there is one.
 
     A script that was not started for a job gets a plain loop and `loader` itself. Raises `OwnLoopError` if the script
-    requests something impossible; an error of the job, environment or checkpoint ends the process with exit code 2.
+    requests something impossible; an error of the job, environment or checkpoint ends the process with exit code 2,
+    and exit code 4 means that a later leader has taken over.
     """
     state = OwnState(model, optimizer, others)
     if not any(os.environ.get(name) for name in _OF_A_JOB):
@@ -68,6 +69,9 @@ def join(
         raise  # with its traceback: the mistake is in the script
     except JobFileError as error:
         print(*error.problems, sep="\n", file=sys.stderr)
+    except SupersededError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(int(ExitCode.SUPERSEDED)) from None
     except TrainerError as error:
         print(error, file=sys.stderr)
     else:

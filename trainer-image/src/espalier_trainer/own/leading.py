@@ -15,7 +15,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_trainer.core.run import Due, Run
 from espalier_trainer.elastic.group import GroupBrokenError
-from espalier_trainer.errors import LossNotFiniteError, OwnLoopError
+from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.own.feed import ONCE, Feed
 from espalier_trainer.own.loop import Hooks, Step
@@ -42,6 +42,8 @@ class Leading:
         self._inside = self._epoch_end_sent = self._closed = False
         """Whether the script is in an epoch; whether the other workers know that its batches are over; whether the
         loop over epochs has ended."""
+        self._gave_way = False
+        """Whether a later leader has taken over."""
         run.resume()
         atexit.register(self._exit)
 
@@ -69,6 +71,8 @@ class Leading:
             self._ended()
         except LossNotFiniteError as error:
             self._fail(error)
+        except SupersededError as error:
+            self._give_way(error)
         except GeneratorExit:
             # The script left the loop: by a break, or by an error, which cannot be distinguished here. So nothing is
             # saved, and the other workers wait for a leader. At the end of the process, nothing is left to do here.
@@ -102,6 +106,8 @@ class Leading:
                 self._ended()
         except LossNotFiniteError as error:
             self._fail(error)
+        except SupersededError as error:
+            self._give_way(error)
 
     def backward(self, loss: Tensor) -> float:
         """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss."""
@@ -157,6 +163,13 @@ class Leading:
         self._run.finish(Ending(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, str(error)))
         raise SystemExit(int(ExitCode.LOSS_NOT_FINITE))
 
+    def _give_way(self, error: SupersededError) -> NoReturn:
+        """End the process without a report: the job's reports are its successor's."""
+        print(error, file=sys.stderr)
+        self._gave_way = True
+        self._close()
+        raise SystemExit(int(ExitCode.SUPERSEDED))
+
     def _close(self) -> None:
         """Leave the other workers, who wait for a leader."""
         self._closed = True
@@ -168,7 +181,7 @@ class Leading:
         broken = not self._closed or getattr(sys, "last_value", None) is not None
         if not self._closed:
             self._close()
-        if run.journal.ending is None:
+        if run.journal.ending is None and not self._gave_way:
             ending = run.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED)
             if self._stop():
                 ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")

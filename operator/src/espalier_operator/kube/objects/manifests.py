@@ -140,7 +140,7 @@ def worker_pod(
     ours = [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
     tolerations += [toleration for toleration in ours if toleration not in tolerations]
     folder = absolute(job.job.spec.checkpoint.path)
-    _set_environment(container, job, worker, index, settings, folder)
+    _set_environment(container, job, worker, index, attempt, settings, folder)
     if worker is Role.BASE and index == 0:
         _name_metrics_port(spec, container)
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
@@ -229,7 +229,7 @@ def _set_class(spec: Manifest, job: KubeJob, worker: Role, settings: KubeSetting
 
 
 def _set_environment(
-    container: Manifest, job: KubeJob, worker: Role, index: int, settings: KubeSettings, folder: str
+    container: Manifest, job: KubeJob, worker: Role, index: int, attempt: int, settings: KubeSettings, folder: str
 ) -> None:
     contract: dict[str, Any] = {
         environment.JOB_FILE: JOB_FILE,
@@ -239,6 +239,8 @@ def _set_environment(
         environment.REPORT_CONFIG_MAP: names.report_name(job.name),
         environment.WORKER_ROLE: str(worker),
         environment.WORKER_INDEX: str(index),
+        environment.JOB_UID: job.uid,
+        environment.ATTEMPT: str(attempt),
         environment.INCARNATION: {"fieldRef": {"fieldPath": "metadata.uid"}},
     }
     if job.job.spec.training.elastic_batch is not None:

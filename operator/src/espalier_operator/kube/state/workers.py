@@ -69,14 +69,21 @@ def observation_of(pods: JobPods, report: Report | None, reported_at: float = 0.
     )
 
 
-def last_report(state: JobState, known: Report | None, found: Report) -> Report:
-    """Return which report counts: `found`, or the `known` one where that is of the leader and `found` is not.
+def last_report(state: JobState, known: Report | None, found: Report) -> Report | None:
+    """Return which report counts: `found`, or the `known` one where `found` is not of the leader that was seen last.
 
-    A leader on a lost node may continue for a while, and overwrite the report of its successor.
+    A leader on a lost node may continue for a while. Its reports count until its successor is seen: up to then, a
+    successor would resume from its checkpoints.
     """
-    leader = state.incarnations[0] if state.incarnations else ""
-    successor_has_reported = known is not None and known.incarnation == leader != found.incarnation
-    return known if known is not None and successor_has_reported else found
+    leader, attempt = next(zip(state.incarnations, state.attempts, strict=True), ("", 0))
+    if found.incarnation == leader:
+        return found
+    if known is not None and known.incarnation == leader:
+        return known
+    seen = attempt if leader else 0
+    if known is not None and known.attempt is not None:
+        seen = max(seen, known.attempt)
+    return known if found.attempt is not None and found.attempt < seen else found
 
 
 def trouble_of(pods: JobPods) -> Trouble | None:

@@ -291,9 +291,9 @@ class FakeKubelet:
                 await self._status(pod, {"conditions": [condition]})
 
     def _fits(self, pod: Pod, node: Node) -> bool:
-        spec, labels = node.get("spec", {}), node["metadata"].get("labels", {})
+        name, spec, labels = node["metadata"]["name"], node.get("spec", {}), node["metadata"].get("labels", {})
         taints = [taint for taint in spec.get("taints", ()) if not _tolerates(pod["spec"], taint)]
-        if spec.get("unschedulable") or taints or not _is_ready(node) or not _selects(pod["spec"], labels):
+        if spec.get("unschedulable") or taints or not _is_ready(node) or not _selects(pod["spec"], name, labels):
             return False
         free = {name: int(count) for name, count in node["status"].get("allocatable", {}).items() if "/" in name}
         for other in self._pods.values():
@@ -464,14 +464,18 @@ def _tolerates(spec: dict[str, Any], taint: dict[str, str]) -> bool:
     return not repels or taint["key"] in {toleration.get("key") for toleration in spec.get("tolerations", ())}
 
 
-def _selects(spec: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether nodeSelector and the required node affinity allow a node with these labels."""
+def _selects(spec: dict[str, Any], name: str, labels: dict[str, str]) -> bool:
+    """Whether nodeSelector and the required node affinity allow the node `name` with these labels."""
     if any(labels.get(key) != value for key, value in spec.get("nodeSelector", {}).items()):
         return False
     required = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is None:
         return True
-    return any(_matches(term.get("matchExpressions", ()), labels) for term in required["nodeSelectorTerms"])
+    return any(
+        _matches(term.get("matchExpressions", ()), labels)
+        and _matches(term.get("matchFields", ()), {"metadata.name": name})
+        for term in required["nodeSelectorTerms"]
+    )
 
 
 def _matches(expressions: Iterable[dict[str, Any]], labels: dict[str, str]) -> bool:

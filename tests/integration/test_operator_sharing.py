@@ -237,6 +237,39 @@ def test_a_job_starts_only_on_nodes_that_its_template_admits(world: World) -> No
     assert world.jobs.condition("picky", "Admitted") == ("False", "Unschedulable")
 
 
+def test_workers_require_the_node_that_was_chosen_for_them(world: World) -> None:
+    """One whose node is gone before it is bound is made again elsewhere, and that is not counted."""
+    world.kubelet.add_node("small", 1)
+    world.kubelet.add_node("large", 4)
+    world.kubelet.binds = False
+    world.operate()
+    world.jobs.make("job")
+    world.until("it is made", lambda: list(world.pods("job")) == ["job-base-0-0"])
+    affinity = world.pods("job")["job-base-0-0"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["small"]}]
+    world.kubelet.remove_node("small")
+    world.until("it is made again", lambda: list(world.pods("job")) == ["job-base-0-1"])
+    world.kubelet.binds = True
+    world.kubelet.set_gpus("large", 3)
+    world.until_condition("job", "Running", "True", "Running")
+    status = world.jobs.status("job")
+    assert (status["restarts"], status["preemptions"], status["scheduling"]["failures"]) == (0, 0, 0)
+    assert world.pods("job")["job-base-0-1"]["spec"]["nodeName"] == "large"
+
+
+def test_kube_scheduler_chooses_after_it_refused_a_chosen_node(world: World) -> None:
+    """It knows that a volume is elsewhere."""
+    world.kubelet.add_node("small", 1)
+    world.kubelet.add_node("large", 4)
+    world.kubelet.refuses = lambda pod: "volume node affinity conflict" if "matchFields" in str(pod["spec"]) else None
+    world.operate()
+    world.jobs.make("job")
+    world.until_condition("job", "Running", "True", "Running")
+    assert list(world.pods("job")) == ["job-base-0-1"]
+    assert world.jobs.status("job")["scheduling"].get("unplaced", 0) == 0
+
+
 def test_a_job_waits_for_the_cpus_that_a_pod_without_gpus_holds(world: World) -> None:
     """It holds back nobody who needs fewer, and says what is missing."""
     world.kubelet.add_node("node", 2)

@@ -7,9 +7,10 @@ Actions are applied by a backend, idempotently; `extra` always is the number of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from espalier_api.reasons import Reason
+from espalier_operator.facts import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,19 @@ class Fail:
     message: str = ""
 
 
-Action = Admit | GrantExtra | NoticeReclaim | ReleaseExtra | Stop | Requeue | Finish | Fail
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replace:
+    """Make base workers again that are not bound: the node that was chosen for them does not take them."""
+
+    job: str
+    workers: tuple[int, ...]
+    """Their indices."""
+    pinned: bool
+    """False: the planner chooses no node for them any more, kube-scheduler does."""
+    reason: Reason
+
+
+Action = Admit | GrantExtra | NoticeReclaim | ReleaseExtra | Replace | Stop | Requeue | Finish | Fail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,5 +118,7 @@ class Plan:
     actions: tuple[Action, ...]
     refusals: Mapping[str, Refusal]
     """By job key."""
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+    """By job key: where its workers that are still to be made will run."""
     wake_at: float | None
     """The earliest time at which the passing of time alone may change the plan."""

@@ -105,7 +105,8 @@ class Capacity:
                 self._rooms.others[name] = held
         self._offers: dict[int, _Buckets] = defaultdict(dict)
         self._hopes: dict[int, _Buckets] = defaultdict(dict)
-        self._journal: list[tuple[str, int, int, Amounts]] = []
+        self._journal: list[tuple[str, int, int, Amounts, bool]] = []
+        """(node, change of GPUs now, later, other requests, whether a worker was placed)."""
         for name, later in self._later.items():
             if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
                 self._enter(name)
@@ -162,6 +163,22 @@ class Capacity:
         """Reserve `gpus` (> 0) of one node: free ones if there are, otherwise some that are being given back."""
         return self.take(site, gpus) or self.set_aside(site, gpus)
 
+    def hold_at(self, site: Site, node: str | None, gpus: int, *, stays: bool = True) -> Supply:
+        """Reserve `gpus` (> 0) of `node` for a worker that is bound to be there; NEVER where it will not have them.
+
+        One that does not stay counts as there until it gives its GPUs back.
+        """
+        if node is None or not self.is_in(site, node):
+            return Supply.NEVER
+        now, later = self._now[node], self._later[node]
+        if min(now, later) >= gpus and self._has(node, site, now=True):
+            self._change(node, -gpus, -gpus if stays else 0, site.requests, placed=True)
+            return Supply.NOW
+        if stays and later >= gpus and self._has(node, site, now=False):
+            self._change(node, 0, -gpus, site.requests, placed=True)
+            return Supply.LATER
+        return Supply.NEVER
+
     def occupy(self, site: Site, gpus: int) -> str | None:
         """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
         return self._place(self._offers, site, gpus, now=-gpus, later=0)
@@ -176,6 +193,10 @@ class Capacity:
         if node is not None and node in self._group:
             self._change(node, 0, -gpus, requests)
 
+    def placed_since(self, mark: int) -> list[str]:
+        """Return the nodes of the workers that were placed since `mark`, in their order."""
+        return [node for node, _, _, _, placed in self._journal[mark:] if placed]
+
     def mark(self) -> int:
         """Return a point to which `undo` can return."""
         return len(self._journal)
@@ -183,7 +204,7 @@ class Capacity:
     def undo(self, mark: int) -> None:
         """Undo everything since `mark`."""
         while len(self._journal) > mark:
-            node, now, later, requests = self._journal.pop()
+            node, now, later, requests, _ = self._journal.pop()
             self._leave(node)
             self._now[node] -= now
             self._later[node] -= later
@@ -197,19 +218,24 @@ class Capacity:
             best = min(fitting, default=None)
             node = None if best is None else next(iter(places[best[1]][best[0]]))
         else:
-            has = self._rooms.has_now if now else self._rooms.has_later
             nodes = (node for key, group in sorted(fitting) for node in places[group][key])
-            node = next((node for node in nodes if has(node, site.requests)), None)
+            node = next((node for node in nodes if self._has(node, site, now=now != 0)), None)
         if node is not None:
-            self._change(node, now, later, site.requests)
+            self._change(node, now, later, site.requests, placed=True)
         return node
 
-    def _change(self, node: str, now: int, later: int, requests: Amounts) -> None:
+    def _has(self, node: str, site: Site, *, now: bool) -> bool:
+        """Return whether `node` has what a worker requests in addition to GPUs, now or later."""
+        if self._rooms is None:
+            return True
+        return self._rooms.has_now(node, site.requests) if now else self._rooms.has_later(node, site.requests)
+
+    def _change(self, node: str, now: int, later: int, requests: Amounts, *, placed: bool = False) -> None:
         self._leave(node)
         self._now[node] += now
         self._later[node] += later
         self._enter(node)
-        self._journal.append((node, now, later, requests))
+        self._journal.append((node, now, later, requests, placed))
         if self._rooms is not None and requests:
             self._rooms.change(node, requests, _sign(now), _sign(later))
 
@@ -345,22 +371,30 @@ class _Grouping:
 
 
 def hold_promised(
-    capacity: Capacity, job: JobFacts, promise: Promise | None, seen: Sequence[Worker], kept: int, now: float
+    capacity: Capacity,
+    job: JobFacts,
+    promise: Promise | None,
+    seen: Sequence[Worker],
+    kept: int,
+    now: float,
+    chosen: Sequence[str | None] = (),
 ) -> list[Worker]:
     """Keep GPUs in `capacity` for what `job` was granted and is not bound; return that as workers of where it will be.
 
     Those are the unbound ones of `seen` (the job's live extra workers), and while `promise` holds those that are not
-    to be seen at all. Workers from index `kept` up are being given back: they are counted until they are gone, and
-    are not in the answer. Where there is no room for one it is left to be bound, or its promise to expire.
+    to be seen at all, on the nodes `chosen` for them before if these have room. Workers from index `kept` up are being
+    given back: they are counted until they are gone, and are not in the answer. Where there is no room for one it is
+    left to be bound, or its promise to expire.
     """
     bound = {worker.index for worker in seen if worker.node is not None}
     due = job.extra if promise is not None and now < promise.expires_at else len(seen)
     unbound = [index for index in range(job.extra) if index not in bound][: max(0, due - len(bound))]
     promised = []
-    site = capacity.site(job.gpu_type or "", job.terms.constraints)
+    site, gpus, before = capacity.site(job.gpu_type or "", job.terms.constraints), job.terms.gpus_per_worker, [*chosen]
     for index in unbound:
-        keep = capacity.hold if index < kept else capacity.occupy
-        node = keep(site, job.terms.gpus_per_worker)
+        node = before.pop() if before and index < kept else None
+        if capacity.hold_at(site, node, gpus) is Supply.NEVER:
+            node = capacity.hold(site, gpus) if index < kept else capacity.occupy(site, gpus)
         if node is not None and index < kept:
             promised.append(
                 Worker(
@@ -369,7 +403,7 @@ def hold_promised(
                     role=Role.EXTRA,
                     index=index,
                     node=node,
-                    gpus=job.terms.gpus_per_worker,
+                    gpus=gpus,
                     state=WorkerState.PENDING,
                 )
             )

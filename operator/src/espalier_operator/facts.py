@@ -94,6 +94,8 @@ class Worker:
     """The type of GPU that a foreign worker without a node requires."""
     constraints: Constraints = ANYWHERE
     """What a foreign worker without a node asks of one."""
+    pinned_to: str | None = None
+    """The only node that it may be bound to, chosen by an earlier plan; None: kube-scheduler chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,24 @@ class Promise:
     job: str
     extra: int
     expires_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The nodes of workers of a job that are to be made, or made again; None: kube-scheduler chooses the node.
+
+    A worker without an entry is not made yet: there are no GPUs for it.
+    """
+
+    base: Mapping[int, str | None] = field(default_factory=dict)
+    """By index."""
+    extra: tuple[str | None, ...] = ()
+    """In any order: extra workers are alike."""
+    moved: frozenset[str] = frozenset()
+    """Names of extra workers that are not bound, and whose node has no room for them any more."""
+
+
+NOWHERE: Final = Placement()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +256,8 @@ class JobFacts:
     """What prevents its workers from starting, if known: the image, the nodes, the API server."""
     refused_since: float | None = None
     """Since when kube-scheduler finds no node for one of its base workers."""
+    pinned: bool = True
+    """The planner chooses the nodes of its workers; False once kube-scheduler has refused such a node."""
     hold_until: float | None = None
     """It is granted nothing more before: kube-scheduler has found no node for what it was granted."""
     preemptions: int = 0
@@ -272,6 +294,9 @@ class Rules:
     """Seconds between the demand to write a checkpoint and end (suspension, end of the GPU budget) and a forced end."""
     placement_seconds: float = 60.0
     """A job waits again if kube-scheduler finds no node for a base worker for so long, though GPUs are free for it."""
+    pin_seconds: float = 5.0
+    """kube-scheduler chooses the nodes of base workers itself if it refuses the chosen ones for so long, though the
+    planner has GPUs free there."""
     evaluation_seconds: float = 60.0
     """A leader that has announced its last evaluation may exceed its budget by these seconds and the grace period. It
     does not grow with the budget: anyone can announce an evaluation."""
@@ -294,6 +319,8 @@ class Snapshot:
     workers: tuple[Worker, ...] = ()
     promises: tuple[Promise, ...] = ()
     jobs: tuple[JobFacts, ...] = ()
+    placements: Mapping[str, Placement] = field(default_factory=dict, hash=False)
+    """By job: what the last plan chose for workers that are not seen yet, so that this one keeps to it."""
     rules: Rules = Rules()
 
     def to_json(self) -> str:

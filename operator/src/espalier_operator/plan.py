@@ -45,12 +45,13 @@ from espalier_operator.actions import (
     Plan,
     Refusal,
     ReleaseExtra,
+    Replace,
     Requeue,
     Stop,
 )
 from espalier_operator.capacity import Capacity, Site, Supply, hold_promised
 from espalier_operator.constraints import Amounts, Constraints
-from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
+from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
 from espalier_operator.lifecycle import ending, is_held_back, lendable, most_extra, turning_points
 from espalier_operator.policies import Policy, Rank
 from espalier_operator.pool import Pool
@@ -77,8 +78,15 @@ class _Tick:
         self._wake_at: float | None = None
         self._touched: set[str] = set()
         """Jobs that already have an action in this tick: nothing is lent to them or reclaimed from them."""
-        self._base: Counter[str | None] = Counter()
+        self._bound: dict[str | None, set[int]] = defaultdict(set)
         """By job: its live base workers that are bound to a node."""
+        self._pinned: dict[str | None, dict[int, Supply]] = defaultdict(dict)
+        """By job: its base workers that wait for the node that was chosen for them, and when they get its GPUs."""
+        self._moved: dict[str, list[Worker]] = defaultdict(list)
+        """By job: its workers that are not bound, and whose node has no room for them."""
+        self._base_nodes: dict[str, dict[int, str | None]] = defaultdict(dict)
+        self._extra_nodes: dict[str, list[str | None]] = defaultdict(list)
+        """By job: where its workers that are still to be made will run."""
         self._extras: dict[str | None, list[Worker]] = defaultdict(list)
         """By job: its live extra workers."""
         self._foreign: list[Worker] = []
@@ -88,7 +96,8 @@ class _Tick:
                 if worker.role is Role.EXTRA:
                     self._extras[worker.job].append(worker)
                 elif worker.role is Role.BASE:
-                    self._base[worker.job] += worker.node is not None
+                    if worker.node is not None:
+                        self._bound[worker.job].add(worker.index)
                 elif worker.node is None:
                     self._foreign.append(worker)
         self._promises = {promise.job: promise for promise in snapshot.promises}
@@ -102,10 +111,16 @@ class _Tick:
         asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in self._foreign}
         requests: dict[str | None, Amounts] = {job.key: job.terms.constraints.requests for job in snapshot.jobs}
         self._capacity = Capacity(snapshot.nodes, snapshot.workers, leaving, asked, requests)
+        self._prior = snapshot.placements
+        self._hold_pinned(snapshot, leaving)
         # Includes jobs that end in this tick: their workers may be binding at this moment.
         for job in self._choosiest_first(snapshot.jobs):
             own, kept = self._extras[job.key], self._kept.get(job.key, 0)
-            own += hold_promised(self._capacity, job, self._promises.get(job.key), own, kept, now)
+            chosen = _less(self._prior.get(job.key, NOWHERE).extra, (worker.node for worker in own))
+            promise = self._promises.get(job.key)
+            promised = hold_promised(self._capacity, job, promise, own, kept, now, chosen)
+            self._extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
+            own += promised
         self._reclaims = ReclaimQueue(self._running, self._extras, leaving, policy, now)
         self._pool = Pool(self._capacity, self._reclaims)
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
@@ -120,15 +135,14 @@ class _Tick:
         for job in self._choosiest_first(self._running):
             if job.stopping is not None:
                 continue
-            missing = job.terms.min_replicas - self._base[job.key]
-            supply = self._claim(job, missing)
+            supply = self._claim(job)
+            moved = tuple(worker.index for worker in self._moved[job.key] if worker.role is Role.BASE)
             if supply is Supply.NEVER:
                 self._act(Requeue(job=job.key, reason=Reason.GPU_LOST))
-            elif missing > 0 and supply is Supply.NOW and job.refused_since is not None:
-                patience = job.refused_since + self._rules.placement_seconds
-                self._wake(patience)
-                if self._now >= patience:
-                    self._act(Requeue(job=job.key, reason=Reason.UNSCHEDULABLE, message=job.last_failure))
+            elif moved:
+                self._act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
+            elif len(self._bound[job.key]) < job.terms.min_replicas and supply is Supply.NOW:
+                self._doubt(job)
         hopeless: set[tuple[str | None, int, Constraints]] = set()
         for foreign in self._foreign:
             kind = (foreign.gpu_type, foreign.gpus, foreign.constraints)
@@ -148,6 +162,7 @@ class _Tick:
             if job.terms.suspend:
                 self._refuse(job, Reason.SUSPENDED)
             elif gpus == 0:
+                self._base_nodes[job.key].update(dict.fromkeys(range(workers)))
                 self._act(Admit(job=job.key, gpu_type=None))
             elif is_held_back(job, self._now):
                 self._refuse(job, Reason.UNSCHEDULABLE)
@@ -185,9 +200,10 @@ class _Tick:
             job = self._running[place]
             if self._reclaims.is_asked(job.key):
                 continue
-            extra = hoped.get(job.key, job.extra)
+            extra, mark = hoped.get(job.key, job.extra), self._capacity.mark()
             supply = self._supply_extra(job, extra, granted)
             if supply is Supply.NOW:
+                self._extra_nodes[job.key] += self._placed(job, mark)[-1:]
                 granted[job.key] = granted.get(job.key, job.extra) + 1
             elif job.key not in hoped and job.key not in granted:
                 self._refuse(job, Reason.NO_FREE_GPU)
@@ -206,7 +222,40 @@ class _Tick:
                 self._actions.append(notice)
                 self._refusals.pop(notice.job, None)
                 self._wake(notice.deadline)
-        return Plan(actions=tuple(self._actions), refusals=self._refusals, wake_at=self._wake_at)
+        return Plan(
+            actions=tuple(self._actions),
+            refusals=self._refusals,
+            placements=self._placements(),
+            wake_at=self._wake_at,
+        )
+
+    def _placements(self) -> dict[str, Placement]:
+        found = {}
+        for key in self._base_nodes.keys() | self._extra_nodes.keys() | self._moved.keys():
+            moved = frozenset(worker.name for worker in self._moved[key] if worker.role is Role.EXTRA)
+            placement = Placement(base=self._base_nodes[key], extra=tuple(self._extra_nodes[key]), moved=moved)
+            if placement != NOWHERE:
+                found[key] = placement
+        return found
+
+    def _hold_pinned(self, snapshot: Snapshot, leaving: set[str]) -> None:
+        """Keep GPUs for workers that are not bound, on the nodes that were chosen for them."""
+        jobs = {job.key: job for job in snapshot.jobs}
+        for worker in snapshot.workers:
+            job = jobs.get(worker.job or "")
+            if job is None or worker.pinned_to is None or worker.node is not None:
+                continue
+            if worker.state is WorkerState.TERMINATING:
+                continue  # it goes at once
+            stays = worker.name not in leaving
+            supply = self._capacity.hold_at(self._site(job), worker.pinned_to, worker.gpus, stays=stays)
+            if supply is Supply.NEVER:
+                self._moved[job.key].append(worker)
+            elif worker.role is Role.BASE:
+                self._pinned[job.key][worker.index] = supply
+            else:
+                own = self._extras[job.key]
+                own[own.index(worker)] = replace(worker, node=worker.pinned_to)
 
     def _ends(self, job: JobFacts) -> bool:
         """Plan the job's end or stop; return True where nothing else is to be planned for it."""
@@ -264,31 +313,65 @@ class _Tick:
         """
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         for site in sites:
+            mark = self._capacity.mark()
             if self._pool.take_gang(site, gpus, workers):
-                self._act(Admit(job=job.key, gpu_type=site.gpu_type))
-                return True
+                return self._admit(job, site, mark)
         has_gpus = any(self._pool.has_gang(replace(site, requests=()), gpus, workers) for site in sites)
         for site in sites:
+            mark = self._capacity.mark()
             supply = self._pool.await_gang(site, gpus, workers)
             if supply is Supply.NOW:
-                self._act(Admit(job=job.key, gpu_type=site.gpu_type))
-                return True
+                return self._admit(job, site, mark)
             if supply is Supply.LATER:
                 break
         self._refuse(job, Reason.UNSCHEDULABLE if has_gpus else Reason.NO_FREE_GPU)
         return False
 
+    def _admit(self, job: JobFacts, site: Site, mark: int) -> bool:
+        """Admit a job whose workers were placed on `site` since `mark`; return True."""
+        self._base_nodes[job.key].update(enumerate(self._placed(job, mark)))
+        self._act(Admit(job=job.key, gpu_type=site.gpu_type))
+        return True
+
+    def _placed(self, job: JobFacts, mark: int) -> list[str | None]:
+        """Return the nodes that were chosen for workers of `job` since `mark`."""
+        return [node if job.pinned else None for node in self._capacity.placed_since(mark)]
+
+    def _doubt(self, job: JobFacts) -> None:
+        """Act on base workers that kube-scheduler has refused for long, though GPUs are free for them.
+
+        It may know of more than this planner: volumes, other pods. So it chooses their nodes itself; where that does
+        not help either, the job waits again.
+        """
+        if job.refused_since is None:
+            return
+        pinned = tuple(sorted(self._pinned[job.key]))
+        patience = job.refused_since + (self._rules.pin_seconds if pinned else self._rules.placement_seconds)
+        self._wake(patience)
+        if self._now < patience:
+            return
+        if pinned:
+            self._act(Replace(job=job.key, workers=pinned, pinned=False, reason=Reason.UNSCHEDULABLE))
+        else:
+            self._act(Requeue(job=job.key, reason=Reason.UNSCHEDULABLE, message=job.last_failure))
+
     def _choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
         """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""
         return sorted(jobs, key=lambda job: len(self._site(job).groups))
 
-    def _claim(self, job: JobFacts, workers: int) -> Supply:
-        """Keep GPUs for `workers` of a running job that are not bound; return when the last of them has its own."""
-        supply = Supply.NOW
-        for _ in range(workers):
-            supply = min(supply, self._pool.obtain([self._site(job)], job.terms.gpus_per_worker))
+    def _claim(self, job: JobFacts) -> Supply:
+        """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
+        site, gpus, pinned = self._site(job), job.terms.gpus_per_worker, self._pinned[job.key]
+        supply, prior = min(pinned.values(), default=Supply.NOW), self._prior.get(job.key, NOWHERE).base
+        for index in range(job.terms.min_replicas):
+            if index in self._bound[job.key] or index in pinned:
+                continue
+            mark = self._capacity.mark()
+            kept = self._capacity.hold_at(site, prior.get(index), gpus)
+            supply = min(supply, kept or self._pool.obtain([site], gpus))
             if supply is Supply.NEVER:
                 break
+            self._base_nodes[job.key][index] = next(reversed(self._placed(job, mark)), None)
         return supply
 
     def _site(self, job: JobFacts) -> Site:
@@ -341,3 +424,8 @@ class _Tick:
     def _wake(self, time: float) -> None:
         if time > self._now and (self._wake_at is None or time < self._wake_at):
             self._wake_at = time
+
+
+def _less(nodes: Iterable[str | None], made: Iterable[str | None]) -> list[str | None]:
+    """Return `nodes` without those of workers that have been made, one for each."""
+    return list((Counter(nodes) - Counter(made)).elements())

@@ -9,6 +9,7 @@ from espalier_operator.actions import (
     NoticeReclaim,
     Plan,
     ReleaseExtra,
+    Replace,
     Requeue,
     Stop,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "NoticeReclaim",
     "Plan",
     "ReleaseExtra",
+    "Replace",
     "Requeue",
     "Role",
     "Snapshot",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import pytest
 from kube import GPU, ClusterError, Nodes, Space, digits, get, kubectl, stranger, wait_for
 
 IMAGE = "localhost/no-such-image:none"
@@ -57,6 +59,24 @@ def test_a_tainted_node_is_for_jobs_that_tolerate_it(space: Space, nodes: Nodes)
         assert space.condition("other", "Admitted")["reason"] == "Unschedulable"
     finally:
         kubectl("taint", "node", nodes.names[0], "espalier-test-")
+
+
+@pytest.mark.nodes(2)
+def test_small_jobs_share_a_node_so_that_a_larger_one_starts(space: Space, nodes: Nodes) -> None:
+    """kube-scheduler alone puts the second job on the empty node."""
+    nodes.set_gpus(2, 2)
+    for name in ("first", "second"):
+        space.apply(digits(name, budget=120, maxReplicas=1))
+    leaders = [wait_for("it is bound", partial(_bound_leader, space, name)) for name in ("first", "second")]
+    assert leaders[0] == leaders[1]
+    worker = {"name": "trainer", "resources": {"limits": {GPU: 2}}}
+    space.apply(digits("large", budget=120, maxReplicas=1, template={"spec": {"containers": [worker]}}))
+    assert wait_for("large is bound", partial(_bound_leader, space, "large")) != leaders[0]
+
+
+def _bound_leader(space: Space, job: str) -> str | None:
+    """Return the node of the job's leader; None as long as it is not bound to one."""
+    return next((pod["spec"]["nodeName"] for pod in space.pods(job) if "nodeName" in pod["spec"]), None)
 
 
 def _forged(leader: dict[str, Any], command: list[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from espalier_api.reasons import Reason
@@ -13,15 +14,19 @@ from espalier_operator.actions import (
     Finish,
     GrantExtra,
     NoticeReclaim,
+    Plan,
     ReleaseExtra,
+    Replace,
     Requeue,
     Stop,
 )
 from espalier_operator.constraints import ANYWHERE, Constraints
 from espalier_operator.facts import (
+    NOWHERE,
     Ended,
     JobFacts,
     Node,
+    Placement,
     Promise,
     Reclaim,
     Role,
@@ -48,6 +53,7 @@ class Cluster:
         self.unseen: dict[str, Worker] = {}
         self.jobs: dict[str, JobFacts] = {}
         self.promises: dict[str, Promise] = {}
+        self.placements: Mapping[str, Placement] = {}
         self.rules = Rules()
         self.raised_at: dict[str, list[float]] = {}
         self._names: Counter[str] = Counter()
@@ -60,6 +66,7 @@ class Cluster:
             workers=tuple(self.workers.values()),
             promises=tuple(self.promises.values()),
             jobs=tuple(self.jobs.values()),
+            placements=self.placements,
             rules=self.rules,
         )
 
@@ -120,6 +127,7 @@ class Cluster:
                 constraints = job.terms.constraints if job is not None else worker.constraints
                 for node in self.nodes.values():
                     fits = node.ready and node.schedulable and self.free(node) >= worker.gpus
+                    fits = fits and worker.pinned_to in (None, node.name)
                     admitted = node.admits(constraints) and self.has_room(node, constraints)
                     if fits and admitted and gpu_type in (None, node.gpu_type):
                         self.workers[worker.name] = replace(worker, node=node.name, state=WorkerState.RUNNING)
@@ -188,6 +196,16 @@ class Cluster:
 
     # ---- the scheduler acts
 
+    def place(self, plan: Plan) -> None:
+        """Do what any backend does with the nodes that a plan chooses, before it does the actions."""
+        self.placements = plan.placements
+        for key, placement in plan.placements.items():
+            for name in placement.moved:
+                self.workers.pop(name, None)
+            for worker in list(self.unseen.values()):
+                if worker.job == key and worker.role is Role.BASE and worker.pinned_to is None:
+                    self.unseen[worker.name] = replace(worker, pinned_to=placement.base.get(worker.index))
+
     def apply(self, action: Action) -> None:
         """Do what any backend does for `action`."""
         job = self.jobs[action.job]
@@ -219,6 +237,12 @@ class Cluster:
                 self._end(job.key, Role.EXTRA, action.extra)
             case Stop():
                 self.change(job.key, stopping=Stopping(reason=action.reason, deadline=action.deadline))
+            case Replace():
+                self.change(job.key, pinned=job.pinned and action.pinned)
+                for worker in self._of(job.key, Role.BASE):
+                    if worker.index in action.workers and worker.node is None:
+                        del self.workers[worker.name]
+                        self.unseen[worker.name] = replace(worker, pinned_to=None)
             case Requeue():
                 held = self.now + HOLD_SECONDS if action.reason is Reason.UNSCHEDULABLE else job.hold_until
                 self.change(job.key, hold_until=held, refused_since=None)
@@ -241,7 +265,10 @@ class Cluster:
         self._end(key, Role.EXTRA, 0)
 
     def _make(self, job: JobFacts, role: Role, indices: range) -> None:
+        placement = self.placements.get(job.key, NOWHERE)
+        extra = [*placement.extra]
         for index in indices:
+            node = placement.base.get(index) if role is Role.BASE else extra.pop() if extra else None
             name = self._name(f"{job.key}-{role}-{index}")
             self.unseen[name] = Worker(
                 name=name,
@@ -249,6 +276,7 @@ class Cluster:
                 role=role,
                 index=index,
                 node=None,
+                pinned_to=node,
                 gpus=job.terms.gpus_per_worker,
                 state=WorkerState.PENDING,
             )

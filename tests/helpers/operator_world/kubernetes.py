@@ -196,9 +196,13 @@ class Kubernetes(ApiObjects):
         node = self.nodes[name]
         labels = node["metadata"]["labels"]
         selector = pod["spec"].get("nodeSelector") or {}
-        typeless = "affinity" in pod["spec"]  # the only use that is made of it here
+        affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+        terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+        typeless = any("matchExpressions" in term for term in terms)  # the only use that is made of them here
+        fields = [field for term in terms for field in term.get("matchFields", ())]
         return (
             self.is_open(name)
+            and all(name in field["values"] for field in fields)
             and all(labels.get(label) == value for label, value in selector.items())
             and not (typeless and TYPE_LABEL in labels)
             and self.free(name) >= gpus_of(pod)

@@ -77,6 +77,7 @@ class Hours:
         snapshot, now = self.cluster.snapshot(), self.cluster.now
         made = plan(snapshot, POLICY, now)
         check(snapshot, made, now)
+        self.cluster.place(made)
         for action in made.actions:
             assert not isinstance(action, Requeue), "base GPUs are taken"
             if isinstance(action, GrantExtra):

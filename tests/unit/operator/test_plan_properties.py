@@ -61,6 +61,7 @@ class PlannerMachine(RuleBasedStateMachine):
         planned = plan(snapshot, FairPolicy(), self.cluster.now)
         note(f"{self.cluster.now:g}: {[*planned.actions]}")
         check(snapshot, planned, self.cluster.now)
+        self.cluster.place(planned)
         for action in planned.actions:
             self.cluster.apply(action)
         return planned

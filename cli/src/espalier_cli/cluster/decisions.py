@@ -18,6 +18,7 @@ from espalier_operator.planning import (
     NoticeReclaim,
     Plan,
     ReleaseExtra,
+    Replace,
     Requeue,
     Stop,
 )
@@ -38,6 +39,9 @@ def says(action: Action, now: float) -> str:
         case ReleaseExtra():
             how = "is taken GPUs by force" if action.forced else "gives GPUs back"
             return f"{how}, {count(action.extra, 'extra worker')} left"
+        case Replace():
+            who = "the planner" if action.pinned else "kube-scheduler"
+            return f"has {count(len(action.workers), 'worker')} made again, on nodes that {who} chooses"
         case Stop():
             return f"is asked to checkpoint and end within {duration(action.deadline - now)}"
         case Requeue():

@@ -27,7 +27,7 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     state = _watch(state.with_workers(terms.min_replicas), seen, now)
     before, state = state, _count(state, seen, terms, now, timing)
     if state.trained and not before.trained:
-        state = replace(state, unplaced=0, hold_until=None)
+        state = replace(state, unplaced=0, hold_until=None, unpinned=False)
     refused_since = (now if state.refused_since is None else state.refused_since) if seen.refused else None
     if refused_since != state.refused_since:
         state = replace(state, refused_since=refused_since)

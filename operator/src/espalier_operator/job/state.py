@@ -68,6 +68,8 @@ class JobState:
     """By base worker: the incarnation that was last seen at this attempt, empty for none yet."""
     not_before: float | None = None
     """A worker that failed is not started again earlier."""
+    unpinned: bool = field(default=False, compare=False)
+    """kube-scheduler has refused the node that was chosen for a base worker. Until the job has trained it chooses."""
     unplaced: int = 0
     """How often in a row kube-scheduler found no node for what was granted."""
     hold_until: float | None = None

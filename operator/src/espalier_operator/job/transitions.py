@@ -17,6 +17,7 @@ from espalier_operator.actions import (
     GrantExtra,
     NoticeReclaim,
     ReleaseExtra,
+    Replace,
     Requeue,
     Stop,
 )
@@ -67,6 +68,11 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
             if state.grant.replicas == replicas:
                 return less
             return _grant(less, replicas, Direction.DOWN, action.reason, terms)
+        case Replace():
+            again = replace(state, unpinned=state.unpinned or not action.pinned)
+            for index in (index for index in action.workers if any(state.incarnations[index : index + 1])):
+                again = again.with_worker(index, attempt=again.attempts[index] + 1, incarnation="")
+            return again
         case Stop():
             return replace(state, stopping=Stopping(reason=action.reason, deadline=action.deadline))
         case Requeue():
@@ -77,6 +83,7 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 admitted_at=None,
                 gpu_type=None,
                 trained=False,
+                unpinned=False,
                 not_before=None,
                 ended=None,
                 attempts=tuple(attempt + 1 for attempt in state.attempts),
@@ -115,7 +122,7 @@ def _is_done(state: JobState, action: Action) -> bool:
             return state.reclaim is None and state.extra <= action.extra
         case Stop():
             return state.stopping is not None
-        case Requeue():
+        case Replace() | Requeue():
             return False
 
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from espalier_operator.actions import Action, GrantExtra, Plan
 from espalier_operator.clock import Clock
-from espalier_operator.facts import Rules, Snapshot
+from espalier_operator.facts import NOWHERE, Rules, Snapshot
 from espalier_operator.kube.apply.workqueue import WorkQueue
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.metrics.series import LiveJob
@@ -152,6 +152,7 @@ class KubeBackend:
         for uid, job in self.jobs.items():
             refusal = plan.refusals.get(job.key)
             job.refuse(None if refusal is None else refusal.reason)
+            job.place(plan.placements.get(job.key, NOWHERE))
             if job.due and not job.writing.holds(now):
                 self.queue.add(uid, urgent=job.due >= Due.CHANGES)
         dues = (job.due_at for job in self.jobs.values())

@@ -14,7 +14,7 @@ from espalier_api.reasons import Reason
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_kube.lists import Listing
 from espalier_kube.resources import JOBS, Resource
-from espalier_operator.facts import Rules, Snapshot, Worker
+from espalier_operator.facts import NOWHERE, Rules, Snapshot, Worker
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.managed_job import ManagedJob
@@ -83,6 +83,7 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
         workers=tuple(workers),
         promises=tuple(job.promise for job in planned if job.promise is not None),
         jobs=tuple(job.facts for job in planned if job.facts is not None and (not job.facts.finished or job.workers)),
+        placements={job.key: job.placement for job in planned if job.placement != NOWHERE},
         rules=rules,
     )
 

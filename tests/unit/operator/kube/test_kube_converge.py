@@ -12,7 +12,7 @@ import pytest
 from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus
 from espalier_operator.actions import Admit, GrantExtra, Requeue
-from espalier_operator.facts import Ended, Reclaim, Role, Stopping
+from espalier_operator.facts import Ended, Placement, Reclaim, Role, Stopping
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import Grant, JobState
@@ -81,6 +81,10 @@ LEADER, SECOND = pod(BASE, 0, told=2), pod(BASE, 1)
 FIRST_EXTRA, SECOND_EXTRA = pod(EXTRA, 0, 2), pod(EXTRA, 1, 2)
 
 
+ANYWHERE = Placement(base=dict.fromkeys(range(8)), extra=(None,) * 8)
+"""kube-scheduler chooses the nodes of all workers."""
+
+
 def status_with(state: JobState, pods: tuple[Pod, ...] = ()) -> JobStatus:
     return status_at(JOB, state, NOW, SETTINGS, sort_pods(JOB, state, pods, ("node",)))
 
@@ -96,8 +100,8 @@ def done(
 ) -> list[Any]:
     """What is done, in short words."""
     there = sort_pods(job, state, pods, ready)
-    found = steps(job, state, there, status_with(state, pods), now, SETTINGS)
-    assert steps(job, state, there, status_with(state, pods), now, SETTINGS) == found
+    found = steps(job, state, there, ANYWHERE, status_with(state, pods), now, SETTINGS)
+    assert steps(job, state, there, ANYWHERE, status_with(state, pods), now, SETTINGS) == found
     return [in_words(step) for step in found]
 
 
@@ -120,7 +124,7 @@ def in_words(step: Step) -> str:
 def test_an_admitted_job_gets_its_base_workers_on_its_type():
     assert done(ADMITTED) == ["create one-base-0-0", "create one-base-1-0"]
     status = status_with(ADMITTED)
-    first, second = steps(JOB, ADMITTED, sort_pods(JOB, ADMITTED, (), ()), status, NOW, SETTINGS)
+    first, second = steps(JOB, ADMITTED, sort_pods(JOB, ADMITTED, (), ()), ANYWHERE, status, NOW, SETTINGS)
     assert first == CreatePod(manifest=worker_pod(JOB, status, BASE, 0, 0, SETTINGS, "a100"))
     assert second == CreatePod(manifest=worker_pod(JOB, status, BASE, 1, 0, SETTINGS, "a100"))
 

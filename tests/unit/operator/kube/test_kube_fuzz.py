@@ -221,7 +221,7 @@ async def _live(turns: list[tuple[Objects, str]]) -> None:
             metrics.add(happened)
             events(before, status)
             if job.job is not None:
-                steps(job.job, job.state, job.pods, status, clock.time, SETTINGS)
+                steps(job.job, job.state, job.pods, job.placement, status, clock.time, SETTINGS)
             job.plan_ahead(status, clock.time)
             job.wrote(status, None, clock.time)
         metrics.look(backend.live(), snapshot, store.received_at, store.misattributed(), store.unread())

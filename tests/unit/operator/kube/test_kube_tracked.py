@@ -12,6 +12,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_kube import resources
 from espalier_operator.actions import Admit, Finish, GrantExtra, ReleaseExtra, Requeue
+from espalier_operator.facts import Placement
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.objects.jobs import KubeJob
@@ -215,7 +216,9 @@ def test_a_pod_that_was_just_made_is_not_made_again() -> None:
 
     def made() -> list[str]:
         status = desk.managed.status(desk.now)
-        due = steps(desk.job, desk.managed.state, desk.managed.pods, status, desk.now, SETTINGS)
+        due = steps(
+            desk.job, desk.managed.state, desk.managed.pods, Placement(base={0: None}), status, desk.now, SETTINGS
+        )
         return [step.manifest["metadata"]["name"] for step in due if isinstance(step, CreatePod)]
 
     assert made() == ["one-base-0-0"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from espalier_api.documents import dumps
 from espalier_api.signal import ALLOCATION_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
-from espalier_operator.facts import Role
+from espalier_operator.facts import Placement, Role
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
@@ -60,14 +60,26 @@ Step = CreatePod | DeletePod | Annotate | DeleteJob
 
 
 def steps(
-    job: KubeJob, state: JobState, pods: JobPods, status: JobStatus, now: float, settings: KubeSettings
+    job: KubeJob,
+    state: JobState,
+    pods: JobPods,
+    placement: Placement,
+    status: JobStatus,
+    now: float,
+    settings: KubeSettings,
 ) -> tuple[Step, ...]:
     """Return the steps to take now for `job`, whose last written status is `status`."""
-    return tuple(_steps(job, state, pods, status, now, settings))
+    return tuple(_steps(job, state, pods, placement, status, now, settings))
 
 
 def _steps(
-    job: KubeJob, state: JobState, pods: JobPods, status: JobStatus, now: float, settings: KubeSettings
+    job: KubeJob,
+    state: JobState,
+    pods: JobPods,
+    placement: Placement,
+    status: JobStatus,
+    now: float,
+    settings: KubeSettings,
 ) -> Iterator[Step]:
     if state.outcome is not None or state.admitted_at is None:
         for pod in (*pods.base, *pods.extra, *pods.rest):
@@ -78,8 +90,14 @@ def _steps(
             yield DeleteJob(uid=job.uid)
         return
     yield from _superseded(pods)
-    yield from _base(job, state, pods, status, now, settings)
-    yield from _extra(job, state, pods, status, now, settings)
+    for index, attempt in _base_to_make(job, state, pods, now):
+        if index in placement.base:
+            node = placement.base[index]
+            yield CreatePod(manifest=worker_pod(job, status, Role.BASE, index, attempt, settings, state.gpu_type, node))
+    yield from _extra_to_end(state, pods, placement, now)
+    for index, node in zip(_extra_to_make(job, state, pods, now), placement.extra, strict=False):
+        attempt = state.extra_generation
+        yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, state.gpu_type, node))
     leader = pods.leader
     document = allocation_document(job.job, status)
     if leader is not None and not leader.ended and leader.announced != (document.allocation.generation, document.stop):
@@ -97,14 +115,13 @@ def _superseded(pods: JobPods) -> Iterator[Step]:
             yield DeletePod(pod=pod)
 
 
-def _base(
-    job: KubeJob, state: JobState, pods: JobPods, status: JobStatus, now: float, settings: KubeSettings
-) -> Iterator[Step]:
+def _base_to_make(job: KubeJob, state: JobState, pods: JobPods, now: float) -> Iterator[tuple[int, int]]:
+    """Yield index and attempt of base workers that have no pod and may get one."""
     if not state.may_start(job.terms, now):
         return
     for index, attempt in enumerate(state.attempts[: job.terms.min_replicas]):
         if pods.worker(index) is None and not state.incarnations[index] and not _predecessor_lives(pods, index):
-            yield CreatePod(manifest=worker_pod(job, status, Role.BASE, index, attempt, settings, state.gpu_type))
+            yield index, attempt
 
 
 def _predecessor_lives(pods: JobPods, index: int) -> bool:
@@ -117,19 +134,21 @@ def _predecessor_lives(pods: JobPods, index: int) -> bool:
     )
 
 
-def _extra(
-    job: KubeJob, state: JobState, pods: JobPods, status: JobStatus, now: float, settings: KubeSettings
-) -> Iterator[Step]:
+def _extra_to_end(state: JobState, pods: JobPods, placement: Placement, now: float) -> Iterator[Step]:
+    """End extra workers that the job is not to have, and those that will not be bound."""
     for pod in pods.extra[state.extra :]:
         yield DeletePod(pod=pod)
+    # Once the promise is over nothing holds their place any more; the planner then sees that they never came.
+    over = state.promised_until is not None and now >= state.promised_until
+    for pod in pods.extra[: state.extra]:
+        if pod.node is None and (over or pod.key in placement.moved):
+            yield DeletePod(pod=pod)
+
+
+def _extra_to_make(job: KubeJob, state: JobState, pods: JobPods, now: float) -> Iterator[int]:
+    """Yield the indices of extra workers that were promised and have no pod yet."""
     kept = pods.extra[: state.extra]
-    if state.promised_until is None:
-        return
-    if now >= state.promised_until:
-        # Nothing holds their place any more; once they are gone the planner sees that they never came.
-        yield from (DeletePod(pod=pod) for pod in kept if pod.node is None)
-        return
-    if state.reclaim is not None or state.ending:
+    if state.promised_until is None or now >= state.promised_until or state.reclaim is not None or state.ending:
         return
     there = {pod.name: pod for pod in (*pods.rest, *kept)}
     held = {pod.index for pod in kept}
@@ -139,5 +158,5 @@ def _extra(
         if index not in held:
             missing -= 1
             if name not in there:  # what has ended is not made again: the planner takes note of the loss
-                yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, state.gpu_type))
+                yield index
         index += 1

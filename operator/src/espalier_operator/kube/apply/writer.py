@@ -54,7 +54,7 @@ class Writer:
         """Write what is due for `job` and take its steps; failures are retried with increasing delays."""
         due, now = job.take_due(), self._clock.now()
         status = job.status(now)
-        state, pods, before = job.state, job.pods, job.written
+        state, pods, placement, before = job.state, job.pods, job.placement, job.written
         if job.must_write(status, due, now):
             try:
                 if not await self._write(job, status, now):
@@ -73,7 +73,7 @@ class Writer:
         if job.job is not None:
             try:
                 if not job.doing.holds(now):
-                    await self._do(job, steps(job.job, state, pods, status, now, self._settings))
+                    await self._do(job, steps(job.job, state, pods, placement, status, now, self._settings))
                     job.doing.succeeded()
             except BackendError as error:
                 job.doing.failed(self._clock.now())

@@ -19,6 +19,7 @@ from espalier_operator.kube.objects.template import (
     absolute,
     mount,
     require_label_absent,
+    require_node,
     set_variables,
     without_nulls,
 )
@@ -113,13 +114,15 @@ def worker_pod(
     attempt: int,
     settings: KubeSettings,
     gpu_type: str | None = None,
+    node: str | None = None,
 ) -> Manifest:
     """Return the pod of a worker: the job's template, and what makes it a worker of this job.
 
     What the template has stays; the first container is the one that trains. Reserved are the fields that a worker
     cannot do without: restart policy, host name, the contract's folder and variables, our labels and annotations. The
     ready trainer image (a template without image) also gets the settings of restricted pod security. `gpu_type` keeps
-    the pod on nodes of that type, '' on those that have none; None: on any.
+    the pod on nodes of that type, '' on those that have none; None: on any. `node` is the only one that it may be
+    bound to.
     """
     spec = _pod_spec(job)
     if not spec["containers"][0].get("image"):
@@ -136,6 +139,8 @@ def worker_pod(
         spec.setdefault("nodeSelector", {})[settings.gpu_type_label] = gpu_type
     elif gpu_type is not None:
         require_label_absent(spec, settings.gpu_type_label)
+    if node is not None:
+        require_node(spec, node)
     tolerations = spec.setdefault("tolerations", [])
     ours = [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
     tolerations += [toleration for toleration in ours if toleration not in tolerations]

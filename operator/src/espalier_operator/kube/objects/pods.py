@@ -14,6 +14,7 @@ from espalier_operator.constraints import ANYWHERE, Amounts, Constraints, Expres
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.owners import JobRef, owner_of
+from espalier_operator.kube.objects.template import required_node
 from espalier_operator.kube.reading import count, entries, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
 
@@ -67,6 +68,8 @@ class Pod:
     """More GPUs on a node may let it start; of a foreign one without a node. kube-scheduler's last answer decides: a
     pod for which it has found no node, and not for lack of GPUs, waits for something else."""
     phase: str
+    pinned_to: str | None
+    """The only node that it may be bound to; of a worker."""
     gated: bool
     """It has scheduling gates: it does not want a node yet."""
     deleting: bool
@@ -133,6 +136,7 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         else ANYWHERE,
         wants_gpus=_wants_gpus(spec, status, settings.gpu_resource),
         phase=phase,
+        pinned_to=None if owner is None else required_node(spec),
         gated=any(entries(spec, "schedulingGates")),
         deleting=metadata.get("deletionTimestamp") is not None,
         disrupted=text(status, "reason") in _DISRUPTIONS

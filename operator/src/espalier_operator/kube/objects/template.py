@@ -11,15 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from espalier_api.wording import kind_of
+from espalier_operator.kube.reading import entries, mapping
 
 Manifest = dict[str, Any]
 
+NODE_FIELD: Final = "metadata.name"
+"""The field of nodes that required node affinity can name."""
 _TERMS: Final = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
 _SHAPES: Final[Mapping[str, type]] = {
     **{f"spec.{_TERMS.rsplit('.', parts)[0]}": dict for parts in (3, 2, 1)},
     f"spec.{_TERMS}": list,
     f"spec.{_TERMS}.*": dict,
     f"spec.{_TERMS}.*.matchExpressions": list,
+    f"spec.{_TERMS}.*.matchFields": list,
     "spec.serviceAccount": str,
     "spec.containers.*.env.*.name": str,
 }
@@ -84,14 +88,31 @@ def absolute(path: str) -> str:
 
 def require_label_absent(spec: Manifest, label: str) -> None:
     """Keep the pod off nodes that have `label`, whatever else its affinity asks for."""
-    absent = {"key": label, "operator": "DoesNotExist"}
+    _require(spec, "matchExpressions", {"key": label, "operator": "DoesNotExist"})
+
+
+def require_node(spec: Manifest, node: str) -> None:
+    """Let the pod be bound to `node` only, if its affinity admits that."""
+    _require(spec, "matchFields", {"key": NODE_FIELD, "operator": "In", "values": [node]})
+
+
+def required_node(spec: Mapping[str, Any]) -> str | None:
+    """Return the node of `require_node`; None where there is none."""
+    required = mapping(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    term: Mapping[str, Any] = next(entries(required, "nodeSelectorTerms"), {})
+    fields = list(entries(term, "matchFields"))
+    values = fields[-1].get("values") if fields and fields[-1].get("key") == NODE_FIELD else None
+    return values[0] if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str) else None
+
+
+def _require(spec: Manifest, kind: str, demand: Manifest) -> None:
     node = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     selector = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = selector.setdefault("nodeSelectorTerms", [])
     if not terms:
         terms.append({})
     for term in terms:  # a node has to match one of them, so each gets the demand
-        term.setdefault("matchExpressions", []).append(absent)
+        term.setdefault(kind, []).append(demand)
 
 
 def _items(value: Any, path: Sequence[str], place: str = "") -> Iterator[tuple[str, Any]]:

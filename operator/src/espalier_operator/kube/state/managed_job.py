@@ -18,7 +18,7 @@ from espalier_api.report import Report
 from espalier_api.status import JobStatus
 from espalier_operator.actions import Action
 from espalier_operator.clock import Backoff
-from espalier_operator.facts import Ended, JobFacts, Promise, Worker
+from espalier_operator.facts import NOWHERE, Ended, JobFacts, Placement, Promise, Worker
 from espalier_operator.job import progress
 from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
 from espalier_operator.job.observation import Observation
@@ -104,6 +104,8 @@ class ManagedJob:
         """None as long as its specification cannot be run, and before the first look."""
         self.workers: tuple[Worker, ...] = ()
         self.promise: Promise | None = None
+        self.placement = NOWHERE
+        """What the last plan chose for workers that are still to be made."""
         self.looked_at = now
         self.news = News.PODS | News.REPORT | News.FACTS
         self.due = Due.CHANGES
@@ -244,6 +246,12 @@ class ManagedJob:
         """Record why the plan granted it no (more) GPUs."""
         if reason is not self.refusal:
             self.refusal = reason
+            self.mark_dirty(News.NONE, Due.CHANGES)
+
+    def place(self, placement: Placement) -> None:
+        """Record the nodes of workers that are to be made."""
+        if placement != self.placement:
+            self.placement = placement
             self.mark_dirty(News.NONE, Due.CHANGES)
 
     def reject(self, trouble: Trouble | None) -> None:

@@ -162,7 +162,16 @@ def _worker(pod: Pod, job: str, role: Role, index: int, lost: Container[str]) ->
             )
         return
     state = WorkerState.TERMINATING if pod.uid in lost else _state(pod)
-    yield Worker(name=pod.key, job=job, role=role, index=index, node=pod.node, gpus=pod.gpus, state=state)
+    yield Worker(
+        name=pod.key,
+        job=job,
+        role=role,
+        index=index,
+        node=pod.node,
+        pinned_to=pod.pinned_to if pod.node is None else None,
+        gpus=pod.gpus,
+        state=state,
+    )
 
 
 def _state(pod: Pod) -> WorkerState:

@@ -1,0 +1,108 @@
+"""Where workers will run: the planner chooses nodes, keeps to them, and gives way to kube-scheduler."""
+
+from __future__ import annotations
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Admit, GrantExtra, Plan, Replace, Requeue
+from espalier_operator.facts import JobFacts, Node, Placement, Promise, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.plan import plan
+from espalier_operator.policies.fair import FairPolicy
+
+NOW = 1000.0
+TRAINS = {"admitted_at": 0.0, "gpu_type": "a", "leader_running": True, "has_reported": True, "training": True}
+
+
+def job(key: str, *, low: int = 1, high: int | None = None, **facts: object) -> JobFacts:
+    terms = Terms(min_replicas=low, max_replicas=high or low, time_budget_seconds=500.0)
+    return JobFacts(key=key, terms=terms, submitted_at=0.0, **facts)  # type: ignore[arg-type]
+
+
+def worker(
+    key: str, index: int = 0, *, role: Role = Role.BASE, node: str | None = None, pin: str | None = None
+) -> Worker:
+    state = WorkerState.PENDING if node is None else WorkerState.RUNNING
+    name = f"{key}-{role}-{index}"
+    return Worker(name=name, job=key, role=role, index=index, node=node, gpus=1, state=state, pinned_to=pin)
+
+
+def decide(sizes: dict[str, int], *facts: object, placements: dict[str, Placement] | None = None) -> Plan:
+    def of(kind: type) -> tuple[object, ...]:
+        return tuple(fact for fact in facts if isinstance(fact, kind))
+
+    snapshot = Snapshot(
+        taken_at=NOW,
+        nodes=tuple(Node(name=name, gpu_type="a", allocatable=gpus) for name, gpus in sizes.items()),
+        workers=of(Worker),  # type: ignore[arg-type]
+        promises=of(Promise),  # type: ignore[arg-type]
+        jobs=of(JobFacts),  # type: ignore[arg-type]
+        placements=placements or {},
+    )
+    return plan(snapshot, FairPolicy(), NOW)
+
+
+def test_an_admitted_gang_gets_nodes() -> None:
+    planned = decide({"n": 1, "m": 1}, job("a", low=2))
+    assert planned.actions == (Admit(job="a", gpu_type="a"),)
+    assert sorted(planned.placements["a"].base.values()) == ["m", "n"]
+    assert sorted(planned.placements["a"].base) == [0, 1]
+
+
+def test_a_granted_worker_gets_a_node() -> None:
+    grown = decide({"n": 1, "m": 1}, job("a", high=2, **TRAINS), worker("a", node="m"))
+    assert grown.actions == (GrantExtra(job="a", extra=1),)
+    assert grown.placements["a"].extra == ("n",)
+
+
+def test_a_worker_that_is_not_seen_yet_keeps_its_node() -> None:
+    """Also where another would be fuller: its pod may have been made in the meantime."""
+    sizes, admitted = {"n": 1, "m": 4}, job("a", admitted_at=NOW, gpu_type="a")
+    assert decide(sizes, admitted).placements["a"].base == {0: "n"}
+    before = {"a": Placement(base={0: "m"})}
+    assert decide(sizes, admitted, placements=before).placements["a"].base == {0: "m"}
+    promised = job("b", high=2, extra=1, **TRAINS), worker("b", node="n"), Promise(job="b", extra=1, expires_at=NOW + 9)
+    kept = decide({"n": 2, "m": 4}, *promised, placements={"b": Placement(extra=("m",))})
+    assert kept.placements["b"].extra == ("m",)
+
+
+def test_a_worker_that_waits_for_its_node_holds_its_gpu() -> None:
+    """kube-scheduler cannot bind it elsewhere, so that is free for others."""
+    waits = job("a", admitted_at=NOW, gpu_type="a"), worker("a", pin="m")
+    planned = decide({"n": 1, "m": 1}, *waits, job("b"))
+    assert planned.actions == (Admit(job="b", gpu_type="a"),)
+    assert planned.placements == {"b": Placement(base={0: "n"})}
+
+
+def test_a_worker_whose_node_has_no_room_is_made_again_elsewhere() -> None:
+    """Its job is not sent back to the queue, and nothing is counted against it."""
+    facts = job("a", admitted_at=NOW, gpu_type="a"), worker("a", pin="m"), worker("other", node="m")
+    planned = decide({"n": 1, "m": 1}, *facts)
+    assert planned.actions == (Replace(job="a", workers=(0,), pinned=True, reason=Reason.GPU_LOST),)
+    assert planned.placements["a"].base == {0: "n"}
+    assert decide({"m": 1}, *facts).actions == (Requeue(job="a", reason=Reason.GPU_LOST),)
+
+
+def test_an_extra_worker_whose_node_has_no_room_is_made_again_elsewhere() -> None:
+    lent = worker("a", role=Role.EXTRA, pin="gone")
+    promise = Promise(job="a", extra=1, expires_at=NOW + 9)
+    planned = decide({"n": 1, "m": 1}, job("a", high=2, extra=1, **TRAINS), worker("a", node="n"), lent, promise)
+    assert planned.actions == ()
+    assert planned.placements["a"] == Placement(extra=("m",), moved=frozenset({lent.name}))
+
+
+def test_kube_scheduler_chooses_where_it_refuses_the_chosen_node() -> None:
+    """It knows of volumes and other pods; where it finds no node either the job waits again."""
+    refused = {"admitted_at": 0.0, "gpu_type": "a", "refused_since": NOW - 5}
+    planned = decide({"n": 2}, job("a", **refused), worker("a", pin="n"))
+    assert planned.actions == (Replace(job="a", workers=(0,), pinned=False, reason=Reason.UNSCHEDULABLE),)
+    early = decide({"n": 2}, job("a", **{**refused, "refused_since": NOW - 4}), worker("a", pin="n"))
+    assert (early.actions, early.wake_at) == ((), NOW + 1)
+    again = decide({"n": 2}, job("a", **refused, pinned=False))
+    assert (again.actions, again.placements["a"].base) == ((), {0: None})
+    late = job("a", **{**refused, "refused_since": NOW - 60}, pinned=False)
+    assert [type(action) for action in decide({"n": 2}, late, worker("a")).actions] == [Requeue]
+
+
+def test_a_job_without_gpus_runs_anywhere() -> None:
+    terms = Terms(min_replicas=1, max_replicas=1, gpus_per_worker=0, time_budget_seconds=500.0)
+    planned = decide({}, JobFacts(key="a", terms=terms, submitted_at=0.0))
+    assert planned.placements == {"a": Placement(base={0: None})}

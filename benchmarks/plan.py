@@ -4,6 +4,9 @@ The snapshot is the worst case of a tick. Every node has 8 GPUs, running jobs ho
 wait as run, and pods of others are pending, so the plan contains free GPUs, reclaims and refusals. The jobs have three
 priorities and hold equal shares, so a sixth of all lent GPUs is moved in this tick. In the last case all jobs have the
 same priority, and nothing is moved.
+
+With constraints, jobs request CPU, memory and a place among the pods of a node. A tenth of them require one of four
+zones, and a tenth of the nodes have CPUs for half of their GPUs only.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
+from itertools import product
 
 from harness.printed import environment, rendered
 
+from espalier_operator.constraints import Constraints
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -23,6 +29,8 @@ GPUS_OF_A_NODE = 8
 GPU_TYPES = ("a100", "h100")
 CASES = (("full", 0.0, 3), ("a tenth free", 0.1, 3), ("half free", 0.5, 3), ("full, shared", 0.0, 1))
 """Name, part of the GPUs that is free, priorities."""
+ZONE = "topology.kubernetes.io/zone"
+GIBIBYTE = 2**30
 
 
 def full_cluster(jobs: int, nodes: int, free_part: float, priorities: int) -> Snapshot:
@@ -89,6 +97,31 @@ def full_cluster(jobs: int, nodes: int, free_part: float, priorities: int) -> Sn
     return Snapshot(taken_at=100.0, nodes=machines, workers=(*workers, *foreign), jobs=tuple(facts))
 
 
+def constrained(snapshot: Snapshot) -> Snapshot:
+    """Return `snapshot` with nodes and jobs as the last paragraph above says."""
+    ample = {"cpu": 128_000, "memory": 1024 * GIBIBYTE, "pods": 110}
+    used = {"cpu": 4_000, "memory": 32 * GIBIBYTE, "pods": 8}
+    nodes = tuple(
+        replace(
+            node,
+            labels={**node.labels, ZONE: f"zone-{n % 4}"},
+            resources=ample if n % 10 else {**ample, "cpu": 40_000},
+            used=used,
+        )
+        for n, node in enumerate(snapshot.nodes)
+    )
+    jobs = tuple(
+        replace(job, terms=replace(job.terms, constraints=_constraints(n))) for n, job in enumerate(snapshot.jobs)
+    )
+    return replace(snapshot, nodes=nodes, jobs=jobs)
+
+
+def _constraints(number: int) -> Constraints:
+    requests = (("cpu", 4_000 * (1 + number % 3)), ("memory", 16 * GIBIBYTE * (1 + number % 3)), ("pods", 1))
+    zone = ((ZONE, f"zone-{number // 10 % 4}"),) if number % 10 == 9 else ()
+    return Constraints(node_selector=zone, requests=requests)
+
+
 def main() -> None:
     """Measure and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,8 +131,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
-    for case, free_part, priorities in CASES:
+    for (case, free_part, priorities), has_constraints in product(CASES, (False, True)):
         snapshot = full_cluster(options.jobs, options.nodes, free_part, priorities)
+        if has_constraints:
+            snapshot = constrained(snapshot)
         times = []
         for _ in range(options.repeats):
             begin = time.perf_counter()
@@ -108,6 +143,7 @@ def main() -> None:
         rows.append(
             {
                 "case": case,
+                "constraints": has_constraints,
                 "jobs": options.jobs,
                 "nodes": options.nodes,
                 "workers": len(snapshot.workers),

@@ -14,12 +14,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import accumulate
-from types import MappingProxyType
-from typing import Final
+from typing import NamedTuple
 
+from espalier_operator.buckets import Bucket
 from espalier_operator.constraints import ANYWHERE, Amounts, Constraints
 from espalier_operator.facts import JobFacts, Node, Promise, Role, Worker, WorkerState
+from espalier_operator.rooms import UNLIMITED, Rooms
 
 
 class Supply(IntEnum):
@@ -47,9 +47,23 @@ class Site:
         return replace(self, groups=tuple(group for group in self.groups if group not in groups))
 
 
-_NO_REQUESTS: Final[Mapping[str | None, Amounts]] = MappingProxyType({})
-_Buckets = dict[tuple[int, int], dict[str, None]]
+_Buckets = dict[tuple[int, int], Bucket]
 """Nodes by (free GPUs, GPUs free later): of nodes that fit equally well, the one with the poorer future is used."""
+
+
+class _Change(NamedTuple):
+    """One entry of the journal."""
+
+    node: str
+    gpus: int
+    """Of a worker."""
+    requests: Amounts
+    """What else a worker requests."""
+    now: int
+    """By how many workers' GPUs the node has more now."""
+    later: int
+    placed: int
+    """How many workers were placed by it."""
 
 
 class Capacity:
@@ -61,17 +75,17 @@ class Capacity:
     def __init__(
         self,
         nodes: Iterable[Node],
-        workers: Iterable[Worker],
+        workers: Collection[Worker],
         leaving: set[str],
         constraints: Collection[Constraints] = (ANYWHERE,),
-        requests: Mapping[str | None, Amounts] = _NO_REQUESTS,
+        jobs: Collection[JobFacts] = (),
     ) -> None:
         """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`.
 
-        `constraints` are all that `site` will be asked for, `requests` what a worker of a job needs besides GPUs.
+        `constraints` are all that `site` will be asked for; `jobs` are those of `workers`.
         """
         grouping = _Grouping(constraints)
-        self._rooms = _Rooms() if any(each.requests for each in constraints) else None
+        self._rooms = Rooms(workers, leaving, jobs) if any(each.requests for each in constraints) else None
         self._group: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self._later: dict[str, int] = {}
@@ -86,27 +100,24 @@ class Capacity:
                     self._rooms.add(node, group, offered)
         self._examples: list[Node] = grouping.examples
         self._sites: dict[tuple[str, Constraints], Site] = {}
-        offers, others = dict(self._now), Counter[str]()
+        offers = dict(self._now)
+        self._others = Counter[str]()
+        """GPUs that pods of others hold, by node."""
         for worker in workers:
             if worker.node in self._group:
                 if worker.role is Role.FOREIGN and worker.name not in leaving:
-                    others[worker.node] += worker.gpus
+                    self._others[worker.node] += worker.gpus
                 self._now[worker.node] -= worker.gpus
                 if worker.name not in leaving:
                     self._later[worker.node] -= worker.gpus
-                if self._rooms is not None and worker.job is not None:
-                    self._rooms.hold(worker.node, requests.get(worker.job, ()), worker.name not in leaving)
         self._without_jobs = {group: dict(sizes) for group, sizes in self._slots.items()}
-        for name, held in others.items():
+        for name, held in self._others.items():
             sizes, offered = self._without_jobs[self._group[name]], offers[name]
             sizes[offered] -= 1
             sizes[offered - held] = sizes.get(offered - held, 0) + 1
-            if self._rooms is not None:
-                self._rooms.others[name] = held
         self._offers: dict[int, _Buckets] = defaultdict(dict)
         self._hopes: dict[int, _Buckets] = defaultdict(dict)
-        self._journal: list[tuple[str, int, int, Amounts, bool]] = []
-        """(node, change of GPUs now, later, other requests, whether a worker was placed)."""
+        self._journal: list[_Change] = []
         for name, later in self._later.items():
             if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
                 self._enter(name)
@@ -142,22 +153,35 @@ class Capacity:
     def could_ever_hold(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether `workers` of `gpus` each would fit on empty nodes."""
         if site.requests and self._rooms is not None:
-            return gpus == 0 or self._rooms.could_hold(site, gpus, workers, without_others=True)
+            return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, others=None)
         return _holds(self._slots, site, gpus, workers)
 
     def could_hold_without_jobs(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether they would fit if all our jobs had ended, and what others hold were held."""
         if site.requests and self._rooms is not None:
-            return gpus == 0 or self._rooms.could_hold(site, gpus, workers, without_others=False)
+            return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, self._others)
         return _holds(self._without_jobs, site, gpus, workers)
 
     def take(self, site: Site, gpus: int) -> str | None:
         """Hand out `gpus` (> 0) on the fullest node that has them; return the node, None if there is none."""
-        return self._place(self._offers, site, gpus, now=-gpus, later=-gpus)
+        return self._place(self._offers, site, gpus, now=-1, later=-1)
+
+    def take_gang(self, site: Site, gpus: int, workers: int) -> bool:
+        """Hand out `gpus` (> 0) for each of `workers` as `take` does, or nothing; return whether they were.
+
+        After a worker the fullest node that has the GPUs is the same one, until it has no room: all that fit go there.
+        """
+        mark = self.mark()
+        while workers > 0:
+            if self._place(self._offers, site, gpus, now=-1, later=-1, most=workers) is None:
+                self.undo(mark)
+                return False
+            workers -= self._journal[-1].placed
+        return True
 
     def set_aside(self, site: Site, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""
-        return self._place(self._hopes, site, gpus, now=0, later=-gpus)
+        return self._place(self._hopes, site, gpus, now=0, later=-1)
 
     def hold(self, site: Site, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node: free ones if there are, otherwise some that are being given back."""
@@ -171,31 +195,31 @@ class Capacity:
         if node is None or not self.is_in(site, node):
             return Supply.NEVER
         now, later = self._now[node], self._later[node]
-        if min(now, later) >= gpus and self._has(node, site, now=True):
-            self._change(node, -gpus, -gpus if stays else 0, site.requests, placed=True)
+        if min(now, later) >= gpus and self._room_now(node, site.requests):
+            self._change(node, gpus, site.requests, now=-1, later=-1 if stays else 0, placed=1)
             return Supply.NOW
-        if stays and later >= gpus and self._has(node, site, now=False):
-            self._change(node, 0, -gpus, site.requests, placed=True)
+        if stays and later >= gpus and self._room_later(node, site.requests):
+            self._change(node, gpus, site.requests, now=0, later=-1, placed=1)
             return Supply.LATER
         return Supply.NEVER
 
     def occupy(self, site: Site, gpus: int) -> str | None:
         """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
-        return self._place(self._offers, site, gpus, now=-gpus, later=0)
+        return self._place(self._offers, site, gpus, now=-1, later=0)
 
     def expect(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
         """Expect that `gpus` and what belongs to `requests` will be given back on `node`."""
         if node is not None and node in self._group:
-            self._change(node, 0, gpus, requests)
+            self._change(node, gpus, requests, now=0, later=1)
 
     def withdraw(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
         """Expect that no more."""
         if node is not None and node in self._group:
-            self._change(node, 0, -gpus, requests)
+            self._change(node, gpus, requests, now=0, later=-1)
 
     def placed_since(self, mark: int) -> list[str]:
         """Return the nodes of the workers that were placed since `mark`, in their order."""
-        return [node for node, _, _, _, placed in self._journal[mark:] if placed]
+        return [change.node for change in self._journal[mark:] for _ in range(change.placed)]
 
     def mark(self) -> int:
         """Return a point to which `undo` can return."""
@@ -204,40 +228,45 @@ class Capacity:
     def undo(self, mark: int) -> None:
         """Undo everything since `mark`."""
         while len(self._journal) > mark:
-            node, now, later, requests, _ = self._journal.pop()
-            self._leave(node)
-            self._now[node] -= now
-            self._later[node] -= later
-            self._enter(node)
-            if self._rooms is not None and requests:
-                self._rooms.change(node, requests, -_sign(now), -_sign(later))
+            node, gpus, requests, now, later, _ = self._journal.pop()
+            self._add(node, gpus, requests, -now, -later)
 
-    def _place(self, places: dict[int, _Buckets], site: Site, gpus: int, now: int, later: int) -> str | None:
-        fitting = ((key, group) for group in site.groups for key in places[group] if key[0] >= gpus)
-        if not site.requests or self._rooms is None:
-            best = min(fitting, default=None)
-            node = None if best is None else next(iter(places[best[1]][best[0]]))
-        else:
-            nodes = (node for key, group in sorted(fitting) for node in places[group][key])
-            node = next((node for node in nodes if self._has(node, site, now=now != 0)), None)
-        if node is not None:
-            self._change(node, now, later, site.requests, placed=True)
-        return node
+    def _place(
+        self, places: dict[int, _Buckets], site: Site, gpus: int, *, now: int, later: int, most: int = 1
+    ) -> str | None:
+        """Place as many workers as fit, and not more than `most`, on the first node for one; return the node."""
+        fitting = [(key, group) for group in site.groups for key in places[group] if key[0] >= gpus]
+        fitting.sort()
+        room = self._room_now if now else self._room_later
+        for key, group in fitting:
+            found = places[group][key].first(site.requests, room)
+            if found is not None:
+                node, fits = found
+                placed = min(most, key[0] // gpus, fits)
+                self._change(node, gpus, site.requests, now=now * placed, later=later * placed, placed=placed)
+                return node
+        return None
 
-    def _has(self, node: str, site: Site, *, now: bool) -> bool:
-        """Return whether `node` has what a worker requests in addition to GPUs, now or later."""
-        if self._rooms is None:
-            return True
-        return self._rooms.has_now(node, site.requests) if now else self._rooms.has_later(node, site.requests)
+    def _room_now(self, node: str, requests: Amounts) -> int:
+        """Return for how many workers `node` has what they request in addition to GPUs, without delaying others."""
+        return UNLIMITED if self._rooms is None or not requests else self._rooms.fits(node, requests, now=True)
 
-    def _change(self, node: str, now: int, later: int, requests: Amounts, *, placed: bool = False) -> None:
+    def _room_later(self, node: str, requests: Amounts) -> int:
+        """Return for how many workers `node` will have what they request in addition to GPUs."""
+        return UNLIMITED if self._rooms is None or not requests else self._rooms.fits(node, requests, now=False)
+
+    def _change(self, node: str, gpus: int, requests: Amounts, *, now: int, later: int, placed: int = 0) -> None:
+        self._add(node, gpus, requests, now, later)
+        self._journal.append(_Change(node, gpus, requests, now, later, placed))
+
+    def _add(self, node: str, gpus: int, requests: Amounts, now: int, later: int) -> None:
+        """Add what so many workers hold to what `node` has now and later."""
         self._leave(node)
-        self._now[node] += now
-        self._later[node] += later
+        self._now[node] += now * gpus
+        self._later[node] += later * gpus
         self._enter(node)
-        self._journal.append((node, now, later, requests, placed))
         if self._rooms is not None and requests:
-            self._rooms.change(node, requests, _sign(now), _sign(later))
+            self._rooms.change(node, requests, now, later)
 
     def _places(self, node: str) -> tuple[tuple[_Buckets, tuple[int, int]], tuple[_Buckets, tuple[int, int]]]:
         group, later = self._group[node], self._later[node]
@@ -247,12 +276,14 @@ class Capacity:
     def _enter(self, node: str) -> None:
         for buckets, key in self._places(node):
             if key[0] > 0:
-                buckets.setdefault(key, {})[node] = None
+                if key not in buckets:
+                    buckets[key] = Bucket()
+                buckets[key].add(node)
 
     def _leave(self, node: str) -> None:
         for buckets, key in self._places(node):
             if key[0] > 0:
-                del buckets[key][node]
+                buckets[key].remove(node)
                 if not buckets[key]:
                     del buckets[key]
 
@@ -262,106 +293,20 @@ def _holds(slots: Mapping[int, Mapping[int, int]], site: Site, gpus: int, worker
     return gpus == 0 or sum(count * (max(0, size) // gpus) for size, count in sizes) >= workers
 
 
-def _sign(gpus: int) -> int:
-    return (gpus > 0) - (gpus < 0)
-
-
-class _Rooms:
-    """What nodes have left of resources other than GPUs, now and later. A resource without an entry is not limited.
-
-    It is computed for the nodes that are asked for: most nodes of a cluster have no free GPUs.
-    """
-
-    def __init__(self) -> None:
-        self._nodes: dict[str, Node] = {}
-        self._groups: dict[int, list[tuple[Node, int]]] = defaultdict(list)
-        self._held: dict[str, list[tuple[Amounts, bool]]] = defaultdict(list)
-        """By node: what bound workers of jobs request, and whether they stay."""
-        self._left: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
-        """By node, where it was asked for: what is left now and later."""
-        self._answers: dict[tuple[Site, int, int, bool], bool] = {}
-        self.others: dict[str, int] = {}
-        """GPUs that pods of others hold, by node."""
-
-    def add(self, node: Node, group: int, offered: int) -> None:
-        """Add a node that offers `offered` GPUs."""
-        self._nodes[node.name] = node
-        self._groups[group].append((node, offered))
-
-    def hold(self, node: str, requests: Amounts, stays: bool) -> None:
-        """Count a bound worker of a job, before anything is asked."""
-        self._held[node].append((requests, stays))
-
-    def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
-        """Add `requests` so many times to what is left now and later."""
-        for left, times in zip(self._left_on(node), (now, later), strict=True):
-            _add(left, requests, times)
-
-    def has_now(self, node: str, requests: Amounts) -> bool:
-        """Return whether `requests` fit on `node` now, and do not take what is promised later."""
-        return all(_suffices(left, requests) for left in self._left_on(node))
-
-    def has_later(self, node: str, requests: Amounts) -> bool:
-        """Return whether `requests` will fit on `node`."""
-        return _suffices(self._left_on(node)[1], requests)
-
-    def could_hold(self, site: Site, gpus: int, workers: int, *, without_others: bool) -> bool:
-        """Return whether `workers` would fit if all our jobs had ended, and pods of others as well or not."""
-        key = (site, gpus, workers, without_others)
-        if key not in self._answers:
-            nodes = (entry for group in site.groups for entry in self._groups[group])
-            counts = (self._times(node, offered, site.requests, gpus, without_others) for node, offered in nodes)
-            self._answers[key] = any(fitting >= workers for fitting in accumulate(counts))
-        return self._answers[key]
-
-    def _left_on(self, name: str) -> tuple[dict[str, int], dict[str, int]]:
-        """Return what is left on a node now and later."""
-        if name not in self._left:
-            node = self._nodes[name]
-            now = {resource: amount - node.used.get(resource, 0) for resource, amount in node.resources.items()}
-            later = dict(now)
-            for requests, stays in self._held.get(name, ()):
-                _add(now, requests, -1)
-                _add(later, requests, -1 if stays else 0)
-            self._left[name] = now, later
-        return self._left[name]
-
-    def _times(self, node: Node, offered: int, requests: Amounts, gpus: int, without_others: bool) -> int:
-        free = offered if without_others else offered - self.others.get(node.name, 0)
-        used = {} if without_others else node.used
-        most = [free // gpus]
-        most += [
-            (node.resources[name] - used.get(name, 0)) // amount
-            for name, amount in requests
-            if amount and name in node.resources
-        ]
-        return max(0, min(most))
-
-
-def _add(left: dict[str, int], requests: Amounts, times: int) -> None:
-    for name, amount in requests if times else ():
-        if name in left:
-            left[name] += times * amount
-
-
-def _suffices(left: Mapping[str, int], requests: Amounts) -> bool:
-    return all(left.get(name, amount) >= amount for name, amount in requests)
-
-
 class _Grouping:
     """Numbers the groups of nodes that no constraint tells apart."""
 
     def __init__(self, constraints: Iterable[Constraints]) -> None:
         distinct = set(constraints)
         self._keys = sorted(set().union(*(each.keys for each in distinct)))
-        self._by_name = any(each.by_name for each in distinct)
+        self._names = set[str]().union(*(each.names for each in distinct))
         self._numbers: dict[object, int] = {}
         self.examples: list[Node] = []
         """By group: its first node."""
 
     def group_of(self, node: Node) -> int:
         """Return the group of `node`."""
-        name = node.name if self._by_name else ""
+        name = node.name if node.name in self._names else ""
         labels = tuple(map(node.labels.get, self._keys)) if self._keys else ()
         alike = (node.gpu_type, labels, node.taints, name)
         number = self._numbers.setdefault(alike, len(self.examples))

@@ -85,12 +85,15 @@ class Term:
     fields: tuple[Expression, ...] = ()
 
     def matches(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Return whether the node `name` with `labels` meets it; `metadata.name` is the only field of nodes."""
+        """Return whether the node `name` with `labels` meets it.
+
+        `metadata.name` is the only field of nodes, `In` and `NotIn` are the only operators on it.
+        """
         if not self.labels and not self.fields:
             return False
         named = {"metadata.name": name}
         return all(each.matches(labels) for each in self.labels) and all(
-            each.key in named and each.matches(named) for each in self.fields
+            each.key in named and each.operator in ("In", "NotIn") and each.matches(named) for each in self.fields
         )
 
 
@@ -120,9 +123,9 @@ class Constraints:
         return {key for key, _ in self.node_selector} | {each.key for term in terms for each in term.labels}
 
     @property
-    def by_name(self) -> bool:
-        """Whether the name of a node decides."""
-        return any(term.fields for term in self.affinity or ())
+    def names(self) -> set[str]:
+        """The nodes whose names decide; all others are alike."""
+        return {name for term in self.affinity or () for each in term.fields for name in each.values}
 
     def _tolerates(self, taint: Taint) -> bool:
         return any(toleration.tolerates(taint) for toleration in self.tolerations)

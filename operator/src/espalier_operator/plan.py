@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from espalier_api.reasons import Reason
@@ -50,7 +50,7 @@ from espalier_operator.actions import (
     Stop,
 )
 from espalier_operator.capacity import Capacity, Site, Supply, hold_promised
-from espalier_operator.constraints import Amounts, Constraints
+from espalier_operator.constraints import Constraints
 from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
 from espalier_operator.lifecycle import ending, is_held_back, lendable, most_extra, turning_points
 from espalier_operator.policies import Policy, Rank
@@ -91,8 +91,12 @@ class _Tick:
         """By job: its live extra workers."""
         self._foreign: list[Worker] = []
         """Pods of others that wait for GPUs."""
+        waiting: list[Worker] = []
+        """Workers that wait for the node that was chosen for them."""
         for worker in snapshot.workers:
             if worker.state is not WorkerState.TERMINATING:
+                if worker.pinned_to is not None and worker.node is None:
+                    waiting.append(worker)
                 if worker.role is Role.EXTRA:
                     self._extras[worker.job].append(worker)
                 elif worker.role is Role.BASE:
@@ -109,10 +113,9 @@ class _Tick:
         """By running job: its extra workers less those that it gives back."""
         leaving = self._leaving(snapshot)
         asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in self._foreign}
-        requests: dict[str | None, Amounts] = {job.key: job.terms.constraints.requests for job in snapshot.jobs}
-        self._capacity = Capacity(snapshot.nodes, snapshot.workers, leaving, asked, requests)
+        self._capacity = Capacity(snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs)
         self._prior = snapshot.placements
-        self._hold_pinned(snapshot, leaving)
+        self._hold_pinned(waiting, {job.key: job for job in snapshot.jobs}, leaving)
         # Includes jobs that end in this tick: their workers may be binding at this moment.
         for job in self._choosiest_first(snapshot.jobs):
             own, kept = self._extras[job.key], self._kept.get(job.key, 0)
@@ -238,15 +241,12 @@ class _Tick:
                 found[key] = placement
         return found
 
-    def _hold_pinned(self, snapshot: Snapshot, leaving: set[str]) -> None:
+    def _hold_pinned(self, waiting: Iterable[Worker], jobs: Mapping[str, JobFacts], leaving: set[str]) -> None:
         """Keep GPUs for workers that are not bound, on the nodes that were chosen for them."""
-        jobs = {job.key: job for job in snapshot.jobs}
-        for worker in snapshot.workers:
+        for worker in waiting:
             job = jobs.get(worker.job or "")
-            if job is None or worker.pinned_to is None or worker.node is not None:
+            if job is None:
                 continue
-            if worker.state is WorkerState.TERMINATING:
-                continue  # it goes at once
             stays = worker.name not in leaving
             supply = self._capacity.hold_at(self._site(job), worker.pinned_to, worker.gpus, stays=stays)
             if supply is Supply.NEVER:

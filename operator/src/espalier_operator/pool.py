@@ -23,11 +23,7 @@ class Pool:
 
     def take_gang(self, site: Site, gpus: int, workers: int) -> bool:
         """Hand out `gpus` for each of `workers` at once, or nothing."""
-        mark = self._capacity.mark()
-        if all(self.take(site, gpus) for _ in range(workers)):
-            return True
-        self._capacity.undo(mark)
-        return False
+        return gpus == 0 or self._capacity.take_gang(site, gpus, workers)
 
     def has_gang(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether `take_gang` would hand out."""

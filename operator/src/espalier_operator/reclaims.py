@@ -118,6 +118,7 @@ class ReclaimQueue:
     ) -> Supply:
         """Reclaim as little as frees `gpus` on one node of `site`, and reserve them; nothing if they cannot be had.
 
+        To be called where no node of `site` has them without that: only the nodes of reclaimed workers are looked at.
         The reclaimed GPUs may instead go to a worker for which GPUs that are free now were reserved; then `gpus` are
         handed out at once. `may_take(holder, extra workers left to it)` ends the search when it returns False;
         `spared` skips a holder.
@@ -131,12 +132,11 @@ class ReclaimQueue:
                 continue
             capacity.expect(loan.worker.node, loan.worker.gpus, loan.job.terms.constraints.requests)
             tried.append(loan)
-            taken = capacity.take(site, gpus)
-            node = taken or capacity.set_aside(site, gpus)
-            if node is not None:
-                self._keep_only(capacity, tried, node)
+            supply = capacity.hold_at(site, loan.worker.node, gpus)
+            if supply is not Supply.NEVER:
+                self._keep_only(capacity, tried, loan.worker.node)
                 line.pass_over(self._is_out)
-                return Supply.LATER if taken is None else Supply.NOW
+                return supply
         capacity.undo(mark)
         return Supply.NEVER
 
@@ -194,7 +194,7 @@ class ReclaimQueue:
             self._by_job[job.key] = [_Loan(job, worker) for worker in lent]
         return self._by_job[job.key]
 
-    def _keep_only(self, capacity: Capacity, tried: Sequence[_Loan], node: str) -> None:
+    def _keep_only(self, capacity: Capacity, tried: Sequence[_Loan], node: str | None) -> None:
         """Of `tried`, reclaim those on `node` and those that must leave before them; release the others."""
         lowest: dict[str, int] = {}
         for loan in tried:

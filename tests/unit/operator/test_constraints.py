@@ -106,9 +106,12 @@ TERMS = st.builds(Term, st.lists(EXPRESSIONS, max_size=2).map(tuple), st.lists(E
     ),
     st.dictionaries(st.sampled_from(("zone", "rack", "size", "host")), VALUES),
     st.dictionaries(st.sampled_from(("size", "host")), VALUES),
+    VALUES,
 )
-def test_only_the_named_labels_decide(constraints: Constraints, labels: dict[str, str], more: dict[str, str]) -> None:
-    """The planner groups nodes by `keys` and `by_name`: what else differs must not matter."""
+def test_only_the_named_labels_and_nodes_decide(
+    constraints: Constraints, labels: dict[str, str], more: dict[str, str], name: str
+) -> None:
+    """The planner groups nodes by `keys` and `names`: what else differs must not matter."""
     other = {**{key: value for key, value in labels.items() if key in constraints.keys}, **more}
-    name = "n1" if constraints.by_name else "another"
-    assert constraints.admit("n1", labels, ()) == constraints.admit(name, other, ())
+    another = name if name in constraints.names else "n1"
+    assert constraints.admit(name, labels, ()) == constraints.admit(another, other, ())

@@ -191,13 +191,16 @@ def test_priority_classes_say_who_goes_first(world: World) -> None:
 
 
 def test_a_node_that_is_lost_costs_no_failure(world: World) -> None:
-    """Its leader starts again elsewhere, with the budget it had."""
+    """After the time for which its pod tolerates that, its leader starts again elsewhere, with the budget it had."""
     world.kubelet.add_node("first", 1)
     world.operate()
-    world.jobs.make("job", backoffLimit=0)
+    unreachable = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
+    world.jobs.make("job", backoffLimit=0, pod={"tolerations": [{**unreachable, "tolerationSeconds": 3}]})
     world.until_condition("job", "Running", "True", "Running")
     world.kubelet.add_node("second", 1)
     world.kubelet.set_ready("first", False)
+    world.until_condition("job", "Running", "False", "NodeLost")
+    assert list(world.pods("job")) == ["job-base-0-0"], "one reading of its node gives nobody up"
     world.until("it runs on the other", lambda: "job-base-0-1" in world.running("job"))
     world.until_condition("job", "Running", "True", "Running")
     status = world.jobs.status("job")

@@ -60,6 +60,8 @@ class Node:
     gpu_type: str
     allocatable: int
     ready: bool = True
+    silent_since: float | None = None
+    """Since when it does not report; None while it does, or if that is not known."""
     schedulable: bool = True
     """It takes new pods: those that tolerate its taints."""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)

@@ -91,7 +91,10 @@ def test_a_lost_node_costs_no_budget(space: Space, nodes: Nodes) -> None:
     lost, other = sorted(nodes.names, key=lambda name: name == operator_node())
     gpus(lost, 1)
     # Until the node is known to be lost, which takes Kubernetes most of a minute, its leader counts as running.
-    space.apply(digits("survivor", budget=80, maxReplicas=1))
+    unreachable = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
+    trainer = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    template = {"spec": {"containers": [trainer], "tolerations": [{**unreachable, "tolerationSeconds": 5}]}}
+    space.apply(digits("survivor", budget=80, maxReplicas=1, template=template))
     space.wait_condition("survivor", "Running")
     gpus(other, 1)
     with nodes.frozen(lost):

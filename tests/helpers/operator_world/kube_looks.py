@@ -18,6 +18,7 @@ from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.outages import Reach
 from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods, trouble_of
 
 ONE_NODE = ("node",)
@@ -30,8 +31,15 @@ def observed(
     report: Report | None = None,
     ready: Container[str] = ONE_NODE,
 ) -> Observation:
-    """Return what is seen of the job's workers."""
-    return observation_of(sort_pods(job, state, pods, ready), report, _reported_at(report))
+    """Return what is seen of the job's workers; those on other nodes than the `ready` ones are given up."""
+    pods = list(pods)
+    return observation_of(sort_pods(job, state, pods, lost_but_on(ready, pods)), report, _reported_at(report))
+
+
+def lost_but_on(ready: Container[str], pods: Iterable[Pod]) -> Reach:
+    """Return that the pods on other nodes than the `ready` ones are given up."""
+    lost = (pod.uid for pod in pods if pod.node is not None and pod.node not in ready and not pod.ended)
+    return Reach(lost=frozenset(lost))
 
 
 def _reported_at(report: Report | None) -> float:

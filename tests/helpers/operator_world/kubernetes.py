@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from espalier_operator.job.status import utc
 from operator_world.kube_api import GRACE_SECONDS, ApiObjects, gpus_of, is_over, node_of, owner_of
-from operator_world.kube_objects import GPU, Raw, raw_node
+from operator_world.kube_objects import GPU, Raw, raw_node, time_at
 from operator_world.leaders import Process, Temper
 
 TYPE_LABEL = "nvidia.com/gpu.product"
@@ -49,7 +49,8 @@ class Kubernetes(ApiObjects):
     def set_ready(self, name: str, ready: bool, *, well: bool = True) -> None:
         """Let a node be heard of again (and be well, or take no new pods), or no more; what runs on it runs on."""
         node = self.nodes[name]
-        conditions = [{"type": "Ready", "status": str(well) if ready else "Unknown"}]
+        since = time_at(self._unready_since.get(name, self.now))
+        conditions = [{"type": "Ready", "status": str(well) if ready else "Unknown", "lastTransitionTime": since}]
         self.nodes[name] = {**node, "status": {**node["status"], "conditions": conditions}}
         if ready:
             self._unready_since.pop(name, None)

@@ -97,7 +97,7 @@ def _written(
     pods: Sequence[Any] = (),
     report: Report | None = None,
 ) -> Object:
-    found = sort_pods(parsed, kept, pods, {pod.node for pod in pods})
+    found = sort_pods(parsed, kept, pods)
     status = status_at(parsed, kept, at, SETTINGS, found, report, refusal, parse_status(raw))
     return {**raw, "status": status.to_json()}
 

@@ -85,8 +85,11 @@ def test_workers_of_a_job_that_is_gone_hold_their_gpus_and_want_none() -> None:
 
 def test_workers_on_a_node_that_is_not_heard_of_are_on_their_way_out() -> None:
     raw = admitted(job("a"))
-    snapshot = seen(jobs=[raw], pods=[worker(raw, "n")], nodes=[node("n", 4, ready=False)])
+    silent, well = node("n", 4, ready=False), node("m", 4)
+    snapshot = seen(jobs=[raw], pods=[worker(raw, "n")], nodes=[silent, well])
     assert [entry.state for entry in snapshot.workers] == [WorkerState.TERMINATING]
+    snapshot = seen(jobs=[raw], pods=[worker(raw, "n")], nodes=[silent])
+    assert [entry.state for entry in snapshot.workers] == [WorkerState.RUNNING], "no node reports: nobody is given up"
 
 
 def test_a_job_that_cannot_be_run_is_left_out_with_its_problems() -> None:

@@ -97,7 +97,9 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     ),
     Reason.PREEMPTED: Remedy("No action is needed: it is restarted from its checkpoint.", (_DESCRIBE,)),
     Reason.NODE_LOST: Remedy(
-        "No action is needed: it is restarted on another node, from its checkpoint.", ("kubectl get nodes",)
+        "No action is needed: it is restarted on another node, from its checkpoint, once its pod no longer tolerates "
+        "that its node does not report (tolerationSeconds for node.kubernetes.io/unreachable).",
+        ("kubectl get nodes",),
     ),
     Reason.PRE_RUNNING_DEADLINE_EXCEEDED: Remedy(
         "Find out what kept it from training, then create it again, with a longer spec.preRunningDeadlineSeconds if it "

@@ -101,7 +101,8 @@ def phase_of(job: JobFacts, outcome: Ended | None) -> JobPhase:
         return JobPhase.SUSPENDED if job.terms.suspend else JobPhase.PENDING
     if job.evaluating:
         return JobPhase.EVALUATING
-    return JobPhase.RUNNING if job.training else JobPhase.STARTING
+    silent = job.trained and job.trouble is Reason.NODE_LOST  # it may train, unseen
+    return JobPhase.RUNNING if job.training or silent else JobPhase.STARTING
 
 
 def _conditions(

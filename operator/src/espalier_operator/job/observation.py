@@ -32,6 +32,8 @@ class Incarnation:
     running: bool = False
     """Its process runs, as far as is known."""
     started_at: float | None = None
+    silent: bool = False
+    """Its node does not report: it may run or not."""
     lost: Reason | None = None
     """Set when it counts as lost, whether or not it still runs: its node or its GPUs are gone."""
     removed: bool = False
@@ -70,6 +72,11 @@ class Observation:
         """Whether the leader's process runs, as far as is known."""
         leader = self.leader
         return leader is not None and leader.running and leader.end is None and leader.lost is None
+
+    @property
+    def leader_is_silent(self) -> bool:
+        """Whether nobody knows if the leader's process runs: its node does not report."""
+        return self.leader_runs and self.leader is not None and self.leader.silent
 
     @property
     def fresh(self) -> bool:

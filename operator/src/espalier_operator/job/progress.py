@@ -58,7 +58,7 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
 
 def leader_of(state: JobState, seen: Observation, now: float, timing: Timing) -> Leader:
     """Return the activity of the leader for the budgets; a leader without reports for long counts as training."""
-    if not seen.leader_runs or seen.phase in LAST_PHASES:
+    if not seen.leader_runs or seen.leader_is_silent or seen.phase in LAST_PHASES:
         return Leader.ABSENT
     return Leader.STARTING if _is_starting(seen) and not _is_silent(state, seen, now, timing) else Leader.TRAINING
 
@@ -120,10 +120,16 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         starting_since=min(began, now) if since is None else since,
     )
     gpus = (terms.min_replicas + state.extra) * terms.gpus_per_worker
+    counted_until = now
     if leader is not None and leader.end is not None:
         # Its own count holds, or all of its time where it was past the allowance.
         kind = Leader.STARTING if _is_starting(seen) else Leader.ABSENT
         until = max(read_at, min(now, now if leader.end.at is None else leader.end.at))
+    elif seen.leader_is_silent:
+        # Nobody knows whether it still runs. It is counted up to its last report, and the rest when it reports again.
+        trains = seen.fresh and seen.phase not in (TrainerPhase.STARTING, *LAST_PHASES)
+        kind = Leader.TRAINING if trains else Leader.ABSENT
+        until = counted_until = max(read_at, min(seen.reported_at, now))
     else:
         kind, until = leader_of(state, seen, now, timing), now
         silent = kind is Leader.TRAINING and _is_starting(seen)
@@ -140,7 +146,7 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         state,
         used_seconds=meter.used_seconds,
         gpu_seconds_used=meter.gpu_seconds_used,
-        counted_until=now,
+        counted_until=counted_until,
         trained=state.trained or _has_trained(state, seen, now, timing),
     )
 

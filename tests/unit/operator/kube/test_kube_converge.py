@@ -25,7 +25,7 @@ from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.managed_job import expires_at
 from espalier_operator.kube.state.workers import sort_pods
-from operator_world.kube_looks import status_at
+from operator_world.kube_looks import lost_but_on, status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at
 
 SETTINGS = KubeSettings(promise_seconds=20)
@@ -86,7 +86,7 @@ ANYWHERE = Placement(base=dict.fromkeys(range(8)), extra=(None,) * 8)
 
 
 def status_with(state: JobState, pods: tuple[Pod, ...] = ()) -> JobStatus:
-    return status_at(JOB, state, NOW, SETTINGS, sort_pods(JOB, state, pods, ("node",)))
+    return status_at(JOB, state, NOW, SETTINGS, sort_pods(JOB, state, pods))
 
 
 def due_at(job: KubeJob, state: JobState, status: JobStatus, now: float) -> float | None:
@@ -99,7 +99,7 @@ def done(
     state: JobState, *pods: Pod, now: float = NOW, ready: tuple[str, ...] = ("node",), job: KubeJob = JOB
 ) -> list[Any]:
     """What is done, in short words."""
-    there = sort_pods(job, state, pods, ready)
+    there = sort_pods(job, state, pods, lost_but_on(ready, pods))
     found = steps(job, state, there, ANYWHERE, status_with(state, pods), now, SETTINGS)
     assert steps(job, state, there, ANYWHERE, status_with(state, pods), now, SETTINGS) == found
     return [in_words(step) for step in found]
@@ -124,7 +124,7 @@ def in_words(step: Step) -> str:
 def test_an_admitted_job_gets_its_base_workers_on_its_type():
     assert done(ADMITTED) == ["create one-base-0-0", "create one-base-1-0"]
     status = status_with(ADMITTED)
-    first, second = steps(JOB, ADMITTED, sort_pods(JOB, ADMITTED, (), ()), ANYWHERE, status, NOW, SETTINGS)
+    first, second = steps(JOB, ADMITTED, sort_pods(JOB, ADMITTED, ()), ANYWHERE, status, NOW, SETTINGS)
     assert first == CreatePod(manifest=worker_pod(JOB, status, BASE, 0, 0, SETTINGS, "a100"))
     assert second == CreatePod(manifest=worker_pod(JOB, status, BASE, 1, 0, SETTINGS, "a100"))
 

@@ -428,7 +428,7 @@ def test_base_workers_beyond_min_replicas_are_no_base_workers():
     state = replace(STATE, attempts=(4, 0, 0), incarnations=("leader", "worker", "third"))
     third = raw_worker(JOB, 2, 0, uid="third")
     pods = [parse_pod(pod, SETTINGS) for pod in (leader(), worker(), third)]
-    found = sort_pods(JOB, state, pods, ("node",))
+    found = sort_pods(JOB, state, pods)
     assert [pod and pod.uid for pod in found.base] == ["leader", "worker", None]
     assert [pod.uid for pod in found.rest] == ["third"]
     assert look(JOB, state, observed(JOB, state, pods), NOW, SETTINGS).attempts == (4, 0, 0)

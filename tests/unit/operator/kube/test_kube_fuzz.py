@@ -21,6 +21,7 @@ from espalier_api.report import Metric, TrainerPhase
 from espalier_kube import resources
 from espalier_kube.lists import Listing
 from espalier_kube.resources import Resource, key_of
+from espalier_operator.actions import NoticeReclaim
 from espalier_operator.facts import JobFacts, Role
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.job.status import memory_of
@@ -212,7 +213,8 @@ async def _live(turns: list[tuple[Objects, str]]) -> None:
         planned = plan(snapshot, policy_named(SETTINGS.policy), clock.time)
         assert [facts.training for facts in facts_of_good(snapshot.jobs)] == [True]
         for action in planned.actions:
-            assert action.job != "ns/good"
+            # Another job may need a GPU that is lent to it.
+            assert action.job != "ns/good" or isinstance(action, NoticeReclaim), action
             await backend.apply(action)
         for job in backend.jobs.values():
             status, before = job.status(clock.time), job.written

@@ -161,7 +161,7 @@ def test_whatever_a_leader_reports_makes_a_status_that_the_api_server_takes(said
     pod = parse_pod(raw_worker(job, uid="leader"), settings)
     state = JobState(admitted_at=EPOCH, counted_until=EPOCH, attempts=(0,), incarnations=("leader",))
     state = look(job, state, observed(job, state, [pod], said), EPOCH + 5, settings)
-    status = status_at(job, state, EPOCH + 5, settings, sort_pods(job, state, [pod], ("node",)), said)
+    status = status_at(job, state, EPOCH + 5, settings, sort_pods(job, state, [pod]), said)
     body = json.loads(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True)))
     jsonschema.Draft7Validator(SCHEMA).validate(body)
     assert all(abs(number) <= INT64 for number in numbers_in(body))

@@ -17,6 +17,7 @@ from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble
+from espalier_operator.kube.state.outages import Reach
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.store import Store
 from operator_world.kube_objects import EPOCH, kube_job, raw_job, raw_node, raw_report, raw_worker, report, terminated
@@ -264,9 +265,9 @@ def test_nodes_that_nobody_has_heard_of_count_as_ready_until_a_list_lacks_them(w
     """Pods' events may overtake those of their nodes."""
     world.take(resources.PODS, raw_worker(kube_job(), node="new"))
     pods = list(world.store.pods_by_job[ONE].values())
-    assert world.store.ready_for(pods) == {"new"}
+    assert world.store.reach_of(pods, EPOCH) == Reach()
     world.store.replace(resources.NODES, [], 50)
-    assert world.store.ready_for(pods) == set()
+    assert world.store.reach_of(pods, EPOCH) == Reach(lost=frozenset({pods[0].uid}))
 
 
 def test_a_node_that_falls_silent_is_news_to_the_jobs_on_it(world: World) -> None:
@@ -276,7 +277,11 @@ def test_a_node_that_falls_silent_is_news_to_the_jobs_on_it(world: World) -> Non
     world.store.take_changed()
     world.take(resources.NODES, raw_node("here", ready="Unknown"))
     assert world.store.take_changed() == {"uid-1"}
-    assert world.store.ready_for(world.store.pods_by_job[ONE].values()) == set()
+    (pod,) = world.store.pods_by_job[ONE].values()
+    assert world.store.reach_of([pod], EPOCH).silent == {pod.uid}, "all nodes are silent: the only one"
+    world.take(resources.NODES, raw_node("well"))
+    assert world.store.take_changed() == {"uid-1"}, "now it is this node that is ill"
+    assert world.store.reach_of([pod], EPOCH).lost == {pod.uid}
     world.take(resources.NODES, raw_node("here", gpus=1, ready="Unknown"))
     assert world.store.take_changed() == set(), "how many GPUs it has is news to the planner only"
 

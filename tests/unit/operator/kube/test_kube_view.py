@@ -15,7 +15,7 @@ from espalier_operator.job.view import Trouble, promise_of
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import JobPods, foreign_worker, sort_pods, trouble_of, workers_of
-from operator_world.kube_looks import facts_of
+from operator_world.kube_looks import facts_of, lost_but_on
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, terminated, time_at
 
 SETTINGS = KubeSettings(start_up_allowance_seconds=120)
@@ -34,7 +34,7 @@ def pod(role: Role, index: int, attempt: int = 0, *, deleting: bool = False, **c
 
 
 def pods_of(*pods: Any, state: JobState = STATE) -> JobPods:
-    return sort_pods(JOB, state, pods, ("node",))
+    return sort_pods(JOB, state, pods, lost_but_on(("node",), pods))
 
 
 def worker(name: str, role: Role, index: int, state: WorkerState = RUNNING, node: str | None = "node", gpus: int = 1):

@@ -8,7 +8,7 @@ from typing import Any
 from espalier_operator.constraints import REPELLING, Taint
 from espalier_operator.facts import Node
 from espalier_operator.kube.objects.pods import amount_of
-from espalier_operator.kube.reading import count, entries, mapping, text
+from espalier_operator.kube.reading import count, entries, mapping, text, time
 from espalier_operator.kube.settings import KubeSettings
 
 
@@ -25,6 +25,7 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
         gpu_type=text(metadata, "labels", settings.gpu_type_label),
         allocatable=count(mapping(status, "allocatable").get(settings.gpu_resource)),
         ready=_ready(status) in ("True", "False"),
+        silent_since=None if _ready(status) in ("True", "False") else time(_condition(status), "lastTransitionTime"),
         schedulable=_ready(status) == "True"
         and spec.get("unschedulable") is not True
         and metadata.get("deletionTimestamp") is None,
@@ -44,5 +45,9 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
 
 def _ready(status: Mapping[str, Any]) -> str:
     """Return the status of the condition; the control plane writes `Unknown` when a kubelet stops reporting."""
+    return text(_condition(status), "status")
+
+
+def _condition(status: Mapping[str, Any]) -> Mapping[str, Any]:
     conditions = entries(status, "conditions")
-    return next((text(entry, "status") for entry in conditions if text(entry, "type") == "Ready"), "")
+    return next((entry for entry in conditions if text(entry, "type") == "Ready"), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_kube.resources import Raw
-from espalier_operator.constraints import ANYWHERE, Amounts, Constraints, Expression, Term, Toleration
+from espalier_operator.constraints import ANYWHERE, Amounts, Constraints, Expression, Taint, Term, Toleration
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.owners import JobRef, owner_of
@@ -18,6 +19,10 @@ from espalier_operator.kube.objects.template import required_node
 from espalier_operator.kube.reading import count, entries, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
 
+UNREACHABLE: Final = Taint("node.kubernetes.io/unreachable", "", "NoExecute")
+"""The taint of a node that does not report."""
+DEFAULT_PATIENCE: Final = 300.0
+"""What the API server fills in as `tolerationSeconds` of this taint unless a pod tolerates it already."""
 MAX_MESSAGE: Final = 1000
 """Maximum characters kept of a pod's messages."""
 _DEFAULT_SCHEDULER: Final = "default-scheduler"
@@ -83,6 +88,8 @@ class Pod:
     """What keeps it from starting."""
     message: str
     """Message on its trouble or its end, for a person."""
+    patience: float
+    """Seconds for which it stays bound to a node that does not report, infinite for ever."""
     announced: tuple[int, str | None] | None
     """Generation and stop of the allocation annotation."""
 
@@ -147,6 +154,7 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         exit_code=code,
         trouble=None if ended or code is not None else trouble,
         message=_end_message(status, ends) if ended or code is not None else message,
+        patience=DEFAULT_PATIENCE if owner is None else _patience(spec),
         announced=None if owner is None else _announced(metadata),
     )
 
@@ -306,6 +314,18 @@ def _end_message(status: Raw, ends: Iterable[Raw]) -> str:
     words += [reason for end in ends if (reason := text(end, "reason")) not in ("Completed", "Error")]
     words += [text(end, "message").strip() for end in ends]
     return ": ".join(word for word in words if word)[:MAX_MESSAGE]
+
+
+def _patience(spec: Raw) -> float:
+    """Return for how long a pod tolerates that its node does not report: the shortest of its tolerations.
+
+    One of all taints is meant for others, and does not make it stay for ever.
+    """
+    fitting = [each for each in entries(spec, "tolerations") if _toleration(each).tolerates(UNREACHABLE)]
+    seconds = [max(0, limit) for each in fitting if (limit := whole(each, "tolerationSeconds")) is not None]
+    if seconds:
+        return float(min(seconds))
+    return math.inf if any(text(each, "key") for each in fitting) else DEFAULT_PATIENCE
 
 
 def _announced(metadata: Raw) -> tuple[int, str | None] | None:

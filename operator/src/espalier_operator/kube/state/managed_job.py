@@ -86,6 +86,8 @@ class ManagedJob:
         """None as long as its specification cannot be run."""
         self.problems: InvalidJob | None = None
         self.pods = JobPods()
+        self._given_up_at: float | None = None
+        """When the next of its pods is given up with its node."""
         self.seen = Observation()
         self._report: Report | None = None
         self._reported_at = 0.0
@@ -199,7 +201,9 @@ class ManagedJob:
                 self.mark_dirty(News.FACTS, due)
         if self.job is None:
             return
-        self.observe()
+        if self._given_up_at is not None and now >= self._given_up_at:
+            self.mark_dirty(News.PODS)
+        self.observe(now)
         if not self.news and self.facts is not None:
             self.facts = _later(self.facts, now - self.looked_at)
             self.looked_at = now
@@ -208,7 +212,7 @@ class ManagedJob:
         self._count(now)
         if (self.state.attempts, self.state.incarnations) != (before.attempts, before.incarnations):
             self.mark_dirty(News.PODS)
-            self.observe()
+            self.observe(now)
         self.facts = self._facts()
         self.workers = tuple(workers_of(self.key, self.pods))
         self.promise = promise_of(self.key, self.state)
@@ -218,7 +222,7 @@ class ManagedJob:
         elif not self.state.active and before.used_seconds != self.state.used_seconds:
             self.mark_dirty(News.NONE, Due.FIGURES)  # the last leader's late report; active jobs are due anyway
 
-    def observe(self) -> None:
+    def observe(self, now: float) -> None:
         """Read its report and sort its pods again where there is news of them."""
         if self.job is None:
             return
@@ -230,7 +234,9 @@ class ManagedJob:
                 self.mark_dirty(News.NONE, Due.CHANGES)
         if News.PODS in self.news:
             pods = self._store.pods_of(self.object.ref)
-            self.pods = sort_pods(self.job, self.state, pods, self._store.ready_for(pods))
+            reach = self._store.reach_of(pods, now)
+            self.pods = sort_pods(self.job, self.state, pods, reach)
+            self._given_up_at = reach.next_at
         if self.news & (News.PODS | News.REPORT):
             self.seen = observation_of(self.pods, self._report, self._reported_at)
             self.news = News.FACTS
@@ -276,7 +282,7 @@ class ManagedJob:
             problems = () if self.problems is None else self.problems.problems
             return status_of_invalid(self.object.generation, problems, self.sent, wall)
         self._count_up()
-        self.observe()
+        self.observe(now)
         observed = Observed(
             generation=self.job.generation,
             report=None if self._report is self._muted else self._report,
@@ -298,13 +304,14 @@ class ManagedJob:
 
     def plan_ahead(self, status: JobStatus, now: float) -> None:
         """Set when it must be observed or flushed next without any event; `status` is the current one."""
-        times = [self.writing.until, self.doing.until]
+        times = [self.writing.until, self.doing.until, self._given_up_at or 0.0]
         if self.job is not None:
             times.append((self.state.outcome and expires_at(self.job, status)) or 0.0)
         times += progress.turning_points(self.state, self.seen, self._timing)
         later = {Due.CHANGES: min((time for time in times if time > now), default=None)}
         if status != self.written or self.state.active:
-            later[Due.FIGURES] = _together(self.written_at, self._settings.persist_seconds)
+            since = now if status == self.written else self.written_at
+            later[Due.FIGURES] = _together(since, self._settings.persist_seconds)
         self._due_later = {due: time for due, time in later.items() if time is not None}
 
     def mute(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from espalier_api.reasons import Reason
 from espalier_api.report import Report
@@ -13,6 +14,10 @@ from espalier_operator.job.state import JobState
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod
+from espalier_operator.kube.state.outages import Reach
+
+WITHIN_REACH: Final = Reach()
+"""All nodes report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +31,9 @@ class JobPods:
     rest: tuple[Pod, ...] = ()
     """Of earlier attempts, ended, or on their way out."""
     lost: Container[str] = frozenset()
-    """UIDs of pods whose node is gone, or does not report."""
+    """UIDs of pods that are given up with their node."""
+    silent: Container[str] = frozenset()
+    """UIDs of pods whose node does not report, and that are not given up."""
 
     @property
     def leader(self) -> Pod | None:
@@ -38,15 +45,13 @@ class JobPods:
         return self.base[index] if index < len(self.base) else None
 
 
-def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], ready: Container[str]) -> JobPods:
-    """Sort the pods of `job`; `ready` are the names of the nodes that exist and report."""
+def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], reach: Reach = WITHIN_REACH) -> JobPods:
+    """Sort the pods of `job`; `reach` is what their nodes mean for them."""
     base: list[Pod | None] = [None] * len(state.attempts)
-    extra, rest, lost = [], [], set()
+    extra, rest, lost = [], [], reach.lost
     for pod in pods:
         if pod.owner != job.ref:
             continue
-        if pod.node is not None and pod.node not in ready and not pod.ended:
-            lost.add(pod.uid)
         if pod.role is Role.BASE and _is_current(pod, job, state):
             base[pod.index] = pod
         elif pod.role is Role.EXTRA and not (pod.done or pod.deleting or pod.uid in lost):
@@ -54,13 +59,13 @@ def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], ready: Contain
         else:
             rest.append(pod)
     extra.sort(key=lambda pod: (pod.index, pod.attempt))
-    return JobPods(base=tuple(base), extra=tuple(extra), rest=tuple(rest), lost=lost)
+    return JobPods(base=tuple(base), extra=tuple(extra), rest=tuple(rest), lost=lost, silent=reach.silent)
 
 
 def observation_of(pods: JobPods, report: Report | None, reported_at: float = 0.0) -> Observation:
     """Return the observation of the job's base workers from its pods and the last report, written at `reported_at`."""
     return Observation(
-        base=tuple(None if pod is None else _incarnation(pod, pod.uid in pods.lost) for pod in pods.base),
+        base=tuple(None if pod is None else _incarnation(pod, pods) for pod in pods.base),
         extra_bound=sum(pod.node is not None for pod in pods.extra),
         refused=any(pod is not None and pod.node is None and pod.trouble is Reason.UNSCHEDULABLE for pod in pods.base),
         report=report,
@@ -87,7 +92,10 @@ def last_report(state: JobState, known: Report | None, found: Report) -> Report 
 
 
 def trouble_of(pods: JobPods) -> Trouble | None:
-    """Return what prevents a base worker from starting, preferably the leader."""
+    """Return what prevents a base worker from starting, preferably the leader, or hides whether the leader runs."""
+    if pods.leader is not None and pods.leader.uid in pods.silent:
+        message = f"node {pods.leader.node} does not report; its leader may still run there"
+        return Trouble(reason=Reason.NODE_LOST, message=message)
     for pod in pods.base:
         if pod is not None and pod.trouble is not None and pod.phase == "Pending":
             return Trouble(reason=pod.trouble, message=pod.message)
@@ -134,14 +142,15 @@ def foreign_worker(pod: Pod) -> Worker | None:
     )
 
 
-def _incarnation(pod: Pod, is_lost: bool) -> Incarnation:
+def _incarnation(pod: Pod, pods: JobPods) -> Incarnation:
     external = pod.deleting or pod.disrupted or pod.exit_code is None
     end = End(code=pod.exit_code, at=pod.finished_at, external=external, message=pod.message) if pod.done else None
     return Incarnation(
         id=pod.uid,
         running=pod.phase == "Running",
         started_at=pod.started_at,
-        lost=Reason.NODE_LOST if is_lost else None,
+        silent=pod.uid in pods.silent,
+        lost=Reason.NODE_LOST if pod.uid in pods.lost else None,
         removed=pod.deleting,
         end=end,
     )

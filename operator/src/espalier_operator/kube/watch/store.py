@@ -22,6 +22,7 @@ from espalier_operator.kube.reading import text as text_of
 from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.reports import ReportObject, Unread, read, report_object
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, is_widespread, reach_of
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.indexer import Indexer
 
@@ -85,6 +86,10 @@ class Store:
             resources.CONFIG_MAPS: self.reports,
             resources.PRIORITY_CLASSES: self.priorities,
         }
+        self._silent: set[str] = set()
+        """Names of the nodes that do not report."""
+        self._widespread = False
+        """Most nodes do not report."""
         self._used: dict[str, Counter[str]] = defaultdict(Counter)
         """By node: what pods that are nobody's workers request there."""
         self.planned_nodes: dict[str, Node] = {}
@@ -216,23 +221,19 @@ class Store:
         job = self._by_uid.get(claimed.uid)
         return job is not None and job.ref != claimed
 
-    def ready_for(self, pods: Iterable[Pod]) -> set[str]:
-        """Return which of the nodes that `pods` are on are ready.
+    def reach_of(self, pods: Iterable[Pod], now: float) -> Reach:
+        """Return what the nodes of `pods` mean for them at `now`.
 
-        An unknown node counts as ready until a list younger than the pod lacks it: events of pods
-        may come before those of their nodes.
+        An unknown node counts as one that reports until a list younger than the pod lacks it: events of pods may come
+        before those of their nodes.
         """
-        ready = set()
+        pods, nodes = list(pods), {}
         for pod in pods:
-            if pod.node is None:
-                continue
-            node = self.nodes.get(pod.node)
-            if node is None:
-                if not self.nodes.is_gone(pod.node, int(pod.resource_version or 0)):
-                    ready.add(pod.node)
-            elif node.ready:
-                ready.add(pod.node)
-        return ready
+            if pod.node is not None:
+                node = self.nodes.get(pod.node)
+                if node is not None or self.nodes.is_gone(pod.node, int(pod.resource_version or 0)):
+                    nodes[pod.node] = node
+        return reach_of(pods, nodes, now, widespread=self._widespread)
 
     # ---- parsing
 
@@ -346,9 +347,17 @@ class Store:
         if before == after:
             return
         self._see_node(key)
-        if (before is not None and before.ready) != (after is not None and after.ready):
+        touched = set()
+        if (before is None, _reach(before)) != (after is None, _reach(after)):
+            touched.add(key)
+        (self._silent.discard if after is None or after.ready else self._silent.add)(key)
+        widespread = is_widespread(len(self._silent), len(self.nodes.mapping()))
+        if widespread != self._widespread:
+            self._widespread = widespread
+            touched |= self._silent
+        if touched:
             for owner, pods in self.pods_by_job.items():
-                if any(pod.node == key for pod in pods.values()):
+                if any(pod.node in touched for pod in pods.values()):
                     self._mark(self._changed, owner)
         self._announce()
 
@@ -388,3 +397,10 @@ class Store:
     def _job_of(self, ref: JobRef) -> JobObject | None:
         job = self._by_uid.get(ref.uid)
         return job if job is not None and job.ref == ref else None
+
+
+def _reach(node: Node | None) -> tuple[object, ...]:
+    """Return what decides on the pods of a node."""
+    if node is None:
+        return ()
+    return node.ready, node.silent_since, any(taint.key == OUT_OF_SERVICE for taint in node.taints)

@@ -1,0 +1,222 @@
+"""Which workers are given up with their node, and when."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_api.reasons import Reason
+from espalier_api.report import Report, TrainerPhase
+from espalier_operator.constraints import Taint
+from espalier_operator.facts import JobFacts, Node, Role
+from espalier_operator.job import progress, view
+from espalier_operator.job.observation import Incarnation, Observation
+from espalier_operator.job.state import JobState, Timing
+from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.pods import Pod, parse_pod
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, given_up_at, is_widespread, reach_of
+from espalier_operator.kube.state.workers import sort_pods, trouble_of
+from operator_world.kube_objects import EPOCH, kube_job, raw_node, raw_worker, report, time_at
+
+SETTINGS = KubeSettings()
+JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 4})
+KEY = "node.kubernetes.io/unreachable"
+WELL = Node(name="node", gpu_type="", allocatable=4)
+SILENT = replace(WELL, ready=False, schedulable=False, silent_since=EPOCH)
+
+
+def pod_of(*tolerations: dict[str, Any], role: Role = Role.BASE, index: int = 0, deleting: bool = False) -> Pod:
+    raw = raw_worker(JOB, index, role=role, uid=f"{role}-{index}")
+    raw["spec"]["tolerations"] = list(tolerations)
+    if deleting:
+        raw["metadata"]["deletionTimestamp"] = time_at(EPOCH)
+    return parse_pod(raw, SETTINGS)
+
+
+def tolerating(seconds: float | None = None, **changes: Any) -> dict[str, Any]:
+    limit = {} if seconds is None else {"tolerationSeconds": seconds}
+    return {"key": KEY, "operator": "Exists", "effect": "NoExecute", **limit, **changes}
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "patience"),
+    [
+        ([], 300),
+        ([tolerating(300)], 300),
+        ([tolerating(5)], 5),
+        ([tolerating(600), tolerating(20)], 20),
+        ([tolerating(-3)], 0),
+        ([tolerating(None)], math.inf),
+        ([tolerating(None), tolerating(7)], 7),
+        ([tolerating(9, key="")], 9),
+        ([{"operator": "Exists"}], 300),
+        ([tolerating(9, key="node.kubernetes.io/not-ready")], 300),
+        ([tolerating(9, effect="NoSchedule")], 300),
+        ([tolerating(9, operator="Equal", value="other")], 300),
+        ([tolerating("soon")], math.inf),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_how_long_a_pod_stays_is_what_it_says_itself(tolerations: list[dict[str, Any]], patience: float) -> None:
+    assert pod_of(*tolerations).patience == patience
+
+
+@pytest.mark.parametrize(
+    ("ready", "since"), [("True", None), ("False", None), ("Unknown", EPOCH), ("", EPOCH)], ids=str
+)
+def test_since_when_a_node_is_silent(ready: str, since: float | None) -> None:
+    raw = raw_node(ready=ready)
+    raw["status"]["conditions"][0]["lastTransitionTime"] = time_at(EPOCH)
+    assert parse_node(raw, SETTINGS).silent_since == since
+
+
+def test_one_reading_gives_nobody_up() -> None:
+    pod = pod_of()
+    for passed, lost in ((0, False), (299, False), (300, True)):
+        found = reach_of([pod], {"node": SILENT, "other": WELL}, EPOCH + passed, widespread=False)
+        assert (pod.uid in found.lost) is lost
+        assert (pod.uid in found.silent) is not lost
+        assert found.next_at == (None if lost else EPOCH + 300)
+
+
+@pytest.mark.parametrize(
+    ("pod", "node"),
+    [
+        (pod_of(deleting=True), SILENT),
+        (pod_of(), None),
+        (pod_of(tolerating(None)), replace(SILENT, taints=(Taint(OUT_OF_SERVICE, "nodeshutdown", "NoExecute"),))),
+    ],
+    ids=["deleted", "the node is removed", "out of service"],
+)
+@pytest.mark.parametrize("widespread", [False, True])
+def test_what_is_certain_is_not_waited_for(pod: Pod, node: Node | None, widespread: bool) -> None:
+    assert reach_of([pod], {"node": node}, EPOCH, widespread=widespread).lost == {pod.uid}
+
+
+def test_an_extra_worker_has_nothing_to_lose() -> None:
+    pod = pod_of(role=Role.EXTRA)
+    assert reach_of([pod], {"node": SILENT}, EPOCH, widespread=False).lost == {pod.uid}
+    assert reach_of([pod], {"node": SILENT}, EPOCH, widespread=True).silent == {pod.uid}
+
+
+@pytest.mark.parametrize(
+    ("silent", "nodes", "widespread"),
+    [
+        (0, 0, False),
+        (0, 9, False),
+        (1, 1, True),
+        (1, 2, False),
+        (2, 2, True),
+        (2, 3, False),
+        (3, 5, True),
+        (3, 6, False),
+        (549, 1000, False),
+        (550, 1000, True),
+    ],
+)
+def test_when_most_nodes_are_silent(silent: int, nodes: int, widespread: bool) -> None:
+    assert is_widespread(silent, nodes) is widespread
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_more_silent_nodes_never_make_an_outage_less_widespread(silent: int, more: int) -> None:
+    nodes = silent + more
+    for fewer in range(silent):
+        assert is_widespread(silent, nodes) or not is_widespread(fewer, nodes)
+    assert not is_widespread(silent, nodes) or 2 * silent > nodes
+
+
+PODS = st.builds(
+    pod_of,
+    st.one_of(st.none(), st.integers(0, 900)).map(tolerating),
+    role=st.sampled_from([Role.BASE, Role.EXTRA]),
+    index=st.integers(0, 3),
+    deleting=st.booleans(),
+)
+NODES = st.builds(
+    replace,
+    st.sampled_from([WELL, SILENT]),
+    taints=st.sampled_from([(), (Taint(OUT_OF_SERVICE, "", "NoExecute"),)]),
+)
+
+
+@given(PODS, NODES, st.floats(0, 2000), st.floats(0, 2000), st.booleans())
+def test_the_rule_as_a_whole(pod: Pod, node: Node, first: float, then: float, widespread: bool) -> None:
+    early, late = sorted((first, then))
+    before, after = (reach_of([pod], {"node": node}, EPOCH + at, widespread=widespread) for at in (early, late))
+    assert not (before.lost & before.silent)
+    if node.ready:
+        assert before == after == Reach(), "a node that reports gives nobody up"
+        return
+    assert before.lost <= after.lost, "time alone brings nobody back"
+    assert {pod.uid} == before.lost | before.silent
+    certain = pod.deleting or bool(node.taints)
+    if widespread and not certain:
+        assert not after.lost
+        assert after.next_at is None
+    if not certain and pod.role is Role.BASE:
+        assert not before.lost or early >= pod.patience
+    if after.lost and not before.lost:
+        assert before.next_at is not None
+        assert EPOCH + early < before.next_at <= EPOCH + late, "whoever waits knows for what"
+    assert (given_up_at(pod, node, widespread=False) is None) <= math.isinf(pod.patience)
+
+
+# ---- what a silent leader means for its job
+
+
+def looked(seconds: float, reported: float, *, lost: bool = False) -> tuple[JobState, JobFacts]:
+    """Look at a leader whose node has been silent for `seconds` and that reported last `reported` ago."""
+    state = JobState(
+        submitted_at=EPOCH,
+        admitted_at=EPOCH,
+        counted_until=EPOCH + 100,
+        used_seconds=90.0,
+        trained=True,
+        attempts=(0, 0),
+        incarnations=("base-0", "base-1"),
+    )
+    now = EPOCH + 100 + seconds
+    said: Report = report("base-0", TrainerPhase.TRAINING, at=now - reported, used_seconds=90.0)
+    leader = Incarnation(id="base-0", running=True, started_at=EPOCH, silent=not lost)
+    leader = replace(leader, lost=Reason.NODE_LOST if lost else None)
+    worker = Incarnation(id="base-1", running=True, started_at=EPOCH)
+    seen = Observation(base=(leader, worker), report=said, reporter="base-0", reported_at=now - reported)
+    timing = Timing()
+    state = progress.look(state, seen, JOB.terms, now, timing)
+    return state, view.facts_of(JOB.key, state, seen, JOB.terms, now, timing)
+
+
+def test_a_silent_leader_is_counted_as_far_as_it_reports() -> None:
+    state, facts = looked(20, reported=1)
+    assert (state.used_seconds, state.counted_until, state.attempts) == (109.0, EPOCH + 119, (0, 0))
+    assert (facts.training, facts.leader_running) == (False, True), "nothing is lent to it"
+
+
+def test_a_silent_leader_without_reports_is_neither_counted_nor_given_up() -> None:
+    state, facts = looked(28, reported=29)
+    assert (state.used_seconds, state.counted_until, facts.leader_running) == (90.0, EPOCH + 100, True)
+    assert state.attempts == (0, 0)
+    assert state.preemptions == 0
+
+
+def test_one_that_is_given_up_is_started_again() -> None:
+    state, _ = looked(28, reported=29, lost=True)
+    assert (state.attempts, state.preemptions, state.used_seconds) == ((1, 0), 1, 90.0)
+
+
+def test_what_people_are_told_of_a_silent_node() -> None:
+    state = JobState(admitted_at=EPOCH, attempts=(0, 0), incarnations=("base-0", ""))
+    pods = sort_pods(JOB, state, [pod_of()], Reach(silent=frozenset({"base-0"})))
+    trouble = trouble_of(pods)
+    assert trouble is not None
+    assert (trouble.reason, trouble.message) == (
+        Reason.NODE_LOST,
+        "node node does not report; its leader may still run there",
+    )

@@ -86,9 +86,11 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
         return _judge_leader(state, seen, worker, worker.end, terms, now, timing)
     if worker.end.external:
         return _ended_by_others(state, index, Reason.PREEMPTED, _again_at(worker, now, timing))
-    if worker.end.code == 0 or state.stopping is not None:
-        return state  # a user's own worker that is done before its leader
-    text = f"base worker {index}: {_joined(f'exit code {worker.end.code}', worker.end.message)}"
+    done = worker.end.code == 0 and not worker.end.overran  # a user's own worker that is done before its leader
+    if done or state.stopping is not None:
+        return state
+    code = 1 if worker.end.code is None else worker.end.code
+    text = f"base worker {index}: {_joined(f'exit code {code}', worker.end.message)}"
     return failed(state, index, text, terms, now, timing)
 
 
@@ -140,7 +142,9 @@ def _judge_leader(
         return _ended_by_others(state, 0, Reason.PREEMPTED, _again_at(leader, now, timing))
     code = 1 if end.code is None else end.code
     verdict = judge_exit(code, report)
-    if leader.started_at is None:
+    if end.overran:
+        verdict = Failure(_describe(code))  # it may have ended in order on SIGTERM, and would be ended again
+    elif leader.started_at is None:
         verdict = Failure(f"it could not be started, exit code {code}")  # of an init container, or the runtime's
     if isinstance(verdict, Ended):
         message = verdict.message if report is not None and report.message else _joined(verdict.message, end.message)

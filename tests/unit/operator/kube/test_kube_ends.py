@@ -10,13 +10,15 @@ import pytest
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
+from espalier_operator.actions import Fail
 from espalier_operator.facts import Ended, Role, Stopping
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import last_report, sort_pods
-from operator_world.kube_looks import look, observed
+from espalier_operator.lifecycle import ending
+from operator_world.kube_looks import facts_of, look, observed
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report, terminated, time_at
 
 SETTINGS = KubeSettings(restart_seconds=1, max_restart_seconds=60, start_up_allowance_seconds=120)
@@ -218,7 +220,37 @@ def test_a_leader_ended_from_outside_is_not_to_blame_whatever_its_code(code, sai
     assert seen(ended(code, **changes), worker(), said=said) == preempted()
 
 
-@pytest.mark.parametrize("how", [{"deleting": True}, {"reason": "Evicted"}])
+FULL = {"reason": "Evicted", "message": 'Usage of EmptyDir volume "scratch" exceeds the limit "1Gi". '}
+
+
+@pytest.mark.parametrize("code", [0, 137, 143])
+@pytest.mark.parametrize("said", [None, says(TRAINING), says(STOPPED, Reason.INTERRUPTED)])
+@pytest.mark.parametrize("deleting", [False, True])
+def test_a_leader_evicted_for_a_limit_of_its_own_has_failed(code, said, deleting):
+    """However orderly it ended in the moment that the kubelet gave it."""
+    after = seen(ended(code, deleting=deleting, **FULL), worker(), said=said)
+    text = f'exit code {code}: Evicted: Usage of EmptyDir volume "scratch" exceeds the limit "1Gi". '
+    assert after == failed(text)
+
+
+def test_evictions_for_a_limit_of_its_own_wait_longer_each_time_and_come_to_an_end():
+    """Otherwise a job that fills its disk would be started again at once, for ever."""
+    state, waits = STATE, []
+    for attempt in range(4, 8):
+        raw = raw_worker(JOB, 0, attempt, uid="leader", phase="Failed", state=terminated(143, ENDED_AT), **FULL)
+        there = replace(state, attempts=(attempt, 0), incarnations=("leader", "worker"), not_before=None)
+        state = seen(raw, worker(), said=says(STOPPED), state=there)
+        waits.append(state.not_before - NOW)
+    assert waits == [1, 2, 4, 8]
+    assert (state.failures, state.preemptions, state.restarts) == (4, 0, JOB.terms.backoff_limit)
+    assert not state.may_start(JOB.terms, NOW + 100)
+    outcome = ending(facts_of(JOB, state, NOW, SETTINGS), NOW, SETTINGS.rules)
+    assert isinstance(outcome, Fail)
+    assert outcome.reason is Reason.CRASH_LOOP
+    assert "EmptyDir" in outcome.message
+
+
+@pytest.mark.parametrize("how", [{"deleting": True}, {"reason": "Evicted"}, FULL])
 def test_a_leader_that_had_completed_before_that_has_completed(how):
     said = says(COMPLETED, Reason.BUDGET_EXHAUSTED)
     assert seen(ended(143, **how), worker(), said=said) == completes(Reason.BUDGET_EXHAUSTED)
@@ -367,6 +399,19 @@ def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
         ([end_of_worker(137, deleting=True)], replaced()),
         ([worker(deleting=True)], STATE),
         ([], replaced()),
+        (
+            [
+                end_of_worker(
+                    0, reason="Evicted", message="Container trainer exceeded its local ephemeral storage limit "
+                )
+            ],
+            replaced(
+                failures=1,
+                last_failure="base worker 1: exit code 0: Evicted: Container trainer exceeded its local ephemeral "
+                "storage limit ",
+                not_before=NOW + 1,
+            ),
+        ),
         (
             [end_of_worker(1)],
             replaced(failures=1, last_failure="base worker 1: exit code 1", not_before=NOW + 1),

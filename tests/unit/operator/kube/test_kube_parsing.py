@@ -396,6 +396,47 @@ def test_evicted_by_the_kubelet():
     assert pod.message == "Evicted: The node was low on resource: memory."
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        'Usage of EmptyDir volume "espalier-checkpoints" exceeds the limit "1Gi". ',
+        "Pod ephemeral local storage usage exceeds the total limit of containers 2Gi. ",
+        'Container trainer exceeded its local ephemeral storage limit "2Gi". ',
+    ],
+)
+@pytest.mark.parametrize("state", [terminated(137, reason="ContainerStatusUnknown"), terminated(143), {}])
+def test_evicted_by_the_kubelet_for_a_limit_of_its_own(message, state):
+    """As kubelet 1.34 words it (`pkg/kubelet/eviction/helpers.go`)."""
+    pod = worker(phase="Failed", state=state, reason="Evicted", message=message)
+    assert (pod.overran, pod.disrupted, pod.done) == (True, False, True)
+    assert pod.message.startswith(f"Evicted: {message[:20]}")
+
+
+def test_longer_than_its_template_allows():
+    words = {"reason": "DeadlineExceeded", "message": "Pod was active on the node longer than the specified deadline"}
+    pod = worker(phase="Failed", state=terminated(143), **words)
+    assert (pod.overran, pod.disrupted) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {
+            "reason": "Evicted",
+            "message": "The node was low on resource: ephemeral-storage. Container trainer was using",
+        },
+        {"reason": "Evicted", "message": "The node had condition: [DiskPressure]. "},
+        {"reason": "Evicted"},
+        {"reason": "Preempting", "message": "Preempted in order to admit critical pod"},
+        {"reason": "OOMKilled", "message": "Usage of EmptyDir volume "},
+        {},
+    ],
+    ids=str,
+)
+def test_what_the_node_or_others_caused_is_no_limit_of_its_own(words):
+    assert not worker(phase="Failed", state=terminated(137), **words).overran
+
+
 def test_preempted_by_the_scheduler_and_on_its_way_out():
     raw = raw_worker(
         JOB, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]

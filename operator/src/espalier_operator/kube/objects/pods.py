@@ -46,6 +46,13 @@ _START_TROUBLE: Final = (
 )
 _DISRUPTIONS: Final = ("Evicted", "NodeLost", "Preempted", "Preempting", "Terminated", "Shutdown", "NodeShutdown")
 """`status.reason` of pods that the kubelet or the control plane ended."""
+_OWN_USAGE: Final = (
+    "Usage of EmptyDir volume ",
+    "Pod ephemeral local storage usage exceeds ",
+    "exceeded its local ephemeral storage limit ",
+)
+"""Parts of the kubelet's messages on a pod that it evicts because the pod exceeds limits of its own template. Other
+evictions are for want of resources of the node ("The node was low on resource: ...")."""
 _VANISHED: Final = ("ContainerStatusUnknown", "Unknown")
 """`reason` of a container that went with its node or its runtime; its exit code means nothing."""
 
@@ -78,8 +85,10 @@ class Pod:
     gated: bool
     """It has scheduling gates: it does not want a node yet."""
     deleting: bool
+    overran: bool
+    """It was ended because it exceeded a limit of its own template: of its storage, or of its time."""
     disrupted: bool
-    """It was evicted, preempted, or lost with its node."""
+    """It was evicted, preempted, or lost with its node, and not for a limit of its own."""
     started_at: float | None
     finished_at: float | None
     exit_code: int | None
@@ -126,6 +135,7 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
     trouble, message = _trouble(status, waits)
     ended = phase in ("Succeeded", "Failed")
     code = _exit_code(trainer, ends if ended else ())
+    overran = _overran(status)
     return Pod(
         name=name,
         namespace=namespace,
@@ -146,9 +156,13 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         pinned_to=None if owner is None else required_node(spec),
         gated=any(entries(spec, "schedulingGates")),
         deleting=metadata.get("deletionTimestamp") is not None,
-        disrupted=text(status, "reason") in _DISRUPTIONS
-        or _is_true(status, "DisruptionTarget")
-        or any(text(state, "reason") in _VANISHED for state in own),
+        overran=overran,
+        disrupted=not overran
+        and (
+            text(status, "reason") in _DISRUPTIONS
+            or _is_true(status, "DisruptionTarget")
+            or any(text(state, "reason") in _VANISHED for state in own)
+        ),
         started_at=min((at for at in starts if at > 0), default=None),  # the kubelet's 1970: it could not be started
         finished_at=max((at for state in own or ends if (at := time(state, "finishedAt")) is not None), default=None),
         exit_code=code,
@@ -306,6 +320,11 @@ def _wants_gpus(spec: Raw, status: Raw, resource: str) -> bool:
         return False  # when and where another scheduler binds it is not known
     refusal = _scheduler_refusal(status)
     return refusal is None or f"Insufficient {resource}" in refusal
+
+
+def _overran(status: Raw) -> bool:
+    reason, message = text(status, "reason"), text(status, "message")
+    return reason == "DeadlineExceeded" or (reason == "Evicted" and any(part in message for part in _OWN_USAGE))
 
 
 def _end_message(status: Raw, ends: Iterable[Raw]) -> str:

@@ -143,8 +143,15 @@ def foreign_worker(pod: Pod) -> Worker | None:
 
 
 def _incarnation(pod: Pod, pods: JobPods) -> Incarnation:
-    external = pod.deleting or pod.disrupted or pod.exit_code is None
-    end = End(code=pod.exit_code, at=pod.finished_at, external=external, message=pod.message) if pod.done else None
+    end = None
+    if pod.done:
+        end = End(
+            code=pod.exit_code,
+            at=pod.finished_at,
+            external=not pod.overran and (pod.deleting or pod.disrupted or pod.exit_code is None),
+            overran=pod.overran,
+            message=pod.message,
+        )
     return Incarnation(
         id=pod.uid,
         running=pod.phase == "Running",
@@ -165,7 +172,7 @@ def _worker(pod: Pod, job: str, role: Role, index: int, lost: Container[str]) ->
     if pod.ended:
         # One that is done before its leader still counts as in its place, though no GPU is held; another that has
         # ended is judged by its exit and started again.
-        if role is Role.BASE and index > 0 and pod.exit_code == 0:
+        if role is Role.BASE and index > 0 and pod.exit_code == 0 and not pod.overran:
             yield Worker(
                 name=pod.key, job=job, role=role, index=index, node=pod.node, gpus=0, state=WorkerState.RUNNING
             )

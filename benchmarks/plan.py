@@ -6,7 +6,8 @@ priorities and hold equal shares, so a sixth of all lent GPUs is moved in this t
 same priority, and nothing is moved.
 
 With constraints, jobs request CPU, memory and a place among the pods of a node. A tenth of them require one of four
-zones, and a tenth of the nodes have CPUs for half of their GPUs only.
+zones, and a tenth of the nodes have CPUs for half of their GPUs only. With racks, nodes carry the
+labels of one of four zones and of a rack of 16 nodes.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ from espalier_operator.constraints import Constraints
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.topology import ZONE_LABEL
 
 GPUS_OF_A_NODE = 8
 GPU_TYPES = ("a100", "h100")
 CASES = (("full", 0.0, 3), ("a tenth free", 0.1, 3), ("half free", 0.5, 3), ("full, shared", 0.0, 1))
 """Name, part of the GPUs that is free, priorities."""
-ZONE = "topology.kubernetes.io/zone"
+VARIANTS = ((False, False), (True, False), (False, True), (True, True))
+"""Whether there are constraints, and racks."""
+RACK = "example.com/rack"
+NODES_OF_A_RACK = 16
 GIBIBYTE = 2**30
 
 
@@ -104,7 +109,7 @@ def constrained(snapshot: Snapshot) -> Snapshot:
     nodes = tuple(
         replace(
             node,
-            labels={**node.labels, ZONE: f"zone-{n % 4}"},
+            labels={**node.labels, ZONE_LABEL: f"zone-{n % 4}"},
             resources=ample if n % 10 else {**ample, "cpu": 40_000},
             used=used,
         )
@@ -116,9 +121,19 @@ def constrained(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, nodes=nodes, jobs=jobs)
 
 
+def racked(snapshot: Snapshot) -> Snapshot:
+    """Return `snapshot` with nodes that carry the labels of their zone and rack, none in the order of racks."""
+    racks = max(1, len(snapshot.nodes) // NODES_OF_A_RACK)
+    nodes = tuple(
+        replace(node, labels={**node.labels, ZONE_LABEL: f"zone-{n % racks % 4}", RACK: f"rack-{n % racks}"})
+        for n, node in enumerate(snapshot.nodes)
+    )
+    return replace(snapshot, nodes=nodes, rules=replace(snapshot.rules, rack_label=RACK))
+
+
 def _constraints(number: int) -> Constraints:
     requests = (("cpu", 4_000 * (1 + number % 3)), ("memory", 16 * GIBIBYTE * (1 + number % 3)), ("pods", 1))
-    zone = ((ZONE, f"zone-{number // 10 % 4}"),) if number % 10 == 9 else ()
+    zone = ((ZONE_LABEL, f"zone-{number // 10 % 4}"),) if number % 10 == 9 else ()
     return Constraints(node_selector=zone, requests=requests)
 
 
@@ -131,10 +146,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
-    for (case, free_part, priorities), has_constraints in product(CASES, (False, True)):
+    for (case, free_part, priorities), (has_constraints, has_racks) in product(CASES, VARIANTS):
         snapshot = full_cluster(options.jobs, options.nodes, free_part, priorities)
         if has_constraints:
             snapshot = constrained(snapshot)
+        if has_racks:
+            snapshot = racked(snapshot)
         times = []
         for _ in range(options.repeats):
             begin = time.perf_counter()
@@ -144,6 +161,7 @@ def main() -> None:
             {
                 "case": case,
                 "constraints": has_constraints,
+                "racks": has_racks,
                 "jobs": options.jobs,
                 "nodes": options.nodes,
                 "workers": len(snapshot.workers),

@@ -11,15 +11,16 @@ finding the best fit costs the number of groups and of GPUs of a node, not the n
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from espalier_operator.buckets import Bucket
+from espalier_operator.buckets import Key, Shelf, choose, largest
 from espalier_operator.constraints import ANYWHERE, Amounts, Constraints
-from espalier_operator.facts import JobFacts, Node, Promise, Role, Worker, WorkerState
+from espalier_operator.facts import JobFacts, Node, Role, Worker
 from espalier_operator.rooms import UNLIMITED, Rooms
+from espalier_operator.sites import Grouping, Site
+from espalier_operator.topology import Racks, Split, racks_of
 
 
 class Supply(IntEnum):
@@ -31,24 +32,6 @@ class Supply(IntEnum):
     """After a pending release; the GPUs are reserved."""
     NOW = 2
     """Now; the GPUs are handed out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where a worker may run: groups of nodes, all of one type of GPU."""
-
-    gpu_type: str
-    groups: tuple[int, ...]
-    requests: Amounts = ()
-    """What the worker needs of a node in addition to GPUs."""
-
-    def without(self, groups: Set[int]) -> Site:
-        """Return the site less some groups."""
-        return replace(self, groups=tuple(group for group in self.groups if group not in groups))
-
-
-_Buckets = dict[tuple[int, int], Bucket]
-"""Nodes by (free GPUs, GPUs free later): of nodes that fit equally well, the one with the poorer future is used."""
 
 
 class _Change(NamedTuple):
@@ -79,27 +62,27 @@ class Capacity:
         leaving: set[str],
         constraints: Collection[Constraints] = (ANYWHERE,),
         jobs: Collection[JobFacts] = (),
+        rack_label: str | None = None,
     ) -> None:
         """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`.
 
-        `constraints` are all that `site` will be asked for; `jobs` are those of `workers`.
+        `constraints` are all that `site` will be asked for; `jobs` are those of `workers`; `rack_label` is the label of
+        nodes that names their rack.
         """
-        grouping = _Grouping(constraints)
+        self._grouping = grouping = Grouping(constraints)
         self._rooms = Rooms(workers, leaving, jobs) if any(each.requests for each in constraints) else None
         self._group: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self._later: dict[str, int] = {}
         self._slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        for node in nodes:
-            if node.ready and node.schedulable:
-                offered = node.allocatable - node.departing
-                self._group[node.name] = group = grouping.group_of(node)
-                self._now[node.name] = self._later[node.name] = offered
-                self._slots[group][offered] += 1
-                if self._rooms is not None:
-                    self._rooms.add(node, group, offered)
-        self._examples: list[Node] = grouping.examples
-        self._sites: dict[tuple[str, Constraints], Site] = {}
+        usable = [node for node in nodes if node.ready and node.schedulable]
+        for node in usable:
+            offered = node.allocatable - node.departing
+            self._group[node.name] = group = grouping.group_of(node)
+            self._now[node.name] = self._later[node.name] = offered
+            self._slots[group][offered] += 1
+            if self._rooms is not None:
+                self._rooms.add(node, group, offered)
         offers = dict(self._now)
         self._others = Counter[str]()
         """GPUs that pods of others hold, by node."""
@@ -115,8 +98,10 @@ class Capacity:
             sizes, offered = self._without_jobs[self._group[name]], offers[name]
             sizes[offered] -= 1
             sizes[offered - held] = sizes.get(offered - held, 0) + 1
-        self._offers: dict[int, _Buckets] = defaultdict(dict)
-        self._hopes: dict[int, _Buckets] = defaultdict(dict)
+        self._offers: dict[int, Shelf] = defaultdict(Shelf)
+        self._hopes: dict[int, Shelf] = defaultdict(Shelf)
+        racks = racks_of(usable, rack_label)
+        self._racks = Racks(racks) if racks else None
         self._journal: list[_Change] = []
         for name, later in self._later.items():
             if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
@@ -125,22 +110,11 @@ class Capacity:
     @property
     def gpu_types(self) -> list[str]:
         """The types that ready, schedulable nodes have, in order of name."""
-        return sorted({node.gpu_type for node in self._examples})
+        return self._grouping.gpu_types
 
     def site(self, gpu_type: str, constraints: Constraints | None) -> Site:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
-        if constraints is None:
-            same = (group for group, node in enumerate(self._examples) if node.gpu_type == gpu_type)
-            return Site(gpu_type, tuple(same))
-        known = self._sites.get((gpu_type, constraints))
-        if known is None:
-            fitting = (
-                group
-                for group, node in enumerate(self._examples)
-                if node.gpu_type == gpu_type and node.admits(constraints)
-            )
-            known = self._sites[gpu_type, constraints] = Site(gpu_type, tuple(fitting), constraints.requests)
-        return known
+        return self._grouping.site(gpu_type, constraints)
 
     def is_in(self, site: Site, node: str | None) -> bool:
         """Return whether `node` is one of the site's."""
@@ -162,26 +136,48 @@ class Capacity:
             return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, self._others)
         return _holds(self._without_jobs, site, gpus, workers)
 
-    def take(self, site: Site, gpus: int) -> str | None:
-        """Hand out `gpus` (> 0) on the fullest node that has them; return the node, None if there is none."""
-        return self._place(self._offers, site, gpus, now=-1, later=-1)
+    def take(self, site: Site, gpus: int, near: Collection[str] = ()) -> str | None:
+        """Hand out `gpus` (> 0) of one node; return the node, None if there is none.
+
+        A node of `near` has precedence, then one of their racks, then one of their zones; of several the fullest.
+        """
+        if near and any(key[0] >= gpus for group in site.groups for key in self._offers.get(group, ())):
+            own = self._fullest(near, site, gpus)
+            if own is not None:
+                self._change(own, gpus, site.requests, now=-1, later=-1, placed=1)
+                return own
+            for shelves in self._racks.close(site, near) if self._racks is not None else ():
+                node = self._place(shelves, site, gpus, now=-1, later=-1)
+                if node is not None:
+                    return node
+        return self._place(self._on(self._offers, site), site, gpus, now=-1, later=-1)
 
     def take_gang(self, site: Site, gpus: int, workers: int) -> bool:
-        """Hand out `gpus` (> 0) for each of `workers` as `take` does, or nothing; return whether they were.
+        """Hand out `gpus` (> 0) for each of `workers`, or nothing; return whether they were.
 
-        After a worker the fullest node that has the GPUs is the same one, until it has no room: all that fit go there.
+        The gang gets few racks (`topology.Split`), of these the fewest nodes, and of these the fullest.
         """
+        shelves = self._on(self._offers, site)
+        if self._racks is None:
+            return self._fill(shelves, site, gpus, workers)
+        most = largest(shelves, gpus, site.requests, self._room_now)
+        if most == 0:
+            return False
+        split = Split(self._racks, site, gpus, self._room_now, most)
+        rack = split.one_for_all(workers)
+        if rack is not None:
+            return self._fill(self._racks.shelves(site, [rack]), site, gpus, workers)
         mark = self.mark()
-        while workers > 0:
-            if self._place(self._offers, site, gpus, now=-1, later=-1, most=workers) is None:
-                self.undo(mark)
-                return False
-            workers -= self._journal[-1].placed
+        if not self._fill(shelves, site, gpus, workers):
+            return False
+        self.undo(mark)
+        for rack, part in split.several(workers):
+            self._fill(self._racks.shelves(site, [rack]), site, gpus, part)
         return True
 
     def set_aside(self, site: Site, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""
-        return self._place(self._hopes, site, gpus, now=0, later=-1)
+        return self._place(self._on(self._hopes, site), site, gpus, now=0, later=-1)
 
     def hold(self, site: Site, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node: free ones if there are, otherwise some that are being given back."""
@@ -205,7 +201,7 @@ class Capacity:
 
     def occupy(self, site: Site, gpus: int) -> str | None:
         """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
-        return self._place(self._offers, site, gpus, now=-1, later=0)
+        return self._place(self._on(self._offers, site), site, gpus, now=-1, later=0)
 
     def expect(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
         """Expect that `gpus` and what belongs to `requests` will be given back on `node`."""
@@ -231,21 +227,37 @@ class Capacity:
             node, gpus, requests, now, later, _ = self._journal.pop()
             self._add(node, gpus, requests, -now, -later)
 
+    def _fill(self, shelves: Sequence[Shelf], site: Site, gpus: int, workers: int) -> bool:
+        """Hand out GPUs of nodes on `shelves` for all of `workers`, or nothing; return whether they were."""
+        mark = self.mark()
+        while workers > 0:
+            if self._place(shelves, site, gpus, now=-1, later=-1, workers=workers) is None:
+                self.undo(mark)
+                return False
+            workers -= self._journal[-1].placed
+        return True
+
     def _place(
-        self, places: dict[int, _Buckets], site: Site, gpus: int, *, now: int, later: int, most: int = 1
+        self, shelves: Sequence[Shelf], site: Site, gpus: int, *, now: int, later: int, workers: int = 1
     ) -> str | None:
-        """Place as many workers as fit, and not more than `most`, on the first node for one; return the node."""
-        fitting = [(key, group) for group in site.groups for key in places[group] if key[0] >= gpus]
-        fitting.sort()
+        """Place the first of `workers`, and all that go to the same node; return the node."""
         room = self._room_now if now else self._room_later
-        for key, group in fitting:
-            found = places[group][key].first(site.requests, room)
-            if found is not None:
-                node, fits = found
-                placed = min(most, key[0] // gpus, fits)
-                self._change(node, gpus, site.requests, now=now * placed, later=later * placed, placed=placed)
-                return node
-        return None
+        chosen = choose(shelves, gpus, site.requests, room, workers)
+        if chosen is None:
+            return None
+        node, placed = chosen
+        self._change(node, gpus, site.requests, now=now * placed, later=later * placed, placed=placed)
+        return node
+
+    def _on(self, shelves: Mapping[int, Shelf], site: Site) -> list[Shelf]:
+        """Return those of `shelves` that have nodes of `site`."""
+        return [shelves[group] for group in site.groups if group in shelves]
+
+    def _fullest(self, nodes: Iterable[str], site: Site, gpus: int) -> str | None:
+        """Return the fullest of `nodes` that has `gpus` and room for a worker now."""
+        known = ((min(self._now[node], self._later[node]), node) for node in nodes if node in self._now)
+        fitting = (node for free, node in sorted(known) if free >= gpus and self.is_in(site, node))
+        return next((node for node in fitting if self._room_now(node, site.requests)), None)
 
     def _room_now(self, node: str, requests: Amounts) -> int:
         """Return for how many workers `node` has what they request in addition to GPUs, without delaying others."""
@@ -268,88 +280,30 @@ class Capacity:
         if self._rooms is not None and requests:
             self._rooms.change(node, requests, now, later)
 
-    def _places(self, node: str) -> tuple[tuple[_Buckets, tuple[int, int]], tuple[_Buckets, tuple[int, int]]]:
-        group, later = self._group[node], self._later[node]
-        offer = min(self._now[node], later)
-        return (self._offers[group], (offer, later)), (self._hopes[group], (later, later))
+    def _keys(self, node: str) -> tuple[Key, Key]:
+        """Return where `node` is among the offers and among the hopes."""
+        later = self._later[node]
+        return (min(self._now[node], later), later), (later, later)
 
     def _enter(self, node: str) -> None:
-        for buckets, key in self._places(node):
-            if key[0] > 0:
-                if key not in buckets:
-                    buckets[key] = Bucket()
-                buckets[key].add(node)
+        group, (offer, hope) = self._group[node], self._keys(node)
+        if offer[0] > 0:
+            self._offers[group].put(node, offer)
+            if self._racks is not None:
+                self._racks.put(node, group, offer)
+        if hope[0] > 0:
+            self._hopes[group].put(node, hope)
 
     def _leave(self, node: str) -> None:
-        for buckets, key in self._places(node):
-            if key[0] > 0:
-                buckets[key].remove(node)
-                if not buckets[key]:
-                    del buckets[key]
+        group, (offer, hope) = self._group[node], self._keys(node)
+        if offer[0] > 0:
+            self._offers[group].drop(node, offer)
+            if self._racks is not None:
+                self._racks.drop(node, group, offer)
+        if hope[0] > 0:
+            self._hopes[group].drop(node, hope)
 
 
 def _holds(slots: Mapping[int, Mapping[int, int]], site: Site, gpus: int, workers: int) -> bool:
     sizes = (entry for group in site.groups for entry in slots.get(group, {}).items())
     return gpus == 0 or sum(count * (max(0, size) // gpus) for size, count in sizes) >= workers
-
-
-class _Grouping:
-    """Numbers the groups of nodes that no constraint tells apart."""
-
-    def __init__(self, constraints: Iterable[Constraints]) -> None:
-        distinct = set(constraints)
-        self._keys = sorted(set().union(*(each.keys for each in distinct)))
-        self._names = set[str]().union(*(each.names for each in distinct))
-        self._numbers: dict[object, int] = {}
-        self.examples: list[Node] = []
-        """By group: its first node."""
-
-    def group_of(self, node: Node) -> int:
-        """Return the group of `node`."""
-        name = node.name if node.name in self._names else ""
-        labels = tuple(map(node.labels.get, self._keys)) if self._keys else ()
-        alike = (node.gpu_type, labels, node.taints, name)
-        number = self._numbers.setdefault(alike, len(self.examples))
-        if number == len(self.examples):
-            self.examples.append(node)
-        return number
-
-
-def hold_promised(
-    capacity: Capacity,
-    job: JobFacts,
-    promise: Promise | None,
-    seen: Sequence[Worker],
-    kept: int,
-    now: float,
-    chosen: Sequence[str | None] = (),
-) -> list[Worker]:
-    """Keep GPUs in `capacity` for what `job` was granted and is not bound; return that as workers of where it will be.
-
-    Those are the unbound ones of `seen` (the job's live extra workers), and while `promise` holds those that are not
-    to be seen at all, on the nodes `chosen` for them before if these have room. Workers from index `kept` up are being
-    given back: they are counted until they are gone, and are not in the answer. Where there is no room for one it is
-    left to be bound, or its promise to expire.
-    """
-    bound = {worker.index for worker in seen if worker.node is not None}
-    due = job.extra if promise is not None and now < promise.expires_at else len(seen)
-    unbound = [index for index in range(job.extra) if index not in bound][: max(0, due - len(bound))]
-    promised = []
-    site, gpus, before = capacity.site(job.gpu_type or "", job.terms.constraints), job.terms.gpus_per_worker, [*chosen]
-    for index in unbound:
-        node = before.pop() if before and index < kept else None
-        if capacity.hold_at(site, node, gpus) is Supply.NEVER:
-            node = capacity.hold(site, gpus) if index < kept else capacity.occupy(site, gpus)
-        if node is not None and index < kept:
-            promised.append(
-                Worker(
-                    name=f"{job.key} extra {index}, promised",
-                    job=job.key,
-                    role=Role.EXTRA,
-                    index=index,
-                    node=node,
-                    gpus=gpus,
-                    state=WorkerState.PENDING,
-                )
-            )
-    return promised

@@ -305,6 +305,8 @@ class Rules:
 
     tolerated_taints: tuple[str, ...] = ()
     """Keys of taints that all workers tolerate."""
+    rack_label: str | None = None
+    """The label of nodes that names their rack; None: racks are not known, only zones."""
 
     def takes_workers(self, node: Node) -> bool:
         """Return whether `node` takes new workers of jobs whose templates ask nothing of nodes."""

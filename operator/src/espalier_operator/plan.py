@@ -49,13 +49,14 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.capacity import Capacity, Site, Supply, hold_promised
+from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
 from espalier_operator.lifecycle import ending, is_held_back, lendable, most_extra, turning_points
 from espalier_operator.policies import Policy, Rank
-from espalier_operator.pool import Pool
+from espalier_operator.pool import Pool, hold_promised
 from espalier_operator.reclaims import ReclaimQueue
+from espalier_operator.sites import Site
 
 
 def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
@@ -78,8 +79,8 @@ class _Tick:
         self._wake_at: float | None = None
         self._touched: set[str] = set()
         """Jobs that already have an action in this tick: nothing is lent to them or reclaimed from them."""
-        self._bound: dict[str | None, set[int]] = defaultdict(set)
-        """By job: its live base workers that are bound to a node."""
+        self._bound: dict[str | None, dict[int, str]] = defaultdict(dict)
+        """By job: the nodes of its live base workers that are bound to one."""
         self._pinned: dict[str | None, dict[int, Supply]] = defaultdict(dict)
         """By job: its base workers that wait for the node that was chosen for them, and when they get its GPUs."""
         self._moved: dict[str, list[Worker]] = defaultdict(list)
@@ -101,7 +102,7 @@ class _Tick:
                     self._extras[worker.job].append(worker)
                 elif worker.role is Role.BASE:
                     if worker.node is not None:
-                        self._bound[worker.job].add(worker.index)
+                        self._bound[worker.job][worker.index] = worker.node
                 elif worker.node is None:
                     self._foreign.append(worker)
         self._promises = {promise.job: promise for promise in snapshot.promises}
@@ -113,7 +114,9 @@ class _Tick:
         """By running job: its extra workers less those that it gives back."""
         leaving = self._leaving(snapshot)
         asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in self._foreign}
-        self._capacity = Capacity(snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs)
+        self._capacity = Capacity(
+            snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label
+        )
         self._prior = snapshot.placements
         self._hold_pinned(waiting, {job.key: job for job in snapshot.jobs}, leaving)
         # Includes jobs that end in this tick: their workers may be binding at this moment.
@@ -126,6 +129,8 @@ class _Tick:
             own += promised
         self._reclaims = ReclaimQueue(self._running, self._extras, leaving, policy, now)
         self._pool = Pool(self._capacity, self._reclaims)
+        self._nodes: dict[str, set[str]] = {}
+        """By job: where its workers are, or will be."""
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
 
     def leave_departing_gpus(self) -> None:
@@ -207,6 +212,7 @@ class _Tick:
             supply = self._supply_extra(job, extra, granted)
             if supply is Supply.NOW:
                 self._extra_nodes[job.key] += self._placed(job, mark)[-1:]
+                self._near(job).update(self._capacity.placed_since(mark)[-1:])
                 granted[job.key] = granted.get(job.key, job.extra) + 1
             elif job.key not in hoped and job.key not in granted:
                 self._refuse(job, Reason.NO_FREE_GPU)
@@ -368,11 +374,20 @@ class _Tick:
                 continue
             mark = self._capacity.mark()
             kept = self._capacity.hold_at(site, prior.get(index), gpus)
-            supply = min(supply, kept or self._pool.obtain([site], gpus))
+            supply = min(supply, kept or self._pool.obtain([site], gpus, self._near(job)))
             if supply is Supply.NEVER:
                 break
             self._base_nodes[job.key][index] = next(reversed(self._placed(job, mark)), None)
         return supply
+
+    def _near(self, job: JobFacts) -> set[str]:
+        """Return the nodes to which further workers of an admitted job should be close."""
+        known = self._nodes.get(job.key)
+        if known is None:
+            extra = [worker.node for worker in self._extras[job.key]]
+            nodes = {*self._bound[job.key].values(), *self._base_nodes[job.key].values(), *extra}
+            known = self._nodes[job.key] = {node for node in nodes if node is not None}
+        return known
 
     def _site(self, job: JobFacts) -> Site:
         """Return where the workers of an admitted job may run."""
@@ -397,9 +412,9 @@ class _Tick:
 
         For a job that was granted some in this tick nothing is reclaimed: it would arrive during the job's cooldown.
         """
-        site, gpus = self._site(job), job.terms.gpus_per_worker
+        site, gpus, near = self._site(job), job.terms.gpus_per_worker, self._near(job)
         if job.key in granted and job.terms.cooldown_seconds > 0:
-            return Supply.NOW if self._pool.take(site, gpus) else Supply.NEVER
+            return Supply.NOW if self._pool.take(site, gpus, near) else Supply.NEVER
 
         def may_take(holder: JobFacts, keeps: int) -> bool:
             return self._policy.may_take(job, extra, holder, keeps, self._now)
@@ -412,7 +427,7 @@ class _Tick:
             self._wake(quiet_at)
             return self._now < quiet_at or holder.key in granted or holder.key == job.key
 
-        return self._pool.await_one(site, gpus, may_take=may_take, spared=spared)
+        return self._pool.await_one(site, gpus, may_take=may_take, spared=spared, near=near)
 
     def _act(self, action: Action) -> None:
         self._actions.append(action)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
-from espalier_operator.capacity import Capacity, Site, Supply
-from espalier_operator.facts import JobFacts
+from espalier_operator.capacity import Capacity, Supply
+from espalier_operator.facts import JobFacts, Promise, Role, Worker, WorkerState
 from espalier_operator.reclaims import ReclaimQueue
+from espalier_operator.sites import Site
 
 
 class Pool:
@@ -17,9 +18,9 @@ class Pool:
         """Join the two."""
         self._capacity, self._reclaims = capacity, reclaims
 
-    def take(self, site: Site, gpus: int) -> bool:
-        """Hand out `gpus` of one node at once."""
-        return gpus == 0 or self._capacity.take(site, gpus) is not None
+    def take(self, site: Site, gpus: int, near: Collection[str] = ()) -> bool:
+        """Hand out `gpus` of one node at once, close to the nodes `near`."""
+        return gpus == 0 or self._capacity.take(site, gpus, near) is not None
 
     def take_gang(self, site: Site, gpus: int, workers: int) -> bool:
         """Hand out `gpus` for each of `workers` at once, or nothing."""
@@ -32,9 +33,9 @@ class Pool:
         self._capacity.undo(mark)
         return has
 
-    def obtain(self, sites: Sequence[Site], gpus: int) -> Supply:
+    def obtain(self, sites: Sequence[Site], gpus: int, near: Collection[str] = ()) -> Supply:
         """Keep `gpus` of one node of the first possible site; where none are to come, ask for lent ones."""
-        kept = (self._keep(site, gpus) for site in sites)
+        kept = (self._keep(site, gpus, near) for site in sites)
         covered = (self._reclaims.cover(self._capacity, site, gpus) for site in sites)
         return next(filter(None, chain(kept, covered)), Supply.NEVER)
 
@@ -59,12 +60,53 @@ class Pool:
         gpus: int,
         may_take: Callable[[JobFacts, int], bool] = lambda holder, keeps: True,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
+        near: Collection[str] = (),
     ) -> Supply:
         """Keep `gpus` of one node that are free or given back, or reclaim lent ones as `ReclaimQueue.cover` may."""
-        return self._keep(site, gpus) or self._reclaims.cover(self._capacity, site, gpus, may_take, spared)
+        return self._keep(site, gpus, near) or self._reclaims.cover(self._capacity, site, gpus, may_take, spared)
 
-    def _keep(self, site: Site, gpus: int) -> Supply:
-        """Keep `gpus` of one node that are free, or given back."""
-        if self.take(site, gpus):
+    def _keep(self, site: Site, gpus: int, near: Collection[str] = ()) -> Supply:
+        """Keep `gpus` of one node that are free, close to the nodes `near`, or given back."""
+        if self.take(site, gpus, near):
             return Supply.NOW
         return Supply.NEVER if self._capacity.set_aside(site, gpus) is None else Supply.LATER
+
+
+def hold_promised(
+    capacity: Capacity,
+    job: JobFacts,
+    promise: Promise | None,
+    seen: Sequence[Worker],
+    kept: int,
+    now: float,
+    chosen: Sequence[str | None] = (),
+) -> list[Worker]:
+    """Keep GPUs in `capacity` for what `job` was granted and is not bound; return that as workers of where it will be.
+
+    Those are the unbound ones of `seen` (the job's live extra workers), and while `promise` holds those that are not
+    to be seen at all, on the nodes `chosen` for them before if these have room. Workers from index `kept` up are being
+    given back: they are counted until they are gone, and are not in the answer. Where there is no room for one it is
+    left to be bound, or its promise to expire.
+    """
+    bound = {worker.index for worker in seen if worker.node is not None}
+    due = job.extra if promise is not None and now < promise.expires_at else len(seen)
+    unbound = [index for index in range(job.extra) if index not in bound][: max(0, due - len(bound))]
+    promised = []
+    site, gpus, before = capacity.site(job.gpu_type or "", job.terms.constraints), job.terms.gpus_per_worker, [*chosen]
+    for index in unbound:
+        node = before.pop() if before and index < kept else None
+        if capacity.hold_at(site, node, gpus) is Supply.NEVER:
+            node = capacity.hold(site, gpus) if index < kept else capacity.occupy(site, gpus)
+        if node is not None and index < kept:
+            promised.append(
+                Worker(
+                    name=f"{job.key} extra {index}, promised",
+                    job=job.key,
+                    role=Role.EXTRA,
+                    index=index,
+                    node=node,
+                    gpus=gpus,
+                    state=WorkerState.PENDING,
+                )
+            )
+    return promised

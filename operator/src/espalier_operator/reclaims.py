@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
-from espalier_operator.capacity import Capacity, Site, Supply
+from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.facts import JobFacts, Worker
 from espalier_operator.policies import Policy, Rank
+from espalier_operator.sites import Site
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,17 @@ from hypothesis import strategies as st
 
 from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
 from espalier_operator.facts import Terms
+from espalier_operator.topology import ZONE_LABEL
 
 GPU_TYPES = ("", "h100")
 """Nodes that name no type have the type ''."""
-ZONES = ({}, {"zone": "a"}, {"zone": "b"})
+RACK_LABEL = "rack"
+ZONES = (
+    {},
+    {"zone": "a", ZONE_LABEL: "a"},
+    {"zone": "b", ZONE_LABEL: "b"},
+    {"zone": "b", ZONE_LABEL: "b", RACK_LABEL: "1"},
+)
 """Labels of nodes."""
 TAINTS = ((), (Taint("team", "vision"),))
 """Taints of nodes."""

@@ -42,6 +42,7 @@ def test_the_operator_is_told_every_setting(helm: Helm) -> None:
     assert settings_of(context.params) == KubeSettings(
         gpu_resource="amd.com/gpu",
         gpu_type_label="example.com/model",
+        rack_label="example.com/rack",
         tolerated_taints=("amd.com/gpu", "example.com/reserved"),
         trainer_image="registry.example.com:5000/espalier/trainers/espalier:cuda-0.1.0",
         image_pull_policy="IfNotPresent",

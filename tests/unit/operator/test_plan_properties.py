@@ -18,12 +18,12 @@ import sweeps
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.constraints import ANYWHERE, Constraints, Taint
-from espalier_operator.facts import Ended, Node, Role, Snapshot
+from espalier_operator.facts import Ended, Node, Role, Rules, Snapshot
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
-from operator_world.strategies import CONSTRAINTS, GPU_TYPES, RESOURCES, TAINTS, ZONES, terms
+from operator_world.strategies import CONSTRAINTS, GPU_TYPES, RACK_LABEL, RESOURCES, TAINTS, ZONES, terms
 
 GRANTS = (Admit, GrantExtra, NoticeReclaim)
 
@@ -35,6 +35,7 @@ class PlannerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cluster = Cluster()
+        self.cluster.rules = Rules(rack_label=RACK_LABEL)
         self.serial = 0
         self.sizes: tuple[int, ...] = (1,)
         self.constraints: tuple[Constraints, ...] = (ANYWHERE,)

@@ -48,7 +48,7 @@ def settings_options(command: Command) -> Command:
         metavar="NAME",
         default=_DEFAULTS["gpu_resource"],
         show_default=True,
-        help="Resource that counts as a GPU. Set this and the next two options as for the operator.",
+        help="Resource that counts as a GPU. Set this and the next three options as for the operator.",
     )
     @click.option(
         "--gpu-type-label",
@@ -56,6 +56,12 @@ def settings_options(command: Command) -> Command:
         default=_DEFAULTS["gpu_type_label"],
         show_default=True,
         help="Node label that distinguishes types of GPUs.",
+    )
+    @click.option(
+        "--rack-label",
+        metavar="LABEL",
+        default=_DEFAULTS["rack_label"],
+        help="Node label that names a node's rack.  [default: racks are not known]",
     )
     @click.option(
         "--tolerated-taint",

@@ -19,6 +19,9 @@ class KubeSettings:
     """The extended resource that is counted and lent."""
     gpu_type_label: str = "nvidia.com/gpu.product"
     """The node label that distinguishes types of GPUs; nodes without it have the type ''."""
+    rack_label: str | None = None
+    """The node label that names the rack of a node, or its part of the network. The workers of a job get nodes of as
+    few racks as possible; without this label, of as few zones (topology.kubernetes.io/zone) as possible."""
     tolerated_taints: tuple[str, ...] = (DEFAULT_GPU_RESOURCE,)
     """Keys of taints that all workers tolerate, in addition to those that their templates tolerate."""
     trainer_image: str = "espalier-trainer:latest"
@@ -56,7 +59,10 @@ class KubeSettings:
     def rules(self) -> Rules:
         """The settings that planning depends on."""
         return Rules(
-            policy=self.policy, tolerated_taints=self.tolerated_taints, placement_seconds=self.placement_seconds
+            policy=self.policy,
+            tolerated_taints=self.tolerated_taints,
+            placement_seconds=self.placement_seconds,
+            rack_label=self.rack_label,
         )
 
     @property

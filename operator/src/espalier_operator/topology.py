@@ -1,0 +1,176 @@
+"""Racks and zones: into which of them a gang goes, and which are close to workers that are there.
+
+A rack is known by its zone and its own label. Nodes without a label share one zone and one rack.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+from espalier_operator.buckets import Key, Room, Shelf
+from espalier_operator.facts import Node
+from espalier_operator.sites import Site
+
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+
+Rack = tuple[str, str]
+"""The values of the zone label and of the rack label, each "" on nodes without the label."""
+
+
+def racks_of(nodes: Collection[Node], rack_label: str | None) -> dict[str, Rack]:
+    """Return the rack of each node by name; nothing if all are in the same rack."""
+    labels = (ZONE_LABEL,) if rack_label is None else (ZONE_LABEL, rack_label)
+    if all(len({node.labels.get(label) for node in nodes}) <= 1 for label in labels):
+        return {}
+    return {node.name: (node.labels.get(ZONE_LABEL, ""), node.labels.get(rack_label or "", "")) for node in nodes}
+
+
+class Racks:
+    """The nodes with free GPUs, by rack and group."""
+
+    def __init__(self, racks: Mapping[str, Rack]) -> None:
+        """Take the rack of each node; no node is on a shelf yet."""
+        self._rack = racks
+        self._shelves: dict[Rack, dict[int, Shelf]] = defaultdict(lambda: defaultdict(Shelf))
+        self._free: dict[int, Counter[Rack]] = defaultdict(Counter)
+        """By group: free GPUs of each rack that has any."""
+        self.totals: dict[Rack, dict[tuple[Site, int], int]] = defaultdict(dict)
+        """By rack, site and GPUs of a worker: how many have room, where that is known."""
+
+    def put(self, node: str, group: int, key: Key) -> None:
+        """Add a node."""
+        rack = self._rack[node]
+        self._shelves[rack][group].put(node, key)
+        self._free[group][rack] += key[0]
+        self.totals.pop(rack, None)
+
+    def drop(self, node: str, group: int, key: Key) -> None:
+        """Take a node out."""
+        rack, free = self._rack[node], self._free[group]
+        self._shelves[rack][group].drop(node, key)
+        self.totals.pop(rack, None)
+        if free[rack] == key[0]:
+            del free[rack]
+        else:
+            free[rack] -= key[0]
+
+    def free(self, site: Site) -> Mapping[Rack, int]:
+        """Return by rack how many GPUs of `site` are free; a rack without any is left out."""
+        if len(site.groups) == 1:
+            return self._free[site.groups[0]]
+        return sum((self._free[group] for group in site.groups), Counter[Rack]())
+
+    def shelves(self, site: Site, racks: Iterable[Rack]) -> list[Shelf]:
+        """Return the shelves with nodes of `site` in `racks`."""
+        found = ((self._shelves[rack], group) for rack in racks for group in site.groups)
+        return [shelves[group] for shelves, group in found if group in shelves]
+
+    def close(self, site: Site, nodes: Collection[str]) -> Iterator[list[Shelf]]:
+        """Yield the shelves of the racks of `nodes`, and then those of the other racks of their zones."""
+        near = {self._rack[node] for node in nodes if node in self._rack}
+        free = self.free(site)
+        yield self.shelves(site, sorted(near & free.keys()))
+        zones = {zone for zone, _ in near}
+        yield self.shelves(site, sorted(rack for rack in free if rack[0] in zones and rack not in near))
+
+
+class Split:
+    """How a gang is split among racks, for one gang at one moment.
+
+    It goes into one rack if one has room for all: the one where it needs the fewest nodes, of these the fullest. Else
+    it goes into the racks of the zone where it needs the fewest, if one zone has room for all; else into few racks of
+    few zones.
+    """
+
+    def __init__(self, racks: Racks, site: Site, gpus: int, room: Room, largest: int) -> None:
+        """Search `site` for workers of `gpus` (> 0); no node has room for more than `largest` of them."""
+        self._racks, self._site, self._gpus, self._room, self._largest = racks, site, gpus, room, largest
+        self._free = racks.free(site)
+
+    def one_for_all(self, workers: int) -> Rack | None:
+        """Return the rack that has room for all `workers` on the fewest nodes, of these the fullest."""
+        return self._one_of(self._free, workers)
+
+    def several(self, workers: int) -> list[tuple[Rack, int]]:
+        """Return the racks for `workers`, and how many go into each; not all do where `site` has no room for all."""
+        candidates = {rack for rack, free in self._free.items() if free >= self._gpus}
+        chosen: list[tuple[Rack, int]] = []
+        while workers > 0 and candidates:
+            rack = self._one_of(candidates, workers)
+            if rack is None:
+                candidates = self._zone_for_all(candidates, workers) or candidates
+                rack = self._largest_of(candidates, {zone for (zone, _), _ in chosen})
+            candidates.discard(rack)
+            chosen.append((rack, min(workers, self._total(rack))))
+            workers -= chosen[-1][1]
+        return chosen
+
+    def _one_of(self, candidates: Iterable[Rack], workers: int) -> Rack | None:
+        enough = [(free, rack) for rack in candidates if (free := self._free[rack]) >= workers * self._gpus]
+        fewest_possible = -(-workers // self._largest)
+        best, fewest = None, 0
+        for _, rack in sorted(enough):
+            nodes = self._nodes(rack, workers)
+            if nodes and (best is None or nodes < fewest):
+                best, fewest = rack, nodes
+                if nodes <= fewest_possible:
+                    break
+        return best
+
+    def _zone_for_all(self, candidates: Iterable[Rack], workers: int) -> set[Rack]:
+        """Return the racks of the zone that has room for all `workers` in the fewest racks, of these the fullest."""
+        zones: dict[str, list[Rack]] = defaultdict(list)
+        for rack in candidates:
+            zones[rack[0]].append(rack)
+        found = []
+        for zone, racks in zones.items():
+            left, used = workers, 0
+            for most in sorted(map(self._total, racks), reverse=True):
+                left, used = left - most, used + 1
+                if left <= 0:
+                    found.append((used, sum(self._free[rack] for rack in racks), zone))
+                    break
+        return set(zones[min(found)[2]]) if found else set()
+
+    def _largest_of(self, candidates: Iterable[Rack], used: Collection[str]) -> Rack:
+        """Return the rack with room for the most workers: in a zone that is used already, else in the largest."""
+        zones = Counter[str]()
+        for rack in candidates:
+            zones[rack[0]] += self._total(rack)
+        zone = max(zones, key=lambda zone: (zone in used and zones[zone] > 0, zones[zone], zone))
+        return max((rack for rack in candidates if rack[0] == zone), key=lambda rack: (self._total(rack), rack))
+
+    def _total(self, rack: Rack) -> int:
+        """Return for how many workers `rack` has room."""
+        known, key = self._racks.totals[rack], (self._site, self._gpus)
+        if key not in known:
+            known[key] = sum(most * nodes for most, nodes in self._fitting(rack))
+        return known[key]
+
+    def _nodes(self, rack: Rack, workers: int) -> int:
+        """Return on how many nodes of `rack` `workers` fit, those with the most free GPUs first; 0 if not all do."""
+        known, key = self._racks.totals[rack], (self._site, self._gpus)
+        if known.get(key, workers) < workers:
+            return 0
+        used = total = 0
+        for most, nodes in self._fitting(rack):
+            if workers <= total + most * nodes:
+                return used + -(-(workers - total) // most)
+            total, used = total + most * nodes, used + nodes
+        known[key] = total
+        return 0
+
+    def _fitting(self, rack: Rack) -> Iterator[tuple[int, int]]:
+        """Yield for how many workers nodes of `rack` have room, and how many nodes have; by free GPUs, most first."""
+        requests = self._site.requests
+        shelves = self._racks.shelves(self._site, [rack])
+        buckets = [(key[0] // self._gpus, bucket) for shelf in shelves for key, bucket in shelf.items()]
+        buckets.sort(key=lambda each: -each[0])
+        for most, bucket in buckets:
+            if most and not requests:
+                yield most, len(bucket)
+            elif most:
+                rooms = (min(most, self._room(node, requests)) for node in bucket)
+                yield from ((fits, 1) for fits in rooms if fits)

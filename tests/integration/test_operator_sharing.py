@@ -190,6 +190,29 @@ def test_priority_classes_say_who_goes_first(world: World) -> None:
         world.server.request("DELETE", f"{classes}/{name}")
 
 
+def test_a_job_whose_class_is_gone_gives_back_what_it_was_lent_to_an_operator_that_starts(world: World) -> None:
+    """It goes on with its base worker and its budget; when that ends, it waits for its specification."""
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    name = f"fleeting-{world.namespace}"
+    world.server.request("POST", classes, {"metadata": {"name": name}, "value": 1000})
+    world.kubelet.add_node("node", 2)
+    first = world.operate()
+    world.jobs.make("old", maxReplicas=2, priorityClassName=name, **QUICK)
+    world.until("the extra worker runs", lambda: len(world.running("old")) == 2)
+    first.stop()
+    world.server.request("DELETE", f"{classes}/{name}")
+    world.operate()
+    world.jobs.make("new")
+    world.until_condition("new", "Running", "True", "Running")
+    assert world.running("old") == ["old-base-0-0"]
+    used = world.jobs.status("old")["timeBudget"]["usedSeconds"]
+    world.until("its budget runs", lambda: world.jobs.status("old")["timeBudget"]["usedSeconds"] > used)
+    world.until_event("old", "InvalidSpec")
+    world.delete_pod("old-base-0-0")
+    world.until_condition("old", "Admitted", "False", "InvalidSpec")
+    assert "admittedAt" not in world.jobs.status("old")["scheduling"]
+
+
 def test_a_node_that_is_lost_costs_no_failure(world: World) -> None:
     """After the time for which its pod tolerates that, its leader starts again elsewhere, with the budget it had."""
     world.kubelet.add_node("first", 1)

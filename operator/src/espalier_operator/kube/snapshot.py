@@ -55,7 +55,7 @@ def seen_by_operator(
         except ValueError as error:
             left_out[seen.key] = (f"status: cannot be read: {' '.join(str(error).split())}",)
             continue
-        if job.problems is not None:
+        if job.problems is not None and job.job is None:
             left_out[seen.key] = job.problems.problems
         job.reject(rejection_of(job.written))
         job.look(now)

@@ -69,7 +69,8 @@ def steps(
     settings: KubeSettings,
 ) -> tuple[Step, ...]:
     """Return the steps to take now for `job`, whose last written status is `status`."""
-    return tuple(_steps(job, state, pods, placement, status, now, settings))
+    found = _steps(job, state, pods, placement, status, now, settings)
+    return tuple(step for step in found if not (job.is_remnant and isinstance(step, CreatePod)))
 
 
 def _steps(

@@ -123,7 +123,8 @@ class Writer:
         """Report once what is wrong with a job that continues: with its new specification, or with its report."""
         problems = None if job.problems is None or job.job is None else "; ".join(job.problems.problems)
         if problems is not None:
-            await self._warn_once(job, Reason.INVALID_SPEC, f"it continues with the specification it had: {problems}")
+            how = "keeps its base workers, and replaces none" if job.is_remnant else "continues with the one it had"
+            await self._warn_once(job, Reason.INVALID_SPEC, f"its specification is invalid; it {how}: {problems}")
         if job.report_problem == TOO_LARGE:  # other problems have any text, and would make any number of Events
             await self._warn_once(job, Reason.NO_REPORT, TOO_LARGE)
 

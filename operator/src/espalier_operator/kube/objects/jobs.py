@@ -36,6 +36,8 @@ class KubeJob:
     generation: int
     """`metadata.generation`."""
     created_at: float
+    is_remnant: bool = False
+    """It is known from its status alone (`state.remnants`): no pod can be made for it."""
 
     @property
     def key(self) -> str:

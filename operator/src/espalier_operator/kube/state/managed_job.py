@@ -13,10 +13,10 @@ from dataclasses import replace
 from enum import Flag, IntEnum, auto
 from typing import Any
 
-from espalier_api.reasons import Reason
+from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report
 from espalier_api.status import JobStatus
-from espalier_operator.actions import Action
+from espalier_operator.actions import Action, Requeue
 from espalier_operator.clock import Backoff
 from espalier_operator.facts import NOWHERE, Ended, JobFacts, Placement, Promise, Worker
 from espalier_operator.job import progress
@@ -32,6 +32,7 @@ from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
 from espalier_operator.kube.reports import news_of
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.remnants import remnant_of
 from espalier_operator.kube.state.workers import (
     JobPods,
     last_report,
@@ -128,9 +129,12 @@ class ManagedJob:
                 self.state = self.state.with_workers(self.job.terms.min_replicas)
         elif self.problems is not seen.parsed:
             self.problems = seen.parsed
-            self.mark_dirty(News.NONE, Due.CHANGES)
+            self.mark_dirty(News.PODS, Due.CHANGES)
             if self.state.admitted_at is None and self.state.outcome is None:
                 self.job, self.facts = None, None  # one that runs, or is over, keeps its last good specification
+            elif self.job is None and self.state.active and self.written is not None:
+                created_at = seen.created_at
+                self.job = remnant_of(seen.parsed, seen.raw, self.written, self.state, created_at, self._settings)
 
     @property
     def key(self) -> str:
@@ -146,6 +150,11 @@ class ManagedJob:
     def due_at(self) -> float | None:
         """When it must be observed or flushed without any event."""
         return min(self._due_later.values(), default=None)
+
+    @property
+    def is_remnant(self) -> bool:
+        """Whether it is known from its status alone."""
+        return self.job is not None and self.job.is_remnant
 
     def mark_dirty(self, news: News, due: Due = Due.NOTHING) -> None:
         """Record which facts have changed, and how urgently the job must be flushed."""
@@ -213,6 +222,11 @@ class ManagedJob:
         if (self.state.attempts, self.state.incarnations) != (before.attempts, before.incarnations):
             self.mark_dirty(News.PODS)
             self.observe(now)
+        if self.is_remnant:
+            self._give_up_remnant(now)
+        if self.is_remnant and self.state.admitted_at is None and self.state.outcome is None:
+            self._wait_for_specification()
+            return
         self.facts = self._facts()
         self.workers = tuple(workers_of(self.key, self.pods))
         self.promise = promise_of(self.key, self.state)
@@ -289,7 +303,10 @@ class ManagedJob:
             refusal=self.refusal,
             selector=names.selector(self.job.name),
         )
-        return status_of(self._facts(), self.state, observed, self.sent, wall)
+        found = status_of(self._facts(), self.state, observed, self.sent, wall)
+        if self.is_remnant and self.problems is not None and self.state.admitted_at is None and not self.state.outcome:
+            return status_of_invalid(self.object.generation, self.problems.problems, found, wall)
+        return found
 
     def must_write(self, status: JobStatus, due: Due, now: float) -> bool:
         """Return whether `status` must be written now; a change of figures alone can wait."""
@@ -320,6 +337,22 @@ class ManagedJob:
         return had
 
     # ---- within
+
+    def _give_up_remnant(self, now: float) -> None:
+        """Let a job of which no pod can be made wait again as soon as it has lost a base worker."""
+        complete = all(self.state.incarnations[: self.job.terms.min_replicas]) if self.job is not None else True
+        if self.state.active and not self.state.ending and not complete:
+            message = self.state.last_failure or SENTENCES[Reason.INVALID_SPEC]
+            self.act(Requeue(job=self.key, reason=Reason.INVALID_SPEC, message=message))
+            self.observe(now)
+
+    def _wait_for_specification(self) -> None:
+        """Leave the plan; forget the last terms once that is written and all pods are gone."""
+        self.facts, self.workers, self.promise, self.news = None, (), None, News.NONE
+        written = self.written is not None and self.written.scheduling.admitted_at is None
+        pods = (*self.pods.base, *self.pods.extra, *self.pods.rest)
+        if written and all(pod is None or pod.ended for pod in pods):
+            self.job = None
 
     def _count(self, now: float) -> None:
         if self.job is not None:

@@ -1,0 +1,80 @@
+"""A running job whose specification cannot be understood, as far as it is known without it.
+
+An operator that sees a specification become invalid goes on with the last good one. One that starts has none: a
+PriorityClass may be gone, or a newer version may be stricter. What the job was granted is in its status, which the
+operator wrote itself. By that its workers hold their GPUs, its budget runs, and it can be stopped. It gives back what
+it was lent, because nobody knows what it may hold, and no pod is made for it, because nobody knows what it runs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
+from espalier_api.status import JobStatus
+from espalier_kube.resources import Raw
+from espalier_operator.facts import Terms
+from espalier_operator.job.state import JobState
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
+from espalier_operator.kube.reading import mapping
+from espalier_operator.kube.settings import KubeSettings
+
+_KEPT: Final = (
+    "suspend",
+    "priority",
+    "queue",
+    "preemption",
+    "gpuSecondsBudget",
+    "backoffLimit",
+    "maxPreemptions",
+    "ttlSecondsAfterFinished",
+)
+
+
+def remnant_of(
+    invalid: InvalidJob, raw: Raw, status: JobStatus, state: JobState, created_at: float, settings: KubeSettings
+) -> KubeJob | None:
+    """Return the admitted job of `status` without its specification; None if the status contradicts itself.
+
+    The fields in `_KEPT` are still read from `raw`, each if it is valid by itself.
+    """
+    extra = state.extra if state.reclaim is None else state.reclaim.extra
+    workers = state.grant.replicas - extra
+    if not 0 < workers <= len(state.attempts):
+        return None
+    namespace, _, name = invalid.key.partition("/")
+    budget = status.time_budget
+    known: dict[str, Any] = {
+        "timeBudgetSeconds": budget.used_seconds + budget.remaining_seconds,
+        "minReplicas": workers,
+        "maxReplicas": workers,
+    }
+    job = _parsed(namespace, name, known)
+    for field in _KEPT:
+        given = mapping(raw, "spec").get(field)
+        if job is not None and given is not None and (more := _parsed(namespace, name, {**known, field: given})):
+            job, known = more, {**known, field: given}
+    if job is None:
+        return None
+    terms = Terms.of(
+        job,
+        grace_seconds=max(settings.grace_seconds, 0.1 * job.spec.time_budget_seconds),
+        resource=settings.gpu_resource,
+    )
+    terms = replace(terms, gpus_per_worker=state.grant.gpus // state.grant.replicas)
+    return KubeJob(
+        job=job, terms=terms, uid=invalid.uid, generation=invalid.generation, created_at=created_at, is_remnant=True
+    )
+
+
+def _parsed(namespace: str, name: str, spec: dict[str, Any]) -> AdaptiveTrainingJob | None:
+    metadata = {"name": name, "namespace": namespace}
+    whole = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+    try:
+        return AdaptiveTrainingJob.model_validate_json(json.dumps(whole), strict=True)
+    except (ValidationError, RecursionError):
+        return None

@@ -1,0 +1,278 @@
+"""A running job whose specification an operator that starts cannot understand: it is counted, and it can be ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from espalier_api.reasons import Reason
+from espalier_api.report import TrainerPhase
+from espalier_api.status import ConditionType, JobPhase
+from espalier_kube import resources
+from espalier_kube.lists import Listing
+from espalier_kube.resources import Resource
+from espalier_operator.actions import Admit, Finish, NoticeReclaim
+from espalier_operator.facts import Role, WorkerState
+from espalier_operator.job.state import Grant, JobState
+from espalier_operator.job.status import memory_of
+from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeletePod, steps
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.snapshot import assemble, seen_by_operator
+from espalier_operator.kube.state.managed_job import ManagedJob, News
+from espalier_operator.kube.watch.store import Store
+from espalier_operator.plan import plan
+from espalier_operator.policies import policy_named
+from operator_world.kube_objects import (
+    EPOCH,
+    kube_job,
+    raw_job,
+    raw_node,
+    raw_report,
+    raw_worker,
+    report,
+    template,
+    terminated,
+)
+from operator_world.kube_strategies import mutated
+
+Raw = dict[str, Any]
+SETTINGS = KubeSettings(persist_seconds=8.0)
+NOW = EPOCH + 30
+SPEC: Raw = {
+    "minReplicas": 2,
+    "maxReplicas": 4,
+    "priorityClassName": "high",
+    "preemption": {"noticeSeconds": 7},
+    "template": template(),
+}
+JOB = kube_job("one", {key: value for key, value in SPEC.items() if key != "priorityClassName"})
+STATE = JobState(
+    submitted_at=EPOCH,
+    admitted_at=EPOCH,
+    gpu_type="",
+    attempts=(0, 0),
+    incarnations=("b0", "b1"),
+    extra=1,
+    extra_generation=2,
+    granted_at=EPOCH + 1,
+    counted_until=EPOCH + 20,
+    used_seconds=15.0,
+    trained=True,
+    grant=Grant(generation=2, replicas=3, gpus=3, reason="ExtraGPUsGranted"),
+)
+
+
+def stored(state: JobState, **spec: Any) -> Raw:
+    """Return the job as the API server has it, with the status of an earlier operator."""
+    status = memory_of(state, JOB.terms).model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {**raw_job(spec={**SPEC, **spec}), "status": status}
+
+
+def pods(**leader: Any) -> list[Raw]:
+    return [
+        raw_worker(JOB, 0, uid="b0", **leader),
+        raw_worker(JOB, 1, uid="b1"),
+        raw_worker(JOB, 0, 2, role=Role.EXTRA, uid="e0"),
+    ]
+
+
+def at(version: int, raw: Raw) -> Raw:
+    metadata = {"uid": f"uid-of-{raw['metadata']['name']}", **raw["metadata"], "resourceVersion": str(version)}
+    return {**raw, "metadata": metadata}
+
+
+def lists(job: Raw, *others: Raw, classes: tuple[str, ...] = (), gpus: int = 4) -> dict[Resource, Listing]:
+    said = report("b0", TrainerPhase.TRAINING, at=NOW, used_seconds=15.0, acknowledged_generation=2)
+    found = {
+        resources.NODES: [raw_node(gpus=gpus)],
+        resources.PODS: pods(),
+        resources.JOBS: [job, *others],
+        resources.CONFIG_MAPS: [raw_report(JOB, said)],
+        resources.PRIORITY_CLASSES: [{"metadata": {"name": name}, "value": 9} for name in classes],
+    }
+    return {kind: Listing([at(1, raw) for raw in raws], 1) for kind, raws in found.items()}
+
+
+class Started:
+    """An operator that has just started, with one job."""
+
+    def __init__(self, job: Raw) -> None:
+        self.now = NOW
+        self.store = Store(SETTINGS, lambda: self.now)
+        for kind, listed in sorted(lists(job).items(), key=lambda item: item[0] is resources.JOBS):
+            self.store.replace(kind, listed.items, listed.version)
+        for key in self.store.late_reports():
+            self.store.read_late(key)
+        self._version = 1
+        seen = self.store.job("uid-1")
+        assert seen is not None
+        self.job = ManagedJob(seen, self.store, SETTINGS, self.now)
+        self.look()
+
+    def take(self, resource: Resource, raw: Raw, event: str = "MODIFIED") -> None:
+        self._version += 1
+        self.store.take(resource, event, at(self._version, raw))
+
+    def remove(self, raw: Raw) -> None:
+        self.take(resources.PODS, raw, "DELETED")
+        for pod, version in list(self.store.doubtful.values()):
+            self.store.settle(pod, version, None)
+
+    def look(self, seconds: float = 0.0) -> ManagedJob:
+        self.now += seconds
+        for uid in self.store.take_changed():
+            seen = self.store.job(uid)
+            assert seen is not None
+            self.job.update(seen)
+            self.job.mark_dirty(News.PODS)
+        if self.store.take_reported():
+            self.job.mark_dirty(News.REPORT)
+        self.job.look(self.now)
+        return self.job
+
+    def flush(self) -> list[Any]:
+        """Write the status as the writer does; return the steps to take."""
+        self.job.take_due()
+        status = self.job.status(self.now)
+        json.dumps(status.model_dump(mode="json", by_alias=True))
+        self.job.wrote(status, None, self.now)
+        self.job.plan_ahead(status, self.now)
+        self.job.validate()
+        if self.job.job is None:
+            return []
+        job = self.job
+        return list(steps(self.job.job, job.state, job.pods, job.placement, status, self.now, SETTINGS))
+
+
+BROKEN: list[Raw] = [
+    {},
+    {"minReplicas": "two"},
+    {"training": {"model": {"name": "no such model"}}},
+    {"template": {"spec": {"containers": []}}},
+    {"timeBudgetSeconds": -1},
+    {"preemption": {"noticeSeconds": "soon"}},
+    {"fieldOfANewerVersion": 1},
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=str)
+def test_an_operator_that_starts_counts_what_it_does_not_understand(broken: Raw) -> None:
+    """It held its GPUs for ever as a pod of nobody, and its budget stood still."""
+    seen = seen_by_operator(lists(stored(STATE, **broken)), NOW, SETTINGS)
+    (facts,) = seen.snapshot.jobs
+    assert (facts.key, facts.admitted_at, facts.extra, facts.training) == ("ns/one", EPOCH, 1, True)
+    assert facts.used_seconds == 25.0, "since it was last counted"
+    terms = facts.terms
+    assert (terms.min_replicas, terms.max_replicas, terms.gpus_per_worker) == (2, 2, 1)
+    assert terms.time_budget_seconds == JOB.terms.time_budget_seconds
+    assert terms.notice_seconds == (30 if "preemption" in broken else 7)
+    workers = [(worker.job, worker.role, worker.state, worker.gpus) for worker in seen.snapshot.workers]
+    running = WorkerState.RUNNING
+    assert workers == [("ns/one", role, running, 1) for role in (Role.BASE, Role.BASE, Role.EXTRA)]
+    assert seen.left_out == {}
+
+
+def test_what_it_was_lent_is_taken_back_with_notice() -> None:
+    waiting = raw_job("two", {"template": template()}, uid="uid-2")
+    snapshot = seen_by_operator(lists(stored(STATE), waiting, gpus=3), NOW, SETTINGS).snapshot
+    actions = plan(snapshot, policy_named(SETTINGS.policy), NOW).actions
+    assert actions == (NoticeReclaim(job="ns/one", extra=0, deadline=NOW + 7, reason=Reason.AT_MAX_REPLICAS),)
+    acknowledged = replace(snapshot.jobs[0], extra=0)
+    freed = tuple(worker for worker in snapshot.workers if worker.role is not Role.EXTRA)
+    rest = replace(snapshot, jobs=(acknowledged, *snapshot.jobs[1:]), workers=freed)
+    assert any(isinstance(action, Admit) for action in plan(rest, policy_named(SETTINGS.policy), NOW).actions)
+
+
+def test_its_budget_ends_it() -> None:
+    """However little its leader says that it has used."""
+    started, actions = Started(stored(STATE)), []
+    for _ in range(30):
+        started.take(resources.CONFIG_MAPS, raw_report(JOB, report("b0", at=started.now, used_seconds=1.0)))
+        started.look(10.0)
+        snapshot = assemble([started.job], started.store, started.now, SETTINGS.rules)
+        actions += plan(snapshot, policy_named(SETTINGS.policy), started.now).actions
+    assert Finish(job="ns/one", reason=Reason.BUDGET_ENFORCED) in actions
+
+
+def test_no_pod_is_made_of_it_and_its_leader_is_told_of_the_reclaim() -> None:
+    started = Started(stored(STATE))
+    started.job.act(NoticeReclaim(job="ns/one", extra=0, deadline=NOW + 7, reason=Reason.AT_MAX_REPLICAS))
+    found = started.flush()
+    assert [type(step) for step in found] == [Annotate]
+    assert json.loads(next(iter(found[0].annotations.values())))["allocation"]["replicas"] == 2
+    assert started.job.status(NOW).phase is JobPhase.RUNNING
+
+
+@pytest.mark.parametrize("how", ["it failed", "it is gone"])
+def test_a_worker_that_ends_sends_it_back_to_wait_for_its_specification(how: str) -> None:
+    started = Started(stored(STATE))
+    started.flush()
+    leader, second, extra = pods()
+    if how == "it failed":
+        leader, *_ = pods(phase="Failed", state=terminated(1, NOW - 1))
+        started.take(resources.PODS, leader)
+    else:
+        started.remove(leader)
+    started.look(5.0)
+    assert started.job.facts is None
+    found = started.flush()
+    assert not any(isinstance(step, CreatePod) for step in found)
+    assert {step.pod.uid for step in found if isinstance(step, DeletePod)} == {"b1", "e0"}
+    status = started.job.written
+    assert status is not None
+    admitted = next(entry for entry in status.conditions if entry.type is ConditionType.ADMITTED)
+    assert (admitted.status, admitted.reason) == ("False", Reason.INVALID_SPEC)
+    assert "there is no PriorityClass 'high'" in admitted.message
+    assert (status.scheduling.admitted_at, status.allocation.replicas) == (None, 0)
+    assert status.time_budget.used_seconds >= 25.0
+    # Its pods hold their GPUs until they are gone, as anybody's.
+    held = assemble([started.job], started.store, started.now, SETTINGS.rules).workers
+    assert {worker.role for worker in held} == {Role.FOREIGN}
+    started.remove(second)
+    started.remove(extra)
+    started.look(1.0)
+    assert started.job.job is None
+    assert started.flush() == []
+    # The class comes back: it waits in the queue with what is left of its budget.
+    started.take(resources.PRIORITY_CLASSES, {"metadata": {"name": "high"}, "value": 9})
+    facts = started.look(1.0).facts
+    assert facts is not None
+    assert (facts.admitted_at, facts.terms.priority, facts.terms.max_replicas) == (None, 9, 4)
+    assert facts.used_seconds == status.time_budget.used_seconds
+
+
+def test_a_specification_that_is_mended_holds_at_once() -> None:
+    started = Started(stored(STATE))
+    assert started.job.is_remnant
+    started.take(resources.PRIORITY_CLASSES, {"metadata": {"name": "high"}, "value": 9})
+    facts = started.look().facts
+    assert facts is not None
+    assert (facts.terms.priority, facts.terms.max_replicas, facts.extra, facts.training) == (9, 4, 1, True)
+
+
+def test_suspending_it_works() -> None:
+    seen = seen_by_operator(lists(stored(STATE, suspend=True)), NOW, SETTINGS)
+    assert seen.snapshot.jobs[0].terms.suspend
+
+
+def test_a_job_that_waits_or_is_over_is_left_out_as_before() -> None:
+    waiting = replace(STATE, admitted_at=None, extra=0, grant=Grant(generation=3))
+    seen = seen_by_operator(lists(stored(waiting)), NOW, SETTINGS)
+    assert list(seen.left_out) == ["ns/one"]
+    assert seen.snapshot.jobs == ()
+
+
+@settings(max_examples=150)
+@given(mutated(stored(STATE)["spec"]))
+def test_whatever_became_of_the_specification_its_workers_count(spec: Any) -> None:
+    raw = {**stored(STATE), "spec": spec}
+    seen = seen_by_operator(lists(raw), NOW, SETTINGS)
+    (facts,) = seen.snapshot.jobs
+    assert facts.key == "ns/one"
+    assert facts.training
+    assert {worker.job for worker in seen.snapshot.workers} == {"ns/one"}
+    plan(seen.snapshot, policy_named(SETTINGS.policy), NOW)

@@ -35,7 +35,8 @@ _LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else N
 _PR_SET_PDEATHSIG = 1
 
 CLEARED = (
-    *(f"{JOBS}/adaptivetrainingjobs", "/api/v1/pods", "/api/v1/nodes", "/api/v1/services", "/api/v1/configmaps"),
+    *(f"{JOBS}/adaptivetrainingjobs", f"{JOBS}/queues"),
+    *("/api/v1/pods", "/api/v1/nodes", "/api/v1/services", "/api/v1/configmaps"),
     *("/apis/rbac.authorization.k8s.io/v1/roles", "/apis/rbac.authorization.k8s.io/v1/rolebindings"),
     *("/apis/coordination.k8s.io/v1/leases", "/api/v1/serviceaccounts", "/api/v1/events", "/api/v1/resourcequotas"),
 )

@@ -262,7 +262,7 @@ class JobSpec(Strict):
     max_replicas: int = Field(default=1, ge=1, le=10_000, validate_default=True)
     """Maximum number of base and extra workers together; at least minReplicas."""
     queue: Name = "default"
-    """The queue of the job."""
+    """The queue of the job, whose quotas limit when it is admitted. A cluster without any `Queue` has no limits."""
     priority_class_name: str | None = Field(default=None, pattern=_SUBDOMAIN, max_length=253)
     """PriorityClass of the base workers' pods."""
     priority: int = Field(default=0, ge=-2_147_483_648, le=1_000_000_000)

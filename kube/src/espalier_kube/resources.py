@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from espalier_api.job import GROUP, KIND, PLURAL, VERSION
+from espalier_api.queue import QUEUE_KIND, QUEUE_PLURAL
 
 Raw = Mapping[str, Any]
 """An object as the API server sends it."""
@@ -32,6 +33,7 @@ class Resource:
 
 
 JOBS: Final = Resource(KIND, GROUP, VERSION, PLURAL)
+QUEUES: Final = Resource(QUEUE_KIND, GROUP, VERSION, QUEUE_PLURAL, namespaced=False)
 PODS: Final = Resource("Pod", "", "v1", "pods")
 NODES: Final = Resource("Node", "", "v1", "nodes", namespaced=False)
 CONFIG_MAPS: Final = Resource("ConfigMap", "", "v1", "configmaps")

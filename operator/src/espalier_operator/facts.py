@@ -21,6 +21,7 @@ from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
 from espalier_operator.constraints import ANYWHERE, Constraints, Taint, Toleration
+from espalier_operator.queues import Claim, Queue
 
 SNAPSHOT_VERSION: Final = 1
 DEFAULT_POLICY: Final = "fair"
@@ -270,6 +271,13 @@ class JobFacts:
     """Its outcome is recorded; only its remaining workers still matter."""
 
     @property
+    def claim(self) -> Claim:
+        """What it asks its queue for."""
+        gpus = self.terms.min_replicas * self.terms.gpus_per_worker
+        namespace, _, _ = self.key.partition("/")
+        return Claim(queue=self.terms.queue, namespace=namespace, priority=self.terms.priority, gpus=gpus)
+
+    @property
     def remaining_seconds(self) -> float:
         """Budget seconds left, never below zero."""
         return max(0.0, self.terms.time_budget_seconds - self.used_seconds)
@@ -323,6 +331,8 @@ class Snapshot:
     workers: tuple[Worker, ...] = ()
     promises: tuple[Promise, ...] = ()
     jobs: tuple[JobFacts, ...] = ()
+    queues: tuple[Queue, ...] = ()
+    """Without any, no job needs one."""
     placements: Mapping[str, Placement] = field(default_factory=dict, hash=False)
     """By job: what the last plan chose for workers that are not seen yet, so that this one keeps to it."""
     rules: Rules = Rules()

@@ -55,6 +55,7 @@ from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot
 from espalier_operator.lifecycle import ending, is_held_back, lendable, most_extra, turning_points
 from espalier_operator.policies import Policy, Rank
 from espalier_operator.pool import Pool, hold_promised
+from espalier_operator.queues import Ledger
 from espalier_operator.reclaims import ReclaimQueue
 from espalier_operator.sites import Site
 
@@ -118,6 +119,8 @@ class _Tick:
             snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label
         )
         self._prior = snapshot.placements
+        admitted = (job for job in snapshot.jobs if job.admitted_at is not None and not job.finished)
+        self._ledger = Ledger(snapshot.queues, ((job.claim, job.gpu_type or "") for job in admitted))
         self._hold_pinned(waiting, {job.key: job for job in snapshot.jobs}, leaving)
         # Includes jobs that end in this tick: their workers may be binding at this moment.
         for job in self._choosiest_first(snapshot.jobs):
@@ -161,27 +164,49 @@ class _Tick:
                 hopeless.add(kind)
 
     def admit(self) -> None:
-        """Start waiting jobs in order; one that must wait holds back the later ones on the nodes that it could use."""
+        """Start waiting jobs in order; one that must wait holds back the later ones on the nodes that it could use.
+
+        Those whose queue must borrow for them come after all others.
+        """
         blocked: set[int] = set()
-        for job in self._waiting:
-            terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
-            sites = self._large_enough(terms.gpu_type, terms.constraints, gpus, workers)
-            free = self._fitting((site.without(blocked) for site in sites), gpus, workers)
-            if job.terms.suspend:
-                self._refuse(job, Reason.SUSPENDED)
-            elif gpus == 0:
-                self._base_nodes[job.key].update(dict.fromkeys(range(workers)))
-                self._act(Admit(job=job.key, gpu_type=None))
-            elif is_held_back(job, self._now):
-                self._refuse(job, Reason.UNSCHEDULABLE)
-                self._wake(job.hold_until or 0.0)
-            elif not sites:
-                fits_elsewhere = self._large_enough(terms.gpu_type, None, gpus, workers)
-                self._refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
-            elif not self._start(job, free):
-                # Where it fits only once others' pods have left, it does not hold back those who fit before.
-                fitting = [site for site in sites if self._capacity.could_hold_without_jobs(site, gpus, workers)]
-                blocked.update(group for site in fitting for group in site.groups)
+        borrowers = [job for job in self._waiting if not self._admit_in_turn(job, blocked, borrowing=False)]
+        for job in borrowers:
+            self._admit_in_turn(job, blocked, borrowing=True)
+
+    def _admit_in_turn(self, job: JobFacts, blocked: set[int], *, borrowing: bool) -> bool:
+        """Start a waiting job, or refuse it; return False where its queue must borrow for it, which is done later."""
+        terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
+        sites = self._large_enough(terms.gpu_type, terms.constraints, gpus, workers)
+        not_taken = self._ledger.refusal(job.claim)
+        if job.terms.suspend:
+            self._refuse(job, Reason.SUSPENDED)
+        elif not_taken is not None:
+            self._refuse(job, not_taken)
+        elif gpus == 0:
+            self._base_nodes[job.key].update(dict.fromkeys(range(workers)))
+            self._act(Admit(job=job.key, gpu_type=None))
+        elif is_held_back(job, self._now):
+            self._refuse(job, Reason.UNSCHEDULABLE)
+            self._wake(job.hold_until or 0.0)
+        elif not sites:
+            fits_elsewhere = self._large_enough(terms.gpu_type, None, gpus, workers)
+            self._refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
+        elif not (allowed := self._allowed(job, sites, borrowing=borrowing)):
+            types = [site.gpu_type for site in sites]
+            if not borrowing and self._allowed(job, sites, borrowing=True):
+                self._ledger.defer(job.claim, types)
+                return False
+            self._refuse(job, Reason.QUOTA_EXCEEDED)
+            self._ledger.wait(job.claim, types)
+        elif not self._start(job, self._fitting((site.without(blocked) for site in allowed), gpus, workers)):
+            # Where it fits only once others' pods have left, it does not hold back those who fit before.
+            fitting = [site for site in allowed if self._capacity.could_hold_without_jobs(site, gpus, workers)]
+            blocked.update(group for site in fitting for group in site.groups)
+        return True
+
+    def _allowed(self, job: JobFacts, sites: Iterable[Site], *, borrowing: bool) -> list[Site]:
+        """Return those of `sites` on whose GPUs the job's queue may run it."""
+        return [site for site in sites if self._ledger.allows(job.claim, site.gpu_type, borrowing=borrowing)]
 
     def lend(self) -> None:
         """Lend the GPUs that are left, one worker at a time, to the first job in the policy's order."""
@@ -336,6 +361,7 @@ class _Tick:
     def _admit(self, job: JobFacts, site: Site, mark: int) -> bool:
         """Admit a job whose workers were placed on `site` since `mark`; return True."""
         self._base_nodes[job.key].update(enumerate(self._placed(job, mark)))
+        self._ledger.hold(job.claim, site.gpu_type)
         self._act(Admit(job=job.key, gpu_type=site.gpu_type))
         return True
 

@@ -37,6 +37,7 @@ from espalier_operator.facts import (
     Worker,
     WorkerState,
 )
+from espalier_operator.queues import Queue
 
 PROMISE_SECONDS = 20.0
 HOLD_SECONDS = 20.0
@@ -54,6 +55,7 @@ class Cluster:
         self.jobs: dict[str, JobFacts] = {}
         self.promises: dict[str, Promise] = {}
         self.placements: Mapping[str, Placement] = {}
+        self.queues: tuple[Queue, ...] = ()
         self.rules = Rules()
         self.raised_at: dict[str, list[float]] = {}
         self._names: Counter[str] = Counter()
@@ -66,6 +68,7 @@ class Cluster:
             workers=tuple(self.workers.values()),
             promises=tuple(self.promises.values()),
             jobs=tuple(self.jobs.values()),
+            queues=self.queues,
             placements=self.placements,
             rules=self.rules,
         )

@@ -65,9 +65,59 @@ def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
                 _demand(not job.finished, 8, f"{job.key} ends twice")
             case _:
                 pass
+    _quotas_hold(snapshot, plan, jobs)
     named = {action.job for action in plan.actions} | set(plan.refusals)
     for job in snapshot.jobs:
         _demand(job.finished or job.key in named, 8, f"{job.key} gets neither action nor reason")
+
+
+def _quotas_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts]) -> None:
+    """Count the base GPUs of each queue and cohort after the plan, by the quota that is for them."""
+    queues = {queue.name: queue for queue in snapshot.queues}
+    admitted = [(jobs[action.job], action.gpu_type or "") for action in plan.actions if isinstance(action, Admit)]
+    held = [(job, job.gpu_type or "") for job in snapshot.jobs if job.admitted_at is not None and not job.finished]
+    used: Counter[tuple[str, str | None]] = Counter()
+    for job, gpu_type in held + admitted:
+        queue = queues.get(job.terms.queue)
+        types = set() if queue is None else {quota.gpu_type for quota in queue.quotas}
+        used[job.terms.queue, gpu_type if gpu_type in types else None] += job.gpus_held or _base_gpus(job)
+        used[job.terms.queue, gpu_type if gpu_type in types else None] -= job.extra * job.terms.gpus_per_worker
+    for job, gpu_type in admitted:
+        if not queues or job.terms.gpus_per_worker == 0:
+            continue
+        queue = queues[job.terms.queue]
+        namespace = job.key.split("/")[0]
+        _demand(queue.namespaces == () or namespace in queue.namespaces, 10, f"{job.key} may not use {queue.name}")
+        _demand(job.terms.priority <= (queue.max_priority or 1000), 10, f"{job.key} has too high a priority")
+        limits = {quota.gpu_type: quota for quota in queue.quotas}
+        kind = gpu_type if gpu_type in limits else None
+        if not limits:
+            continue
+        _demand(kind in limits, 10, f"{job.key} runs on {gpu_type}, for which {queue.name} has no quota")
+        over = used[queue.name, kind] - limits[kind].nominal
+        may_borrow = 0 if queue.cohort is None else limits[kind].borrowing_limit
+        _demand(may_borrow is None or over <= may_borrow, 10, f"{queue.name} holds {over} too many, with {job.key}")
+        members = [each for each in queues.values() if each.cohort == queue.cohort and queue.cohort is not None]
+        whole = sum(quota.nominal for each in members for quota in each.quotas if quota.gpu_type == kind)
+        together = sum(used[each.name, kind] for each in members if kind in {quota.gpu_type for quota in each.quotas})
+        _demand(not members or together <= whole, 10, f"cohort {queue.cohort} holds {together} of {whole}")
+    for refusal in plan.refusals.values():
+        job = jobs[refusal.job]
+        if refusal.reason is Reason.QUOTA_EXCEEDED:
+            others = [each for each in plan.refusals.values() if each.reason is Reason.QUOTA_EXCEEDED]
+            alone = len(others) == 1 and queues[job.terms.queue].cohort is None
+            free = [
+                quota
+                for quota in queues[job.terms.queue].quotas
+                if used[job.terms.queue, quota.gpu_type] + _base_gpus(job) <= quota.nominal
+                and quota.gpu_type is not None
+                and job.terms.gpu_type == quota.gpu_type
+            ]
+            _demand(not (alone and free), 10, f"{job.key} waits for a quota that is not used up")
+
+
+def _base_gpus(job: JobFacts) -> int:
+    return job.terms.min_replicas * job.terms.gpus_per_worker
 
 
 def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: float) -> None:

@@ -153,7 +153,8 @@ class LiveOperator:
         self.due: float | None = None
         """When it is to tick again though nothing happens."""
         self.on_plan: Callable[[Snapshot, Plan], None] = lambda snapshot, plan: None
-        self.store.replace(resources.PRIORITY_CLASSES, (), 1)
+        for kind in (resources.PRIORITY_CLASSES, resources.QUEUES):
+            self.store.replace(kind, (), 1)
         self.see(*KINDS)
 
     def see(self, *kinds: str) -> None:

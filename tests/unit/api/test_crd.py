@@ -15,11 +15,12 @@ import yaml
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
-from espalier_api.crd import NAME, custom_resource_definition, render
+from espalier_api.crd import NAME, custom_resource_definition, definitions, queue_definition
 from espalier_api.crd.rules import RULES
 from espalier_api.crd.schema import SchemaError, structural
 from espalier_api.growth import operation_names
-from espalier_api.job import KIND, AdaptiveTrainingJob, JobSpec
+from espalier_api.job import AdaptiveTrainingJob, JobSpec
+from espalier_api.queue import Queue, QueueSpec
 from espalier_api.status import JobStatus
 
 PROJECT = Path(__file__).parents[3]
@@ -35,9 +36,9 @@ OPEN = {
 """Where anything may be written: options of functions, and what of a pod template is only passed on."""
 
 
-def schema() -> dict[str, Any]:
-    """Return the schema of the one version."""
-    (version,) = custom_resource_definition()["spec"]["versions"]
+def schema(definition: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the schema of the one version, of jobs if nothing else is given."""
+    (version,) = (definition or custom_resource_definition())["spec"]["versions"]
     found: dict[str, Any] = version["schema"]["openAPIV3Schema"]
     return found
 
@@ -74,17 +75,18 @@ def _inside(annotation: Any, place: str) -> Iterator[str]:
         yield from _inside(arguments[1], f"{place}.*")
 
 
-def test_the_file_is_fresh() -> None:
+def test_the_files_are_fresh() -> None:
     """After a change of the models: `make crd`."""
-    assert FILE.read_text(encoding="utf-8") == render(), "stale; run `make crd`"
+    found = {path.stem: path.read_text(encoding="utf-8") for path in FILE.parent.glob("*.yaml")}
+    assert found == definitions(), "stale; run `make crd`"
 
 
 def test_the_command_writes_the_file(tmp_path: Path) -> None:
     """`make crd` calls it; a folder that is missing is said."""
     command = [sys.executable, "-m", "espalier_api.crd"]
     done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / FILE.name)), done.stderr
-    assert (tmp_path / FILE.name).read_text(encoding="utf-8") == render()
+    assert (done.returncode, done.stdout.split()) == (0, [f"{tmp_path / name}.yaml" for name in definitions()]), done
+    assert (tmp_path / FILE.name).read_text(encoding="utf-8") == definitions()[NAME]
     failed = subprocess.run([*command, tmp_path / "missing"], capture_output=True, text=True, timeout=60)
     assert failed.returncode == 2
     assert "usage" in failed.stderr
@@ -92,8 +94,13 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
 
 def test_readers_of_both_yaml_versions_read_the_same() -> None:
     """YAML 1.1, which kubectl reads, takes a bare Off for false."""
-    text = render()
+    text = definitions()[NAME]
     assert yaml.safe_load(text) == YAML(typ="safe", pure=True).load(text) == custom_resource_definition()
+
+
+def test_schema_and_model_of_a_queue_have_the_same_fields() -> None:
+    found = {path for path, _ in nodes(schema(queue_definition())["properties"]["spec"], "spec")} - {"spec"}
+    assert {path for path in found if not path.endswith("[]")} == set(fields_of(QueueSpec, "spec"))
 
 
 @pytest.mark.parametrize(("part", "model"), [("spec", JobSpec), ("status", JobStatus)])
@@ -142,9 +149,15 @@ def test_every_bound_and_default_is_the_models() -> None:
 
 def test_every_rule_has_a_place_and_says_what_to_do() -> None:
     """Rules of models that are gone, and mute ones, would go unseen."""
-    models = {model.__name__ for model in _models(AdaptiveTrainingJob)} | {KIND}
-    assert set(RULES) <= models
-    written = [rule["rule"] for _path, node in nodes(schema(), "") for rule in node.get("x-kubernetes-validations", ())]
+    known = [*_models(AdaptiveTrainingJob), *_models(Queue)]
+    assert set(RULES) <= {model.__name__ for model in known}
+    schemas = schema(), schema(queue_definition())
+    written = [
+        rule["rule"]
+        for each in schemas
+        for _path, node in nodes(each, "")
+        for rule in node.get("x-kubernetes-validations", ())
+    ]
     assert len(written) == sum(map(len, RULES.values()))
     for rules in RULES.values():
         for rule in rules:

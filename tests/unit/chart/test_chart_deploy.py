@@ -15,6 +15,7 @@ LEFT_OUT = {
     ("ClusterRole", "espalier-jobs-edit"),
     ("ClusterRole", "espalier-jobs-view"),
     ("CustomResourceDefinition", "adaptivetrainingjobs.espalier.dev"),
+    ("CustomResourceDefinition", "queues.espalier.dev"),
     ("NetworkPolicy", "espalier-agent"),
     ("NetworkPolicy", "espalier-operator"),
     ("Pod", "espalier-test"),

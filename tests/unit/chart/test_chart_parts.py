@@ -177,6 +177,7 @@ def test_a_release_of_another_name_shares_nothing_with_the_first_but_what_there_
     shared = names(one_release) & names(other)
     assert shared == {
         ("CustomResourceDefinition", "adaptivetrainingjobs.espalier.dev"),
+        ("CustomResourceDefinition", "queues.espalier.dev"),
         ("PriorityClass", "espalier-extra"),
     }
     assert ("Deployment", "second-espalier-operator") in names(other)
@@ -218,12 +219,13 @@ def test_several_agents_are_not_all_taken_at_once(
     assert bool(of(rendered, "HorizontalPodAutoscaler")) is (replicas is None)
 
 
-def test_the_definition_is_that_of_the_project_number_by_number(helm: Helm) -> None:
-    rendered = one(helm.render(), "CustomResourceDefinition")
-    (source,) = parse((ROOT / "crds" / "adaptivetrainingjobs.espalier.dev.yaml").read_text())
+@pytest.mark.parametrize("name", ["adaptivetrainingjobs.espalier.dev", "queues.espalier.dev"])
+def test_the_definition_is_that_of_the_project_number_by_number(helm: Helm, name: str) -> None:
+    rendered = one(helm.render(), "CustomResourceDefinition", name)
+    (source,) = parse((ROOT / "crds" / f"{name}.yaml").read_text())
     assert rendered["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert rendered["spec"] == source["spec"]
-    assert not one(helm.render("full"), "CustomResourceDefinition")["metadata"].get("annotations")
+    assert not one(helm.render("full"), "CustomResourceDefinition", name)["metadata"].get("annotations")
 
 
 def test_the_platform_may_choose_the_user(helm: Helm) -> None:

@@ -16,6 +16,8 @@ READ_EVERYWHERE = {
     ("", "pods", "watch"),
     ("scheduling.k8s.io", "priorityclasses", "list"),
     ("scheduling.k8s.io", "priorityclasses", "watch"),
+    ("espalier.dev", "queues", "list"),
+    ("espalier.dev", "queues", "watch"),
 }
 
 

@@ -21,10 +21,20 @@ from espalier_operator.constraints import ANYWHERE, Constraints, Taint
 from espalier_operator.facts import Ended, Node, Role, Rules, Snapshot
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.queues import Queue, Quota
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
 from operator_world.strategies import CONSTRAINTS, GPU_TYPES, RACK_LABEL, RESOURCES, TAINTS, ZONES, terms
 
+QUEUES = (
+    Queue(
+        name="a",
+        cohort="all",
+        quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=3, borrowing_limit=1), Quota(nominal=1)),
+    ),
+    Queue(name="b", cohort="all", max_priority=1, quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=2),)),
+    Queue(name="c", quotas=(Quota(nominal=2),)),
+)
 GRANTS = (Admit, GrantExtra, NoticeReclaim)
 
 
@@ -43,13 +53,19 @@ class PlannerMachine(RuleBasedStateMachine):
     @initialize(
         sizes=st.sampled_from(((1,), (1,), (1, 2, 4))),
         constraints=st.sampled_from(((ANYWHERE,), CONSTRAINTS)),
+        queues=st.sampled_from(((), (), QUEUES)),
         nodes=st.lists(st.integers(1, 6), min_size=1, max_size=3),
         jobs=st.data(),
     )
     def begin(
-        self, sizes: tuple[int, ...], constraints: tuple[Constraints, ...], nodes: list[int], jobs: st.DataObject
+        self,
+        sizes: tuple[int, ...],
+        constraints: tuple[Constraints, ...],
+        queues: tuple[Queue, ...],
+        nodes: list[int],
+        jobs: st.DataObject,
     ) -> None:
-        self.sizes, self.constraints = sizes, constraints
+        self.sizes, self.constraints, self.cluster.queues = sizes, constraints, queues
         for gpus in nodes:
             self.add_node(gpus, GPU_TYPES[0])
         for _ in range(2):
@@ -82,7 +98,10 @@ class PlannerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def submit(self, data: st.DataObject) -> None:
         self.serial += 1
-        self.cluster.submit(f"ns/job{self.serial}", data.draw(terms(self.sizes, self.constraints)))
+        wanted = data.draw(terms(self.sizes, self.constraints))
+        if self.cluster.queues:
+            wanted = replace(wanted, queue=data.draw(st.sampled_from(("a", "b", "c", "none"))))
+        self.cluster.submit(f"ns/job{self.serial}", wanted)
 
     @rule(seconds=st.sampled_from((1.0, 6.0, 15.0, 41.0)))
     def a_while_passes(self, seconds: float) -> None:
@@ -223,7 +242,7 @@ class PlannerMachine(RuleBasedStateMachine):
             allowed = job.terms.max_replicas - job.terms.min_replicas if useful else 0
             assert job.extra <= allowed or job.stopping is not None, "invariant 5: the rest is given back"
         refused = any(job.refused_since is not None for job in self.cluster.jobs.values())
-        if self.sizes != (1,) or self.cluster.promises or refused:
+        if self.sizes != (1,) or self.cluster.promises or refused or self.cluster.queues:
             return
         snapshot = self.cluster.snapshot()
         waiting = [

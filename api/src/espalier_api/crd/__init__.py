@@ -1,8 +1,15 @@
-"""The CRD: the definition of `AdaptiveTrainingJob` for Kubernetes, generated from the models.
+"""The CRDs: the definitions of `AdaptiveTrainingJob` and `Queue` for Kubernetes, generated from the models.
 
-`python -m espalier_api.crd FOLDER` writes it; `make crd` calls that for `crds/`.
+`python -m espalier_api.crd FOLDER` writes them; `make crd` calls that for `crds/`.
 """
 
-from espalier_api.crd.document import CATEGORY, NAME, SHORT_NAME, custom_resource_definition, render
+from espalier_api.crd.document import (
+    CATEGORY,
+    NAME,
+    SHORT_NAME,
+    custom_resource_definition,
+    definitions,
+    queue_definition,
+)
 
-__all__ = ["CATEGORY", "NAME", "SHORT_NAME", "custom_resource_definition", "render"]
+__all__ = ["CATEGORY", "NAME", "SHORT_NAME", "custom_resource_definition", "definitions", "queue_definition"]

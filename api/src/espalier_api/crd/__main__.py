@@ -1,22 +1,23 @@
-"""Write the CRD: `python -m espalier_api.crd FOLDER`."""
+"""Write the CRDs: `python -m espalier_api.crd FOLDER`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from espalier_api.crd.document import NAME, render
+from espalier_api.crd.document import definitions
 from espalier_api.documents import write_text_atomically
 
 
 def main(arguments: list[str]) -> int:
-    """Write the file into the folder named, print its path; 2 where no folder is named."""
+    """Write the files into the folder named, print their paths; 2 where no folder is named."""
     if len(arguments) != 1 or not Path(arguments[0]).is_dir():
         print("usage: python -m espalier_api.crd FOLDER (that exists)", file=sys.stderr)
         return 2
-    path = Path(arguments[0]) / f"{NAME}.yaml"
-    write_text_atomically(path, render())
-    print(path)
+    for name, text in definitions().items():
+        path = Path(arguments[0]) / f"{name}.yaml"
+        write_text_atomically(path, text)
+        print(path)
     return 0
 
 

@@ -1,8 +1,10 @@
-"""The custom resource definition of a job."""
+"""The custom resource definitions of a job and of a queue."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ruamel.yaml import YAML
@@ -11,17 +13,18 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarStri
 from espalier_api.crd.rules import RULES
 from espalier_api.crd.schema import Schema, structural
 from espalier_api.job import GROUP, KIND, PLURAL, VERSION, JobSpec
+from espalier_api.queue import QUEUE_KIND, QUEUE_PLURAL, QueueSpec
 from espalier_api.status import JobStatus
 
 NAME: Final = f"{PLURAL}.{GROUP}"
-"""Name of the definition, and of its file."""
+"""Name of the definition of jobs, and of its file."""
 SHORT_NAME: Final = "atj"
 CATEGORY: Final = "espalier"
 _HEADER: Final = "# Generated from espalier_api by `make crd`. Change the models there, not this file.\n"
 
 _BOOLEANS_OF_YAML_1_1: Final = frozenset({"y", "yes", "on", "n", "no", "off"})
 
-_COLUMNS: Final = (
+_JOB_COLUMNS: Final = (
     ("Phase", "string", ".status.phase", "Phase of the job.", 0),
     ("GPUs", "integer", ".status.allocation.gpus", "GPUs of all workers.", 0),
     ("Extra", "integer", ".status.scheduling.extra", "Extra workers lent to the job.", 0),
@@ -35,39 +38,70 @@ _COLUMNS: Final = (
 )
 
 
+_QUEUE_COLUMNS: Final = (
+    ("Cohort", "string", ".spec.cohort", "Queues that borrow from each other.", 0),
+    ("Max-Priority", "integer", ".spec.maxPriority", "The highest priority that it admits.", 0),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
+)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    kind: str
+    plural: str
+    scope: str
+    short_names: tuple[str, ...]
+    columns: tuple[tuple[str, str, str, str, int], ...]
+    schema: Schema
+    subresources: Mapping[str, Any]
+
+
 def custom_resource_definition() -> dict[str, Any]:
-    """Return the definition as plain JSON types."""
+    """Return the definition of jobs as plain JSON types."""
+    scale = {
+        "specReplicasPath": ".spec.maxReplicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    subresources = {"status": {}, "scale": scale}
+    return _definition(_Kind(KIND, PLURAL, "Namespaced", (SHORT_NAME,), _JOB_COLUMNS, _job_schema(), subresources))
+
+
+def queue_definition() -> dict[str, Any]:
+    """Return the definition of queues as plain JSON types."""
+    return _definition(_Kind(QUEUE_KIND, QUEUE_PLURAL, "Cluster", (), _QUEUE_COLUMNS, _queue_schema(), {}))
+
+
+def definitions() -> dict[str, str]:
+    """Return the text of each definition's YAML file, by its name."""
+    return {found["metadata"]["name"]: render(found) for found in (custom_resource_definition(), queue_definition())}
+
+
+def _definition(of: _Kind) -> dict[str, Any]:
     version: dict[str, Any] = {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.maxReplicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        },
+        **({"subresources": of.subresources} if of.subresources else {}),
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, "description": text, "priority": priority}
-            for name, kind, path, text, priority in _COLUMNS
+            for name, kind, path, text, priority in of.columns
         ],
-        "schema": {"openAPIV3Schema": _schema()},
+        "schema": {"openAPIV3Schema": of.schema},
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": NAME},
+        "metadata": {"name": f"{of.plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
-            "scope": "Namespaced",
+            "scope": of.scope,
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": [SHORT_NAME],
+                "kind": of.kind,
+                "listKind": f"{of.kind}List",
+                "plural": of.plural,
+                "singular": of.kind.lower(),
+                **({"shortNames": list(of.short_names)} if of.short_names else {}),
                 "categories": [CATEGORY],
             },
             "versions": [version],
@@ -75,21 +109,21 @@ def custom_resource_definition() -> dict[str, Any]:
     }
 
 
-def render() -> str:
-    """Return the definition as the text of its YAML file."""
+def render(definition: Mapping[str, Any]) -> str:
+    """Return a definition as the text of its YAML file."""
     yaml = YAML(typ="rt")
     yaml.width = 100_000  # a line broken by the emitter ends with a space
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.representer.ignore_aliases = lambda _: True
     stream = io.StringIO()
-    yaml.dump(_quoted(custom_resource_definition()), stream)
+    yaml.dump(_quoted(definition), stream)
     return _HEADER + stream.getvalue()
 
 
 def _quoted(value: Any) -> Any:
     """Return `value` so that a reader of YAML 1.1, as kubectl is, takes `Off` for a text too."""
     match value:
-        case dict():
+        case Mapping():
             return {key: _quoted(item) for key, item in value.items()}
         case list():
             return [_quoted(item) for item in value]
@@ -100,7 +134,22 @@ def _quoted(value: Any) -> Any:
     return value
 
 
-def _schema() -> Schema:
+def _queue_schema() -> Schema:
+    schema: Schema = {
+        "description": "Limits the base GPUs that the training jobs which name it in spec.queue hold together.",
+        "type": "object",
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
+            "spec": structural(QueueSpec, RULES, defaults=True),
+        },
+        "x-kubernetes-validations": [dict(rule) for rule in RULES[QUEUE_KIND]],
+    }
+    return schema
+
+
+def _job_schema() -> Schema:
     schema: Schema = {
         "description": "A training job with a time budget that grows its model into GPUs that become free.",
         "type": "object",

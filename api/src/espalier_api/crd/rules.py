@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NotRequired, TypedDict
 
 from espalier_api.job import KIND, MAX_NAME_LENGTH
+from espalier_api.queue import QUEUE_KIND
 
 
 class Rule(TypedDict):
@@ -92,9 +93,35 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         _fixed_while_admitted("spec.template"),
         _fixed_while_admitted("spec.minReplicas"),
         _fixed_while_admitted("spec.training"),
+        _fixed_while_admitted("spec.queue"),
         _fixed_once_trained("spec.training.model", "as its checkpoints hold this model"),
         _fixed_once_trained("spec.training.dataset", "as its results are of this dataset"),
         _fixed_once_trained("spec.checkpoint.path", "as its checkpoints lie there"),
+    ),
+    QUEUE_KIND: (
+        {
+            "rule": f"self.metadata.name.size() <= {MAX_NAME_LENGTH}",
+            "message": f"has more than {MAX_NAME_LENGTH} characters; shorten it, so that spec.queue can name it",
+            "fieldPath": ".metadata.name",
+        },
+        {
+            "rule": "!self.metadata.name.contains('.')",
+            "message": "contains '.'; replace it by '-', so that spec.queue can name it",
+            "fieldPath": ".metadata.name",
+        },
+    ),
+    "QueueSpec": (
+        {
+            "rule": "!has(self.quotas) || self.quotas.all(q, self.quotas.exists_one(other, "
+            "has(other.gpuType) == has(q.gpuType) && (!has(q.gpuType) || other.gpuType == q.gpuType)))",
+            "message": "has two quotas for one gpuType, or two without one; merge them",
+            "fieldPath": ".quotas",
+        },
+        {
+            "rule": "has(self.cohort) || !has(self.quotas) || self.quotas.all(q, !has(q.borrowingLimit))",
+            "message": "has a borrowingLimit, but the queue is in no cohort; set spec.cohort, or remove it",
+            "fieldPath": ".quotas",
+        },
     ),
     "JobSpec": (
         {

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from espalier_cli.cluster.client import Cluster
-from espalier_cli.cluster.errors import ForbiddenError
+from espalier_cli.cluster.errors import ForbiddenError, NotFoundError
 from espalier_kube.lists import Listing
-from espalier_kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Resource
+from espalier_kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, QUEUES, Resource
 from espalier_operator.kube.inspection import names
 
 Lists = Mapping[Resource, Listing]
@@ -29,17 +29,19 @@ def fetch(cluster: Cluster, namespace: str | None = None) -> Lists:
     Pods and nodes are those of the whole cluster always: others' pods hold GPUs too. Pods that have ended hold none;
     workers that have ended still tell how.
     """
-    jobs, reports, live, workers, nodes, classes = cluster.at_once(
+    jobs, reports, live, workers, nodes, classes, queues = cluster.at_once(
         lambda: cluster.list_all(JOBS, namespace),
         lambda: cluster.list_all(CONFIG_MAPS, namespace, labels=names.REPORTS),
         lambda: cluster.list_all(PODS, fields=names.LIVE_PODS),
         lambda: cluster.list_all(PODS, namespace, labels=names.OWN_PODS),
         lambda: cluster.list_all(NODES),
         lambda: _unless_forbidden(lambda: cluster.list_all(PRIORITY_CLASSES)),
+        lambda: _unless_forbidden(lambda: cluster.list_all(QUEUES)),
     )
     pods = Listing(items=(*live.items, *workers.items), version=min(live.version, workers.version))
     lists = {JOBS: jobs, CONFIG_MAPS: reports, PODS: pods, NODES: nodes}
-    return lists if classes.version < 0 else {**lists, PRIORITY_CLASSES: classes}
+    optional = {PRIORITY_CLASSES: classes, QUEUES: queues}
+    return {**lists, **{resource: found for resource, found in optional.items() if found.version >= 0}}
 
 
 def fetch_for_job(cluster: Cluster, namespace: str, name: str) -> View:
@@ -57,8 +59,8 @@ def fetch_for_job(cluster: Cluster, namespace: str, name: str) -> View:
 
 
 def _unless_forbidden(call: Callable[[], Listing]) -> Listing:
-    """Return an empty list of no version where the person may not look."""
+    """Return an empty list of no version where the person may not look, or there is no such kind."""
     try:
         return call()
-    except ForbiddenError:
+    except (ForbiddenError, NotFoundError):
         return Listing(items=(), version=-1)

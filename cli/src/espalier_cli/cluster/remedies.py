@@ -29,7 +29,18 @@ class Remedy:
 
 REMEDIES: Final[dict[Reason, Remedy]] = {
     Reason.NO_FREE_GPU: Remedy("A job that ends, a node that is added, or a smaller minReplicas.", (_TOP,)),
-    Reason.QUOTA_EXCEEDED: Remedy("A job of queue {queue} that ends, or a larger share for the queue."),
+    Reason.QUOTA_EXCEEDED: Remedy(
+        "A job of queue {queue} or of its cohort that ends, or a larger quota.", ("kubectl get queue {queue}", _TOP)
+    ),
+    Reason.QUEUE_NOT_FOUND: Remedy(
+        "Set spec.queue to a queue that the namespace may use, or let an administrator make queue {queue} or add the "
+        "namespace to its spec.namespaces.",
+        ("kubectl get queues", _EDIT),
+    ),
+    Reason.PRIORITY_TOO_HIGH: Remedy(
+        "Lower spec.priority (or spec.priorityClassName), or name another queue in spec.queue.",
+        ("kubectl get queue {queue}", _EDIT),
+    ),
     Reason.TOO_LARGE: Remedy(
         "More nodes, or a new job with a smaller minReplicas or fewer GPUs per worker.",
         (_TOP,),

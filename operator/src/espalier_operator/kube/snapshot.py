@@ -37,7 +37,7 @@ def seen_by_operator(
     """Return what an operator that starts at `now` (epoch seconds) sees.
 
     `lists` has jobs, nodes, the ConfigMaps with the report label, and all pods that have not ended besides all workers;
-    PriorityClasses may be missing: then the priorities that jobs name themselves hold.
+    PriorityClasses and queues may be missing: then the priorities that jobs name themselves hold, and no quotas.
     """
     store = Store(settings, lambda: now)
     # Jobs last: whether one can be run depends on what PriorityClasses there are.
@@ -83,6 +83,7 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
         workers=tuple(workers),
         promises=tuple(job.promise for job in planned if job.promise is not None),
         jobs=tuple(job.facts for job in planned if job.facts is not None and (not job.facts.finished or job.workers)),
+        queues=tuple(sorted(store.queues.values(), key=lambda queue: queue.name)),
         placements={job.key: job.placement for job in planned if job.placement != NOWHERE},
         rules=rules,
     )

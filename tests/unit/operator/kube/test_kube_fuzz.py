@@ -132,7 +132,10 @@ def strange(draw: st.DrawFn, whole: Objects) -> Objects:
 
 
 def lists_of(*objects: Objects) -> dict[Resource, Listing]:
-    kinds = (resources.NODES, resources.PODS, resources.JOBS, resources.CONFIG_MAPS, resources.PRIORITY_CLASSES)
+    kinds = (
+        *(resources.NODES, resources.PODS, resources.JOBS, resources.CONFIG_MAPS),
+        *(resources.PRIORITY_CLASSES, resources.QUEUES),
+    )
     found = [(resource, at(1, raw)) for group in objects for resource, raw in group]
     found.append((resources.PRIORITY_CLASSES, priority_class(1)))
     return {kind: Listing([raw for of, raw in found if of is kind], 1) for kind in kinds}

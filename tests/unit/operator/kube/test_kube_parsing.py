@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from espalier_api.reasons import Reason
 from espalier_operator.constraints import Constraints, Expression, Taint, Term, Toleration
@@ -20,8 +22,10 @@ from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, 
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import constraints_of, parse_pod, request_of, requests_of
+from espalier_operator.kube.objects.queues import parse_queue
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import foreign_worker
+from espalier_operator.queues import Queue, Quota
 from operator_world.kube_objects import (
     EPOCH,
     GPU,
@@ -648,3 +652,19 @@ def test_no_job_is_too_strange(raw):
         assert all(job.problems)
     else:
         assert job.terms.gpus_per_worker >= 1
+
+
+def test_a_queue_is_read_with_its_quotas_and_a_damaged_one_holds_nothing() -> None:
+    text = (Path(__file__).parents[4] / "examples" / "queues" / "two-teams.yaml").read_text(encoding="utf-8")
+    vision, language, default = map(parse_queue, YAML(typ="safe", pure=True).load_all(text))
+    assert vision == Queue(
+        name="vision",
+        cohort="research",
+        namespaces=("vision",),
+        max_priority=100,
+        quotas=(Quota(nominal=8, borrowing_limit=2),),
+    )
+    assert (language.quotas, language.max_priority) == ((Quota(nominal=4),), None)
+    assert (default.cohort, default.max_priority) == (None, 0)
+    damaged = {"kind": "Queue", "metadata": {"name": "vision"}, "spec": {"quotas": "all"}}
+    assert parse_queue(damaged) == Queue(name="vision", quotas=(Quota(nominal=0),))

@@ -162,7 +162,10 @@ def world() -> World:
 
 
 def test_the_world_is_unknown_until_every_kind_was_listed(world: World) -> None:
-    kinds = (resources.NODES, resources.PODS, resources.JOBS, resources.CONFIG_MAPS, resources.PRIORITY_CLASSES)
+    kinds = (
+        *(resources.NODES, resources.PODS, resources.JOBS, resources.CONFIG_MAPS),
+        *(resources.PRIORITY_CLASSES, resources.QUEUES),
+    )
     world.take(resources.NODES, raw_node())
     for number, kind in enumerate(kinds):
         assert len(world.store.unknown()) == len(kinds) - number

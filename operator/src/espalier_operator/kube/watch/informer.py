@@ -72,7 +72,7 @@ class Informer:
 
     async def list_all(self) -> None:
         """List every kind once. `BackendError` where one cannot be: nothing is concluded from its absence."""
-        for resource in (resources.PRIORITY_CLASSES, resources.NODES):
+        for resource in (resources.PRIORITY_CLASSES, resources.QUEUES, resources.NODES):
             found = await self._client.list(resource, None)
             self._store.replace(resource, found.items, found.version)
         await self._list_namespaced(resources.JOBS, "")

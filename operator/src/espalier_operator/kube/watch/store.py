@@ -18,6 +18,7 @@ from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Load, Pod, parse_load, parse_pod
+from espalier_operator.kube.objects.queues import parse_queue
 from espalier_operator.kube.reading import text as text_of
 from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.reports import ReportObject, Unread, read, report_object
@@ -25,6 +26,7 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, is_widespread, reach_of
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.indexer import Indexer
+from espalier_operator.queues import Queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +81,14 @@ class Store:
         self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
         self.reports: Indexer[ReportObject] = Indexer(lambda raw, _: self._parse_report(raw), self._report_changed)
         self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
+        self.queues: Indexer[Queue] = Indexer(lambda raw, _: parse_queue(raw), self._queue_changed)
         self._indexers: Mapping[Resource, Indexer[Any]] = {
             resources.NODES: self.nodes,
             resources.PODS: self.pods,
             resources.JOBS: self.jobs,
             resources.CONFIG_MAPS: self.reports,
             resources.PRIORITY_CLASSES: self.priorities,
+            resources.QUEUES: self.queues,
         }
         self._silent: set[str] = set()
         """Names of the nodes that do not report."""
@@ -384,6 +388,10 @@ class Store:
             for job in list(self.jobs.values()):
                 if text_of(job.raw, "spec", "priorityClassName") == key:
                     self.jobs.reread({**job.raw, "status": job.status})
+
+    def _queue_changed(self, key: str, before: Queue | None, after: Queue | None) -> None:
+        if before != after:
+            self._announce()
 
     def _news(self, job: JobRef) -> None:
         self._mark(self._changed, job)

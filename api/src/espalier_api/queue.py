@@ -1,0 +1,66 @@
+"""The queue: a `Queue` as platform teams write it. It limits what jobs that name it in `spec.queue` hold together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+
+from espalier_api.base import Strict
+from espalier_api.job import Name
+
+QUEUE_KIND: Final = "Queue"
+QUEUE_PLURAL: Final = "queues"
+_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_MOST: Final = 1_000_000
+
+
+class QuotaSpec(Strict):
+    """Base GPUs of one type. Extra GPUs are not counted: they are lent from what is spare."""
+
+    gpu_type: str | None = Field(default=None, min_length=1, max_length=63)
+    """Type of GPU, the value of the node label that distinguishes types. Absent: all types together that no other quota
+    of the queue names."""
+    nominal: int = Field(ge=0, le=_MOST)
+    """GPUs that the queue's jobs may hold in any case."""
+    borrowing_limit: int | None = Field(default=None, ge=0, le=_MOST)
+    """GPUs that they may hold in addition while other queues of the cohort do not use theirs. Default: no limit."""
+
+
+class QueueSpec(Strict):
+    """`spec` of a `Queue`."""
+
+    cohort: Name | None = None
+    """Queues of one cohort borrow what others of it do not use. Absent: the queue borrows and lends nothing."""
+    namespaces: tuple[Annotated[str, Field(pattern=_LABEL, max_length=63)], ...] = Field(default=(), max_length=1000)
+    """Namespaces whose jobs may use the queue. Absent: all."""
+    max_priority: int | None = Field(default=None, ge=-2_147_483_648, le=1_000_000_000)
+    """Jobs of a higher priority are not admitted. Absent: no limit."""
+    quotas: tuple[QuotaSpec, ...] = Field(default=(), max_length=100)
+    """Absent: any number of GPUs of any type. Otherwise the queue has none of the types that no quota is for."""
+
+    @field_validator("quotas")
+    @classmethod
+    def _one_for_each_type(cls, value: tuple[QuotaSpec, ...]) -> tuple[QuotaSpec, ...]:
+        types = [quota.gpu_type for quota in value]
+        for gpu_type in types:
+            if types.count(gpu_type) > 1:
+                whose = "without a gpuType" if gpu_type is None else f"for gpuType {gpu_type!r}"
+                raise ValueError(f"has {types.count(gpu_type)} quotas {whose}; merge them")
+        return value
+
+
+class QueueMeta(Strict):
+    """The part of metav1 ObjectMeta that Espalier reads."""
+
+    model_config = ConfigDict(extra="allow")
+    name: Name
+
+
+class Queue(Strict):
+    """One queue; it is in no namespace."""
+
+    api_version: Literal["espalier.dev/v1alpha1"]
+    kind: Literal["Queue"]
+    metadata: QueueMeta
+    spec: QueueSpec = QueueSpec()

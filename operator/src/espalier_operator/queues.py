@@ -1,0 +1,159 @@
+"""Queues: how many base GPUs the jobs of a queue may hold together, and what they may borrow of others. Pure.
+
+As in Kueue, a queue has a nominal quota for each type of GPU, and queues of one cohort borrow what others of it do not
+use. Extra GPUs are not counted: they are lent from what is spare, and are reclaimed with notice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from espalier_api.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """Base GPUs of one type."""
+
+    gpu_type: str | None = None
+    """None: of all types together that no other quota of the queue names."""
+    nominal: int
+    """GPUs that the queue may hold in any case."""
+    borrowing_limit: int | None = None
+    """GPUs that it may hold in addition while others of its cohort do not use theirs; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """What the jobs that name it in `spec.queue` may hold together."""
+
+    name: str
+    cohort: str | None = None
+    """Queues of one cohort lend each other what they do not use; None: it lends and borrows nothing."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces whose jobs may use it; empty: all."""
+    max_priority: int | None = None
+    """Jobs of a higher priority are refused."""
+    quotas: tuple[Quota, ...] = ()
+    """Empty: any number of GPUs of any type. Otherwise none of the types that no quota is for."""
+
+    def quota(self, gpu_type: str) -> Quota | None:
+        """Return the quota that counts GPUs of `gpu_type`."""
+        named = {quota.gpu_type: quota for quota in self.quotas}
+        return named.get(gpu_type, named.get(None))
+
+    def admits(self, namespace: str) -> bool:
+        """Return whether jobs of `namespace` may use it."""
+        return not self.namespaces or namespace in self.namespaces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a job asks its queue for."""
+
+    queue: str
+    namespace: str
+    priority: int
+    gpus: int
+    """Of all base workers."""
+
+
+_Kind = str | None
+"""The type of GPU that a quota is for."""
+
+
+class Ledger:
+    """What the jobs of each queue hold. Without any queue, nothing is limited."""
+
+    def __init__(self, queues: Iterable[Queue], held: Iterable[tuple[Claim, str]]) -> None:
+        """Count what is `held`: each claim with the type of GPU that it was granted."""
+        self._queues = {queue.name: queue for queue in queues}
+        self._used: Counter[tuple[str, _Kind]] = Counter()
+        self._closed: set[tuple[str, _Kind]] = set()
+        self._deferred: set[tuple[str, _Kind]] = set()
+        self._owed: set[tuple[str, _Kind]] = set()
+        """By cohort: what a queue waits for that has not used its nominal quota."""
+        self._totals: Counter[tuple[str, _Kind]] = Counter()
+        """By cohort: the sum of nominal quotas."""
+        self._held_by_cohort: Counter[tuple[str, _Kind]] = Counter()
+        """By cohort: what its queues hold."""
+        for queue in self._queues.values():
+            for quota in queue.quotas:
+                if queue.cohort is not None:
+                    self._totals[queue.cohort, quota.gpu_type] += quota.nominal
+        for claim, gpu_type in held:
+            self.hold(claim, gpu_type)
+
+    def refusal(self, claim: Claim) -> Reason | None:
+        """Return why the queue does not take the job at all; None: it does."""
+        if not self._queues:
+            return None
+        queue = self._queues.get(claim.queue)
+        if queue is None or not queue.admits(claim.namespace):
+            return Reason.QUEUE_NOT_FOUND
+        if queue.max_priority is not None and claim.priority > queue.max_priority:
+            return Reason.PRIORITY_TOO_HIGH
+        return None
+
+    def hold(self, claim: Claim, gpu_type: str) -> None:
+        """Count GPUs that were granted."""
+        queue = self._queues.get(claim.queue)
+        quota = None if queue is None else queue.quota(gpu_type)
+        if queue is not None and quota is not None:
+            self._used[queue.name, quota.gpu_type] += claim.gpus
+            if queue.cohort is not None:
+                self._held_by_cohort[queue.cohort, quota.gpu_type] += claim.gpus
+
+    def allows(self, claim: Claim, gpu_type: str, *, borrowing: bool) -> bool:
+        """Return whether the queue may hold the GPUs in addition; without `borrowing` within its nominal quota."""
+        queue = self._queues.get(claim.queue)
+        if queue is None or not queue.quotas:
+            return True
+        quota = queue.quota(gpu_type)
+        if quota is None:
+            return False
+        kind = queue.name, quota.gpu_type
+        if kind in self._closed or (kind in self._deferred and not borrowing):
+            return False
+        used = self._used[queue.name, quota.gpu_type] + claim.gpus
+        place = queue.cohort or "", quota.gpu_type
+        if used > quota.nominal and not (
+            borrowing and place not in self._owed and self._may_borrow(queue, quota, used)
+        ):
+            return False
+        return queue.cohort is None or self._held_by_cohort[place] + claim.gpus <= self._totals[place]
+
+    def defer(self, claim: Claim, gpu_types: Iterable[str]) -> None:
+        """Let no later job of the queue pass one that waits until those are served whose queues do not borrow."""
+        self._deferred.update((claim.queue, quota.gpu_type) for _, quota in self._quotas(claim, gpu_types))
+
+    def wait(self, claim: Claim, gpu_types: Iterable[str]) -> None:
+        """Let the job wait for its quota: it goes before others of its queue, and before those who borrow from it.
+
+        One that can never be allowed holds back nobody.
+        """
+        for queue, quota in self._quotas(claim, gpu_types):
+            if not self._could_ever_hold(queue, quota, claim.gpus):
+                continue
+            self._closed.add((queue.name, quota.gpu_type))
+            if queue.cohort is not None and self._used[queue.name, quota.gpu_type] + claim.gpus <= quota.nominal:
+                self._owed.add((queue.cohort, quota.gpu_type))
+
+    def _quotas(self, claim: Claim, gpu_types: Iterable[str]) -> list[tuple[Queue, Quota]]:
+        queue = self._queues.get(claim.queue)
+        quotas = () if queue is None else map(queue.quota, gpu_types)
+        return [(queue, quota) for quota in quotas if queue is not None and quota is not None]
+
+    def _could_ever_hold(self, queue: Queue, quota: Quota, gpus: int) -> bool:
+        """Return whether the queue might hold that many GPUs if nobody held any."""
+        if gpus <= quota.nominal:
+            return True
+        total = self._totals[queue.cohort or "", quota.gpu_type]
+        return self._may_borrow(queue, quota, gpus) and gpus <= total
+
+    @staticmethod
+    def _may_borrow(queue: Queue, quota: Quota, used: int) -> bool:
+        over = used - quota.nominal
+        return queue.cohort is not None and (quota.borrowing_limit is None or over <= quota.borrowing_limit)

@@ -1,0 +1,63 @@
+"""Queues on a real API server: what it refuses, and how jobs wait for quotas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from apiserver import ApiServer, ServerError
+from operators import World
+
+QUEUES = "/apis/espalier.dev/v1alpha1/queues"
+
+
+def queue(name: str, **spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "espalier.dev/v1alpha1", "kind": "Queue", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.fixture
+def team(world: World) -> Iterator[str]:
+    """Give the name of a queue with one GPU, for the world's namespace."""
+    name = f"team-{world.namespace}"[:52]
+    quotas = [{"nominal": 1}]
+    world.server.request("POST", QUEUES, queue(name, namespaces=[world.namespace], maxPriority=5, quotas=quotas))
+    yield name
+    world.server.request("DELETE", f"{QUEUES}/{name}")
+
+
+def test_a_job_waits_for_its_quota_until_that_is_raised(world: World, team: str) -> None:
+    world.kubelet.add_node("node", 4)
+    world.operate()
+    world.jobs.make("first", queue=team)
+    world.until_condition("first", "Running", "True", "Running")
+    world.jobs.make("second", queue=team)
+    world.jobs.make("proud", queue=team, priority=6)
+    world.jobs.make("lost")
+    world.until_condition("second", "Admitted", "False", "QuotaExceeded")
+    world.until_condition("proud", "Admitted", "False", "PriorityTooHigh")
+    world.until_condition("lost", "Admitted", "False", "QueueNotFound")
+    world.server.request("PATCH", f"{QUEUES}/{team}", {"spec": {"quotas": [{"nominal": 2}]}})
+    world.until_condition("second", "Running", "True", "Running")
+    assert world.jobs.condition("proud", "Admitted") == ("False", "PriorityTooHigh")
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "problem"),
+    [
+        ("a.b", {}, "contains '.'; replace it by '-'"),
+        ("a" * 53, {}, "has more than 52 characters"),
+        ("a", {"quotas": [{"nominal": 1}, {"nominal": 2}]}, "has two quotas for one gpuType, or two without one"),
+        ("a", {"quotas": [{"nominal": 1, "borrowingLimit": 1}]}, "the queue is in no cohort"),
+        ("a", {"quotas": [{"nominal": -1}]}, "spec.quotas[0].nominal"),
+        ("a", {"quotas": [{}]}, "spec.quotas[0].nominal"),
+        ("a", {"cohort": "Not A Name"}, "spec.cohort"),
+        ("a", {"colour": "red"}, "unknown field"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_field(
+    api_server: ApiServer, name: str, spec: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ServerError, match=re.escape(problem)):
+        api_server.request("POST", QUEUES, queue(name, **spec), fieldValidation="Strict", dryRun="All")

@@ -1,0 +1,125 @@
+"""Quotas of queues: who may hold what, who may borrow, and who waits for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Admit, Plan
+from espalier_operator.facts import JobFacts, Node, Snapshot, Terms
+from espalier_operator.plan import plan
+from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.queues import Queue, Quota
+
+NOW = 1000.0
+
+
+def job(
+    name: str, queue: str = "a", *, gpus: int = 1, at: float = 0.0, priority: int = 0, gpu_type: str | None = None
+) -> JobFacts:
+    terms = Terms(
+        min_replicas=gpus,
+        max_replicas=gpus,
+        queue=queue,
+        priority=priority,
+        gpu_type=gpu_type,
+        time_budget_seconds=500.0,
+    )
+    return JobFacts(key=f"team/{name}", terms=terms, submitted_at=at)
+
+
+def runs(facts: JobFacts, gpu_type: str = "fast") -> JobFacts:
+    return replace(facts, admitted_at=0.0, gpu_type=gpu_type)
+
+
+def decide(queues: tuple[Queue, ...], *jobs: JobFacts, fast: int = 8, slow: int = 0) -> Plan:
+    nodes = (Node(name="n", gpu_type="fast", allocatable=fast), Node(name="m", gpu_type="slow", allocatable=slow))
+    return plan(Snapshot(taken_at=NOW, nodes=nodes, jobs=jobs, queues=queues), FairPolicy(), NOW)
+
+
+def admitted(planned: Plan) -> list[str]:
+    return [action.job.removeprefix("team/") for action in planned.actions if isinstance(action, Admit)]
+
+
+def refused(planned: Plan) -> dict[str, Reason]:
+    return {key.removeprefix("team/"): refusal.reason for key, refusal in planned.refusals.items()}
+
+
+def queue(name: str = "a", nominal: int = 2, limit: int | None = None, cohort: str | None = None) -> Queue:
+    return Queue(name=name, cohort=cohort, quotas=(Quota(nominal=nominal, borrowing_limit=limit),))
+
+
+def test_without_queues_nothing_is_limited() -> None:
+    assert admitted(decide((), job("x", "any", gpus=8))) == ["x"]
+
+
+def test_a_queue_holds_its_quota_and_no_more() -> None:
+    planned = decide((queue(),), job("x", at=1), job("y", at=2), job("z", at=3))
+    assert admitted(planned) == ["x", "y"]
+    assert refused(planned) == {"z": Reason.QUOTA_EXCEEDED}
+
+
+def test_who_waits_for_a_quota_holds_back_its_own_queue_only() -> None:
+    """A large job is not starved by small ones of its queue; one that can never fit delays nobody."""
+    full = (queue(), queue("b"))
+    planned = decide(full, runs(job("r")), job("large", gpus=2, at=1), job("small", at=2), job("other", "b", at=3))
+    assert admitted(planned) == ["other"]
+    assert refused(planned)["small"] is Reason.QUOTA_EXCEEDED
+    planned = decide(full, job("never", gpus=3, at=1), job("small", at=2))
+    assert admitted(planned) == ["small"]
+    assert refused(planned) == {"never": Reason.QUOTA_EXCEEDED}
+
+
+def test_a_cohort_lends_what_is_not_used_within_the_borrowing_limit() -> None:
+    cohort = (queue("a", 2, 1, "all"), queue("b", 2, None, "all"))
+    assert admitted(decide(cohort, *(job(f"a{n}", at=n) for n in range(4)))) == ["a0", "a1", "a2"]
+    assert admitted(decide(cohort, *(job(f"b{n}", "b", at=n) for n in range(5)))) == ["b0", "b1", "b2", "b3"]
+    assert admitted(decide((queue("a"), queue("b", 2, None, "all")), *(job(f"b{n}", "b") for n in range(3)))) == [
+        "b0",
+        "b1",
+    ]
+
+
+def test_who_borrows_comes_after_all_who_do_not() -> None:
+    """Also with a higher priority: the quota of a queue is its own."""
+    cohort = (queue("a", 1, None, "all"), queue("b", 1, None, "all"))
+    jobs = job("a0", at=0), job("a1", at=1, priority=9), job("a2", at=2), job("b0", "b", at=9)
+    planned = decide(cohort, *jobs)
+    assert admitted(planned) == ["a1", "b0"]
+    assert set(refused(planned).values()) == {Reason.QUOTA_EXCEEDED}
+
+
+def test_nobody_borrows_more_while_a_queue_waits_for_what_others_borrowed() -> None:
+    cohort = (queue("a", 2, None, "all"), queue("b", 2, None, "all"))
+    held = runs(job("a0", gpus=2)), runs(job("a1"))
+    planned = decide(cohort, *held, job("b0", "b", gpus=2, at=1), job("a2", at=0))
+    assert admitted(planned) == []
+    assert refused(planned)["b0"] is Reason.QUOTA_EXCEEDED
+    assert refused(planned)["a2"] is Reason.QUOTA_EXCEEDED
+
+
+def test_types_have_quotas_of_their_own() -> None:
+    mixed = Queue(name="a", quotas=(Quota(gpu_type="fast", nominal=1), Quota(nominal=2)))
+    planned = decide((mixed,), *(job(f"x{n}", at=n) for n in range(4)), slow=8)
+    assert {action.gpu_type for action in planned.actions if isinstance(action, Admit)} == {"fast", "slow"}
+    assert len(admitted(planned)) == 3
+    only = Queue(name="a", quotas=(Quota(gpu_type="slow", nominal=1),))
+    assert refused(decide((only,), job("x", gpu_type="fast"), slow=8)) == {"x": Reason.QUOTA_EXCEEDED}
+
+
+def test_a_job_needs_a_queue_that_takes_it() -> None:
+    theirs = Queue(name="theirs", namespaces=("others",))
+    low = Queue(name="low", max_priority=0)
+    planned = decide((theirs, low), job("x", "none"), job("y", "theirs"), job("z", "low", priority=1), job("v", "low"))
+    assert admitted(planned) == ["v"]
+    assert refused(planned) == {
+        "x": Reason.QUEUE_NOT_FOUND,
+        "y": Reason.QUEUE_NOT_FOUND,
+        "z": Reason.PRIORITY_TOO_HIGH,
+    }
+
+
+def test_a_smaller_quota_takes_nothing_from_jobs_that_run() -> None:
+    planned = decide((queue(nominal=1),), runs(job("x", gpus=4)), job("y"))
+    assert planned.actions == ()
+    assert refused(planned)["y"] is Reason.QUOTA_EXCEEDED

@@ -68,6 +68,8 @@ class Requeue:
     job: str
     reason: Reason
     message: str = ""
+    hold_until: float | None = None
+    """It is granted nothing more before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

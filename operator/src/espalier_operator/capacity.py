@@ -199,6 +199,11 @@ class Capacity:
             return Supply.LATER
         return Supply.NEVER
 
+    def reserve(self, node: str | None, gpus: int) -> None:
+        """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has fewer."""
+        if node is not None and node in self._group and min(self._now[node], self._later[node]) >= gpus:
+            self._change(node, gpus, (), now=-1, later=-1)
+
     def occupy(self, site: Site, gpus: int) -> str | None:
         """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
         return self._place(self._on(self._offers, site), site, gpus, now=-1, later=0)

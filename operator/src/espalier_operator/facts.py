@@ -99,6 +99,9 @@ class Worker:
     """What a foreign worker without a node asks of one."""
     pinned_to: str | None = None
     """The only node that it may be bound to, chosen by an earlier plan; None: kube-scheduler chooses."""
+    is_rival: bool = False
+    """It is foreign, and a worker of another Espalier's job. Pinned and not bound, it keeps the GPUs of its node from
+    new workers, and is no reason to reclaim any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +265,7 @@ class JobFacts:
     pinned: bool = True
     """The planner chooses the nodes of its workers; False once kube-scheduler has refused such a node."""
     hold_until: float | None = None
-    """It is granted nothing more before: kube-scheduler has found no node for what it was granted."""
+    """It is granted nothing more before: what it was granted could not be bound."""
     preemptions: int = 0
     """How often GPUs were taken from it by force, or its leader was ended from outside."""
     stopping: Stopping | None = None
@@ -302,6 +305,9 @@ class Rules:
     measured: the job would end before the workers have warmed up."""
     stop_grace_seconds: float = 30.0
     """Seconds between the demand to write a checkpoint and end (suspension, end of the GPU budget) and a forced end."""
+    rivalry_seconds: float = 20.0
+    """A job that lost its GPUs before it trained waits for a random part of this, if another Espalier has workers on
+    nodes that it can use: two gangs that each got a part of these nodes must not meet there again."""
     placement_seconds: float = 60.0
     """A job waits again if kube-scheduler finds no node for a base worker for so long, though GPUs are free for it."""
     pin_seconds: float = 5.0

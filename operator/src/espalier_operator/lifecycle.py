@@ -63,7 +63,7 @@ def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
 
 
 def is_held_back(job: JobFacts, now: float) -> bool:
-    """Return whether nothing more is granted because kube-scheduler has found no node for what was granted."""
+    """Return whether nothing more is granted because what was granted could not be bound."""
     return job.hold_until is not None and now < job.hold_until
 
 

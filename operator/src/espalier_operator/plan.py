@@ -35,6 +35,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from random import Random
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import (
@@ -93,6 +94,8 @@ class _Tick:
         """By job: its live extra workers."""
         self._foreign: list[Worker] = []
         """Pods of others that wait for GPUs."""
+        self._rivals = {worker.node or worker.pinned_to for worker in snapshot.workers if worker.is_rival}
+        """Nodes where workers of another Espalier are, or will be."""
         waiting: list[Worker] = []
         """Workers that wait for the node that was chosen for them."""
         for worker in snapshot.workers:
@@ -104,7 +107,7 @@ class _Tick:
                 elif worker.role is Role.BASE:
                     if worker.node is not None:
                         self._bound[worker.job][worker.index] = worker.node
-                elif worker.node is None:
+                elif worker.node is None and worker.pinned_to is None:
                     self._foreign.append(worker)
         self._promises = {promise.job: promise for promise in snapshot.promises}
         open_jobs = [job for job in snapshot.jobs if not job.finished and not self._ends(job)]
@@ -149,7 +152,7 @@ class _Tick:
             supply = self._claim(job)
             moved = tuple(worker.index for worker in self._moved[job.key] if worker.role is Role.BASE)
             if supply is Supply.NEVER:
-                self._act(Requeue(job=job.key, reason=Reason.GPU_LOST))
+                self._act(self._give_up(job))
             elif moved:
                 self._act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
             elif len(self._bound[job.key]) < job.terms.min_replicas and supply is Supply.NOW:
@@ -273,10 +276,14 @@ class _Tick:
         return found
 
     def _hold_pinned(self, waiting: Iterable[Worker], jobs: Mapping[str, JobFacts], leaving: set[str]) -> None:
-        """Keep GPUs for workers that are not bound, on the nodes that were chosen for them."""
-        for worker in waiting:
+        """Keep GPUs for workers that are not bound, on the nodes that were chosen for them.
+
+        Our own first: where another Espalier has chosen the same node, kube-scheduler decides who is bound.
+        """
+        for worker in sorted(waiting, key=lambda worker: worker.is_rival):
             job = jobs.get(worker.job or "")
             if job is None:
+                self._capacity.reserve(worker.pinned_to, worker.gpus)
                 continue
             stays = worker.name not in leaving
             supply = self._capacity.hold_at(self._site(job), worker.pinned_to, worker.gpus, stays=stays)
@@ -368,6 +375,15 @@ class _Tick:
     def _placed(self, job: JobFacts, mark: int) -> list[str | None]:
         """Return the nodes that were chosen for workers of `job` since `mark`."""
         return [node if job.pinned else None for node in self._capacity.placed_since(mark)]
+
+    def _give_up(self, job: JobFacts) -> Requeue:
+        """Let a job wait again whose workers have lost their GPUs."""
+        site = self._site(job)
+        if job.trained or not any(self._capacity.is_in(site, node) for node in self._rivals):
+            return Requeue(job=job.key, reason=Reason.GPU_LOST)
+        wait = self._rules.rivalry_seconds * Random(f"{job.key} {job.generation}").random()
+        message = "workers of another Espalier took GPUs of the nodes that were chosen for it"
+        return Requeue(job=job.key, reason=Reason.GPU_LOST, message=message, hold_until=self._now + wait)
 
     def _doubt(self, job: JobFacts) -> None:
         """Act on base workers that kube-scheduler has refused for long, though GPUs are free for them.

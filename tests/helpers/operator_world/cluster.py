@@ -247,7 +247,8 @@ class Cluster:
                         del self.workers[worker.name]
                         self.unseen[worker.name] = replace(worker, pinned_to=None)
             case Requeue():
-                held = self.now + HOLD_SECONDS if action.reason is Reason.UNSCHEDULABLE else job.hold_until
+                held = action.hold_until or job.hold_until
+                held = self.now + HOLD_SECONDS if action.reason is Reason.UNSCHEDULABLE else held
                 self.change(job.key, hold_until=held, refused_since=None)
                 self.change(job.key, admitted_at=None, gpu_type=None, extra=0, reclaim=None, stopping=None)
                 self._retire(job.key)

@@ -90,6 +90,7 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 incarnations=("",) * len(state.attempts),
                 preemptions=state.preemptions + lost,
                 last_failure=action.message[:MAX_MESSAGE] or state.last_failure,
+                hold_until=action.hold_until or state.hold_until,
             )
             if action.reason is Reason.UNSCHEDULABLE:
                 waiting = _held_back(waiting, now, timing)

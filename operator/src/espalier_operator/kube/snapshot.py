@@ -66,8 +66,8 @@ def seen_by_operator(
 def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules) -> Snapshot:
     """Return the planner's view of the jobs just observed, and of everything else in `store`.
 
-    A finished job is included while it still has workers. Pods of jobs that are not planned for hold their GPUs,
-    and want none.
+    A finished job is included while it still has workers. Pods of jobs that are not planned for, which may be another
+    Espalier's, hold their GPUs; those that wait for a node that was chosen for them keep its GPUs from new workers.
     """
     planned = [job for job in jobs if job.facts is not None]
     own = {job.object.ref for job in planned}
@@ -75,7 +75,7 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
     workers += store.foreign_workers.values()
     for ref, pods in store.pods_by_job.items():
         if ref not in own:
-            found = (foreign_worker(pod) for pod in pods.values() if pod.node is not None)
+            found = (foreign_worker(pod) for pod in pods.values())
             workers += [worker for worker in found if worker is not None]
     return Snapshot(
         taken_at=now,

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from espalier_api.report import TrainerPhase
 from espalier_kube import resources
-from espalier_operator.facts import Role, Rules
+from espalier_operator.facts import Role, Rules, Worker
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Pod
+from espalier_operator.kube.objects.template import require_node
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.state.outages import Reach
@@ -226,6 +227,30 @@ def test_our_pods_are_filed_by_job_and_others_as_foreign(world: World) -> None:
     assert list(world.store.foreign_workers) == ["ns/stranger"]
     world.take(resources.PODS, stranger, "DELETED")
     assert world.store.foreign_workers == {}
+
+
+def test_workers_of_another_operator_keep_the_node_that_was_chosen_for_them(world: World) -> None:
+    """Whether they are bound yet or not; without a node they want nothing of us."""
+
+    def seen() -> Worker | None:
+        world.take(resources.PODS, raw)
+        found = assemble([], world.store, EPOCH, Rules()).workers
+        world.take(resources.PODS, raw, "DELETED")
+        world.store.settle(*world.store.doubtful.popitem()[1], None)
+        return next(iter(found), None)
+
+    raw = raw_worker(kube_job(), node=None, phase="Pending", state={})
+    assert seen() is None
+    require_node(raw["spec"], "n1")
+    waits = seen()
+    assert waits is not None
+    assert (waits.role, waits.node, waits.pinned_to, waits.is_rival) == (Role.FOREIGN, None, "n1", True)
+    raw["spec"]["nodeName"] = "n1"
+    bound = seen()
+    assert bound is not None
+    assert (bound.role, bound.node, bound.pinned_to, bound.is_rival) == (Role.FOREIGN, "n1", None, True)
+    raw["spec"]["nodeName"], raw["spec"]["schedulingGates"] = "", [{"name": "later"}]
+    assert seen() is None
 
 
 def test_a_pod_event_that_says_nothing_new_wakes_nobody(world: World) -> None:

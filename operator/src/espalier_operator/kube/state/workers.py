@@ -123,11 +123,11 @@ def workers_of(key: str, pods: JobPods) -> Iterator[Worker]:
 
 
 def foreign_worker(pod: Pod) -> Worker | None:
-    """Return a pod that is nobody's worker as the planner counts it; None where it neither holds nor wants GPUs.
+    """Return a pod that is no worker of ours as the planner counts it; None if it neither holds nor wants GPUs.
 
-    One whose job is gone, or cannot be understood, wants nothing any more.
+    A worker of another job, which may be of another Espalier, wants GPUs of the node that was chosen for it.
     """
-    wants = pod.wants_gpus and not (pod.gated or pod.deleting or pod.owner is not None)
+    wants = pod.wants_gpus and not (pod.gated or pod.deleting) and (pod.owner is None or pod.pinned_to is not None)
     if pod.ended or pod.gpus == 0 or (pod.node is None and not wants):
         return None
     return Worker(
@@ -139,6 +139,8 @@ def foreign_worker(pod: Pod) -> Worker | None:
         state=_state(pod),
         gpu_type=pod.gpu_type,
         constraints=pod.constraints,
+        pinned_to=pod.pinned_to if pod.node is None else None,
+        is_rival=pod.owner is not None,
     )
 
 

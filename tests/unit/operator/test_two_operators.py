@@ -1,0 +1,179 @@
+"""Two operators with jobs of their own on the same nodes: each sees the pods of the other, and not its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Admit, Finish, Plan, Requeue
+from espalier_operator.facts import (
+    Ended,
+    JobFacts,
+    Node,
+    Placement,
+    Role,
+    Rules,
+    Snapshot,
+    Terms,
+    Worker,
+    WorkerState,
+)
+from espalier_operator.plan import plan
+from espalier_operator.policies.fair import FairPolicy
+from operator_world.cluster import Cluster
+
+ROUNDS = 200
+TRAINING_ROUNDS = 10
+
+
+class Shared:
+    """One cluster and two planners. In a round, one second, each plans once."""
+
+    def __init__(self, seed: int, nodes: int, gpus: int, together: float) -> None:
+        """`together` is the probability that both plan on the same state of the cluster."""
+        self.random, self.together = Random(seed), together
+        self.cluster = Cluster()
+        for number in range(nodes):
+            self.cluster.nodes[f"n{number}"] = Node(name=f"n{number}", gpu_type="h100", allocatable=gpus)
+        self.placements: dict[str, Mapping[str, Placement]] = {"a": {}, "b": {}}
+        self.began: dict[str, int] = {}
+        """By job: the round in which it began to train."""
+
+    def submit(self, operator: str, name: str, workers: int) -> None:
+        terms = Terms(min_replicas=workers, max_replicas=workers, time_budget_seconds=1e6)
+        self.cluster.submit(f"{operator}/{name}", terms)
+
+    def seen_by(self, operator: str) -> Snapshot:
+        whole = self.cluster.snapshot()
+        workers = (worker if _is_of(operator, worker.job) else _rival(worker) for worker in whole.workers)
+        return replace(
+            whole,
+            jobs=tuple(job for job in whole.jobs if _is_of(operator, job.key)),
+            workers=tuple(worker for worker in workers if worker.node or worker.pinned_to),
+            placements=self.placements[operator],
+        )
+
+    def round(self, number: int) -> None:
+        turns = self.random.sample(["a", "b"], 2)
+        seen = {operator: self.seen_by(operator) for operator in turns}
+        at_once = self.random.random() < self.together
+        for operator in turns:
+            snapshot = seen[operator] if at_once else self.seen_by(operator)
+            self.carry_out(operator, plan(snapshot, FairPolicy(), self.cluster.now))
+        self.cluster.bury()
+        self.cluster.reveal()
+        order = self.random.sample(list(self.cluster.workers.items()), len(self.cluster.workers))
+        self.cluster.workers = dict(order)  # in which kube-scheduler takes them
+        self.cluster.bind()
+        self.cluster.start_leaders()
+        for node in self.cluster.nodes.values():
+            assert self.cluster.free(node) >= 0
+        for key, job in self.cluster.jobs.items():
+            if job.training and number - self.began.setdefault(key, number) >= TRAINING_ROUNDS:
+                self.cluster.complete(key, Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False))
+        self.cluster.pass_time(1.0)
+
+    def carry_out(self, operator: str, planned: Plan) -> None:
+        self.cluster.place(planned)
+        self.placements[operator] = planned.placements
+        for action in planned.actions:
+            if not isinstance(action, Finish) or not self.cluster.jobs[action.job].finished:
+                self.cluster.apply(action)
+
+
+def _is_of(operator: str, key: str | None) -> bool:
+    return key is not None and key.startswith(f"{operator}/")
+
+
+def _rival(worker: Worker) -> Worker:
+    return replace(worker, job=None, role=Role.FOREIGN, is_rival=True)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_two_gangs_that_need_all_nodes_both_train(seed: int) -> None:
+    """Also where both always plan at the same moment, so that neither ever sees the other's latest pods."""
+    shared = Shared(seed, nodes=4, gpus=2, together=1.0 if seed % 2 else 0.9)
+    for operator in "ab":
+        shared.submit(operator, f"gang{seed}", workers=8)
+    for number in range(ROUNDS):
+        shared.round(number)
+    assert shared.began.keys() == {f"a/gang{seed}", f"b/gang{seed}"}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_many_gangs_of_two_operators_all_train(seed: int) -> None:
+    shared = Shared(seed, nodes=4, gpus=4, together=0.9)
+    for operator in "ab":
+        for number, workers in enumerate((8, 3, 12, 5, 16)):
+            shared.submit(operator, f"gang{seed}-{number}", workers)
+    for number in range(2 * ROUNDS):
+        shared.round(number)
+    assert shared.began.keys() == shared.cluster.jobs.keys()
+
+
+def decide(*facts: JobFacts | Worker, gpus: int = 2) -> Plan:
+    return plan(
+        Snapshot(
+            taken_at=100.0,
+            nodes=(Node(name="n", gpu_type="h100", allocatable=gpus),),
+            workers=tuple(fact for fact in facts if isinstance(fact, Worker)),
+            jobs=tuple(fact for fact in facts if isinstance(fact, JobFacts)),
+        ),
+        FairPolicy(),
+        100.0,
+    )
+
+
+def worker(name: str, job: str | None, *, node: str | None = None, pin: str | None = "n", gpus: int = 2) -> Worker:
+    role = Role.FOREIGN if job is None else Role.BASE
+    state = WorkerState.PENDING if node is None else WorkerState.RUNNING
+    pin = pin if node is None else None
+    is_rival = job is None
+    return Worker(name=name, job=job, role=role, node=node, pinned_to=pin, gpus=gpus, state=state, is_rival=is_rival)
+
+
+def job(**facts: object) -> JobFacts:
+    terms = Terms(min_replicas=1, max_replicas=1, gpus_per_worker=2, time_budget_seconds=500.0)
+    return JobFacts(key="ns/a", terms=terms, submitted_at=0.0, **facts)  # type: ignore[arg-type]
+
+
+ADMITTED = job(admitted_at=99.0, gpu_type="h100")
+
+
+def test_gpus_chosen_by_another_operator_are_not_handed_out() -> None:
+    assert decide(job(), worker("theirs", None)).refusals["ns/a"].reason is Reason.NO_FREE_GPU
+    assert decide(job(), worker("theirs", None), gpus=4).actions == (Admit(job="ns/a", gpu_type="h100"),)
+
+
+def test_kube_scheduler_decides_between_two_that_chose_the_same_gpus() -> None:
+    """Until then, neither gives way; afterwards, the loser waits for a while."""
+    assert decide(ADMITTED, worker("ours", "ns/a"), worker("theirs", None)).actions == ()
+    (action,) = decide(ADMITTED, worker("ours", "ns/a"), worker("theirs", None, node="n")).actions
+    assert isinstance(action, Requeue)
+    assert action.hold_until is not None
+    assert 100.0 <= action.hold_until <= 100.0 + Rules().rivalry_seconds
+    (lost,) = decide(ADMITTED, worker("ours", "ns/a"), gpus=1).actions
+    assert lost == Requeue(job="ns/a", reason=Reason.GPU_LOST), "there is no rival"
+
+
+def test_what_another_operator_waits_for_is_not_reclaimed_from_our_jobs() -> None:
+    terms = Terms(min_replicas=1, max_replicas=2, time_budget_seconds=500.0)
+    lent = JobFacts(
+        key="ns/a",
+        terms=terms,
+        submitted_at=0.0,
+        admitted_at=1.0,
+        gpu_type="h100",
+        extra=1,
+        leader_running=True,
+        has_reported=True,
+        training=True,
+        trained=True,
+    )
+    base = worker("base", "ns/a", node="n", gpus=1)
+    extra = replace(base, name="extra", role=Role.EXTRA)
+    assert decide(lent, base, extra, worker("theirs", None, gpus=1)).actions == ()

@@ -538,9 +538,11 @@ def lead(tmp_path: Path) -> Iterator[Callable[..., Leader]]:
     """Start leaders from the pod that the operator makes: its variables, its annotations as files."""
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(here: Place, kubeconfig: Path | None = None, **settings: Any) -> Leader:
+    def start(
+        here: Place, kubeconfig: Path | None = None, attempt: int = 0, folder: str = "", **settings: Any
+    ) -> Leader:
         status = JobStatus.model_validate(here._status)
-        pod = objects.worker_pod(here.job, status, Role.BASE, 0, 0, replace(KubeSettings(), **settings))
+        pod = objects.worker_pod(here.job, status, Role.BASE, 0, attempt, replace(KubeSettings(), **settings))
         given = {entry["name"]: entry.get("value", "uid") for entry in pod["spec"]["containers"][0]["env"]}
         files = {objects.JOB_FILE: JOB_ANNOTATION, objects.ALLOCATION_FILE: ALLOCATION_ANNOTATION}
         for path, annotation in files.items():
@@ -548,7 +550,7 @@ def lead(tmp_path: Path) -> Iterator[Callable[..., Leader]]:
         moved = {path: str(tmp_path / Path(path).name) for path in files}
         variables = {
             **{name: moved.get(value, value) for name, value in given.items()},
-            environment.CHECKPOINT_DIR: str(tmp_path / "checkpoints"),
+            environment.CHECKPOINT_DIR: str(tmp_path / (folder or "checkpoints")),
             "KUBECONFIG": str(kubeconfig or here.kubeconfig("digits-trainer")),
             "PATH": os.environ["PATH"],
             "OMP_NUM_THREADS": "1",
@@ -605,6 +607,25 @@ def test_leader_that_is_replaced_counts_on(place, lead) -> None:
     here.status(scheduling={"stopping": {"reason": "Suspended", "deadline": "2030-01-01T00:00:00Z"}})
     assert leader.end() == 143, leader.log
     assert here.report().reason is Reason.SUSPENDED
+
+
+@pytest.mark.slow
+def test_leader_that_was_replaced_ends_though_it_shares_no_folder_with_its_successor(place, lead) -> None:
+    """Its checkpoints lie in an emptyDir: only the report shows that a later attempt has taken over."""
+    here = place(timeBudgetSeconds=600)
+    here.allocate(1)
+    old = lead(here)
+    old.reported(lambda report: report.attempt == 0 and report.phase is TrainerPhase.TRAINING, "the first attempt")
+    new = lead(here, attempt=1, folder="another")
+    new.reported(lambda report: report.attempt == 1 and report.phase is TrainerPhase.TRAINING, "the second attempt")
+    assert old.end() == 4, old.log
+    assert "attempt 1 has taken over from attempt 0, and reports; this leader was given up" in old.log
+    assert "Traceback" not in old.log
+    step = here.report().step
+    new.reported(lambda report: report.attempt == 1 and report.step > step, "its next report")
+    new.process.terminate()
+    assert new.end() == 143, new.log
+    assert here.report().phase is TrainerPhase.STOPPED
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from operator_world.kube_objects import (
     raw_worker,
     report,
     template,
+    time_at,
 )
 
 SETTINGS = KubeSettings(persist_seconds=8.0)
@@ -90,6 +91,29 @@ class Desk:
 def facts(managed: ManagedJob) -> Any:
     assert managed.facts is not None
     return managed.facts
+
+
+def test_a_leader_on_a_silent_node_is_given_up_at_its_time_without_any_event() -> None:
+    desk = Desk()
+    desk.take(resources.NODES, raw_node("other"))
+    desk.train()
+    silent = raw_node(ready="Unknown")
+    silent["status"]["conditions"][0]["lastTransitionTime"] = time_at(EPOCH)
+    desk.take(resources.NODES, silent)
+    desk.look(1.0)
+    desk.flush()
+    while desk.now < EPOCH + 299:
+        assert desk.managed.due_at is not None
+        due = min(desk.managed.due_at, EPOCH + 299)
+        desk.look(max(0.5, due - desk.now))
+        desk.flush()
+    assert desk.managed.state.attempts == (0,)
+    assert desk.managed.due_at is not None
+    assert desk.managed.due_at <= EPOCH + 300
+    assert desk.look(EPOCH + 300 - desk.now).state.attempts == (1,)
+    assert desk.managed.state.preemptions == 1
+    used = desk.managed.state.used_seconds
+    assert used == pytest.approx(0.0, abs=1.5), "it was counted up to its last report"
 
 
 def test_budgets_run_between_two_looks_as_they_ran() -> None:

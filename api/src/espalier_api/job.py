@@ -112,9 +112,20 @@ class Stragglers(StrEnum):
     """It is excluded for a minute, then for two minutes, and the third time for good."""
 
 
-class Preemption(Strict):
-    """How extra GPUs are lent and taken back."""
+class BasePreemption(StrEnum):
+    """Whether base GPUs may be taken from a job that runs."""
 
+    NEVER = "Never"
+    """It keeps them to its end."""
+    CHECKPOINT = "Checkpoint"
+    """If its queue has borrowed them and their owner needs them, it saves a checkpoint, waits, and resumes later."""
+
+
+class Preemption(Strict):
+    """How extra GPUs are lent and taken back, and whether base GPUs are."""
+
+    base: BasePreemption = BasePreemption.NEVER
+    """Whether base GPUs that its queue has borrowed may be taken back while it runs."""
     notice_seconds: float = Field(default=30, ge=0, le=3600)
     """Budget seconds between the notice of a reclaim and its deadline."""
     cooldown_seconds: float = Field(default=60, ge=0, le=86400)

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from espalier_api import environment
 from espalier_api.documents import first_fault
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, BasePreemption
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
 from espalier_operator.constraints import ANYWHERE, Constraints, Taint, Toleration
@@ -148,6 +148,8 @@ class Terms:
     grace_seconds: float = 10.0
     """Seconds that it may continue past its budget before it is ended by force."""
     gpu_seconds_budget: float | None = None
+    base_preemptible: bool = False
+    """Whether its base GPUs may be taken back where its queue has borrowed them."""
     notice_seconds: float = 30.0
     cooldown_seconds: float = 60.0
     min_runtime_seconds: float = 60.0
@@ -188,6 +190,7 @@ class Terms:
             time_budget_seconds=spec.time_budget_seconds,
             grace_seconds=grace_seconds,
             gpu_seconds_budget=spec.gpu_seconds_budget,
+            base_preemptible=spec.preemption.base is BasePreemption.CHECKPOINT,
             notice_seconds=spec.preemption.notice_seconds,
             cooldown_seconds=spec.preemption.cooldown_seconds,
             min_runtime_seconds=spec.preemption.min_runtime_seconds,

@@ -26,8 +26,8 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
     if job.stopping is not None:
         if job.leader_running and now < job.stopping.deadline:
             return None
-        if job.stopping.reason is Reason.SUSPENDED:
-            return Requeue(job=job.key, reason=Reason.SUSPENDED)
+        if job.stopping.reason in (Reason.SUSPENDED, Reason.QUOTA_RECLAIMED):
+            return Requeue(job=job.key, reason=job.stopping.reason)
         return Finish(job=job.key, reason=job.stopping.reason)
     if _gpu_budget_used_up(job):
         if job.admitted_at is None:

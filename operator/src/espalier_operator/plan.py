@@ -9,7 +9,8 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     of an admitted job are always counted.
 4.  Base GPUs are granted all at once or not at all, on one type of GPU, and are never taken from a running job.
     Where they are physically gone and no lent GPU can replace them, or kube-scheduler finds no node for a worker
-    though they are free, the whole job waits again with its budget kept; the latter with back-off.
+    though they are free, the whole job waits again with its budget kept; the latter with back-off. Only a job that
+    allows it is stopped, with notice, where its queue has borrowed its GPUs and a job waits for their quota.
 5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold is reclaimed. A GPU
     is reclaimed by a notice, followed by the holder's acknowledgement or the deadline. Only GPUs that no longer exist
     are released without a notice.
@@ -114,6 +115,10 @@ class _Tick:
         open_jobs.sort(key=lambda job: policy.admission_rank(job, now))
         self._waiting = [job for job in open_jobs if job.admitted_at is None]
         self._running = [job for job in open_jobs if job.admitted_at is not None]
+        self._preemptible = sorted(
+            (job for job in self._running if job.terms.base_preemptible),
+            key=lambda job: (job.terms.priority, -(job.admitted_at or 0.0), job.key),
+        )
         self._kept = {job.key: self._settle_extra(job) for job in self._running}
         """By running job: its extra workers less those that it gives back."""
         leaving = self._leaving(snapshot)
@@ -124,6 +129,9 @@ class _Tick:
         self._prior = snapshot.placements
         admitted = (job for job in snapshot.jobs if job.admitted_at is not None and not job.finished)
         self._ledger = Ledger(snapshot.queues, ((job.claim, job.gpu_type or "") for job in admitted))
+        for job in snapshot.jobs:
+            if job.stopping is not None and job.admitted_at is not None and not job.finished:
+                self._ledger.give_back(job.claim, job.gpu_type or "")
         self._hold_pinned(waiting, {job.key: job for job in snapshot.jobs}, leaving)
         # Includes jobs that end in this tick: their workers may be binding at this moment.
         for job in self._choosiest_first(snapshot.jobs):
@@ -200,12 +208,49 @@ class _Tick:
                 self._ledger.defer(job.claim, types)
                 return False
             self._refuse(job, Reason.QUOTA_EXCEEDED)
+            self._reclaim_quota(job, types)
             self._ledger.wait(job.claim, types)
         elif not self._start(job, self._fitting((site.without(blocked) for site in allowed), gpus, workers)):
             # Where it fits only once others' pods have left, it does not hold back those who fit before.
             fitting = [site for site in allowed if self._capacity.could_hold_without_jobs(site, gpus, workers)]
             blocked.update(group for site in fitting for group in site.groups)
         return True
+
+    def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> None:
+        """Stop jobs whose queues have borrowed what the queue of `job` needs, as few as free enough of one type."""
+        for gpu_type in gpu_types:
+            lacks = self._ledger.lacks(job.claim, gpu_type)
+            if lacks is None:
+                continue
+            stopped = self._borrowers(job, gpu_type, lacks)
+            if lacks > sum(holder.claim.gpus for holder in stopped):
+                continue
+            for holder in stopped:
+                self._ledger.give_back(holder.claim, gpu_type)
+                grace = max(self._rules.stop_grace_seconds, holder.terms.notice_seconds)
+                self._act(Stop(job=holder.key, reason=Reason.QUOTA_RECLAIMED, deadline=self._now + grace))
+                self._wake(self._now + grace)
+            self._ledger.promise(job.claim, gpu_type)
+            return
+
+    def _borrowers(self, job: JobFacts, gpu_type: str, lacks: int) -> list[JobFacts]:
+        """Return running jobs that would give back `lacks` borrowed GPUs, the least important and youngest first."""
+        found: list[JobFacts] = []
+        given: Counter[str] = Counter()
+        for holder in self._preemptible:
+            if lacks <= sum(given.values()):
+                break
+            candidate = holder.gpu_type == gpu_type and holder.stopping is None
+            borrowed = self._ledger.borrowed(holder.claim, gpu_type, lender=job.claim) - given[holder.terms.queue]
+            if not candidate or holder.key in self._touched or borrowed <= 0:
+                continue
+            spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
+            if self._now < spared_until:
+                self._wake(spared_until)
+                continue
+            found.append(holder)
+            given[holder.terms.queue] += holder.claim.gpus
+        return found
 
     def _allowed(self, job: JobFacts, sites: Iterable[Site], *, borrowing: bool) -> list[Site]:
         """Return those of `sites` on whose GPUs the job's queue may run it."""

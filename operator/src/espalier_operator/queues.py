@@ -83,6 +83,12 @@ class Ledger:
             for quota in queue.quotas:
                 if queue.cohort is not None:
                     self._totals[queue.cohort, quota.gpu_type] += quota.nominal
+        self._leaving: Counter[tuple[str, _Kind]] = Counter()
+        """By queue: what of it jobs are giving back."""
+        self._promised: Counter[tuple[str, _Kind]] = Counter()
+        """By cohort: what jobs wait for within the nominal quota of their queue, less what is being given back."""
+        self._awaited: Counter[tuple[str, _Kind]] = Counter()
+        """By queue: what its jobs wait for within its nominal quota."""
         for claim, gpu_type in held:
             self.hold(claim, gpu_type)
 
@@ -128,6 +134,40 @@ class Ledger:
     def defer(self, claim: Claim, gpu_types: Iterable[str]) -> None:
         """Let no later job of the queue pass one that waits until those are served whose queues do not borrow."""
         self._deferred.update((claim.queue, quota.gpu_type) for _, quota in self._quotas(claim, gpu_types))
+
+    def lacks(self, claim: Claim, gpu_type: str) -> int | None:
+        """Return how many GPUs others must give back for a job within the nominal quota of its queue.
+
+        None: it needs more than that quota, or there is no cohort that could have borrowed. What is being given back
+        counts, unless others wait for it.
+        """
+        for queue, quota in self._quotas(claim, (gpu_type,)):
+            kind, place = (queue.name, quota.gpu_type), (queue.cohort or "", quota.gpu_type)
+            if queue.cohort is not None and self._used[kind] + self._awaited[kind] + claim.gpus <= quota.nominal:
+                return self._held_by_cohort[place] + self._promised[place] + claim.gpus - self._totals[place]
+        return None
+
+    def borrowed(self, claim: Claim, gpu_type: str, lender: Claim) -> int:
+        """Return how many GPUs the queue of `claim` has borrowed that may be `lender`'s, less what it gives back."""
+        owners = self._quotas(lender, (gpu_type,))
+        for queue, quota in self._quotas(claim, (gpu_type,)):
+            shared = [owner.cohort for owner, other in owners if other.gpu_type == quota.gpu_type]
+            if queue.cohort in shared:
+                kind = queue.name, quota.gpu_type
+                return max(0, self._used[kind] - self._leaving[kind] - quota.nominal)
+        return 0
+
+    def give_back(self, claim: Claim, gpu_type: str) -> None:
+        """Count what a job holds as being given back."""
+        for queue, quota in self._quotas(claim, (gpu_type,)):
+            self._leaving[queue.name, quota.gpu_type] += claim.gpus
+            self._promised[queue.cohort or "", quota.gpu_type] -= claim.gpus
+
+    def promise(self, claim: Claim, gpu_type: str) -> None:
+        """Keep what is given back for a job that waits for it."""
+        for queue, quota in self._quotas(claim, (gpu_type,)):
+            self._promised[queue.cohort or "", quota.gpu_type] += claim.gpus
+            self._awaited[queue.name, quota.gpu_type] += claim.gpus
 
     def wait(self, claim: Claim, gpu_types: Iterable[str]) -> None:
         """Let the job wait for its quota: it goes before others of its queue, and before those who borrow from it.

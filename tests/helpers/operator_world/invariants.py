@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, Plan, ReleaseExtra, Requeue
+from espalier_operator.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, Plan, ReleaseExtra, Requeue, Stop
 from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Worker, WorkerState
 
@@ -55,6 +55,13 @@ def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
                 _demand(action.extra >= min(seen, job.extra), 5, f"{job.key} loses workers without notice")
                 promised = any(p.job == job.key and now < p.expires_at for p in snapshot.promises)
                 _demand(not promised, 3, f"a promise to {job.key} is broken")
+            case Stop() if action.reason is Reason.QUOTA_RECLAIMED:
+                _demand(job.terms.base_preemptible, 4, f"{job.key} keeps its base GPUs")
+                young = now < (job.admitted_at or 0.0) + job.terms.min_runtime_seconds
+                _demand(not young and job.stopping is None, 10, f"{job.key} is stopped too soon or twice")
+                _demand(_over_quota(snapshot, job) > 0, 10, f"{job.terms.queue} has borrowed nothing")
+            case Requeue() if action.reason is Reason.QUOTA_RECLAIMED:
+                _demand(job.stopping is not None, 10, f"{job.key} is not stopped with notice")
             case Requeue() if action.reason is not Reason.SUSPENDED:
                 bound = sum(worker.role is Role.BASE and worker.node is not None for worker in live)
                 _demand(bound < job.terms.min_replicas, 4, f"base GPUs are taken from {job.key}")
@@ -114,6 +121,23 @@ def _quotas_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts]) -
                 and job.terms.gpu_type == quota.gpu_type
             ]
             _demand(not (alone and free), 10, f"{job.key} waits for a quota that is not used up")
+
+
+def _over_quota(snapshot: Snapshot, job: JobFacts) -> int:
+    """Return how many GPUs the queue of a running job holds beyond its nominal quota of the job's type."""
+    (queue,) = (each for each in snapshot.queues if each.name == job.terms.queue)
+    named = {quota.gpu_type: quota.nominal for quota in queue.quotas}
+    kind = job.gpu_type if job.gpu_type in named else None
+    alike = {job.gpu_type} if kind is not None else {each.gpu_type for each in snapshot.jobs} - named.keys()
+    held = sum(
+        _base_gpus(each)
+        for each in snapshot.jobs
+        if each.admitted_at is not None
+        and not each.finished
+        and each.terms.queue == queue.name
+        and each.gpu_type in alike
+    )
+    return held - named[kind]
 
 
 def _base_gpus(job: JobFacts) -> int:

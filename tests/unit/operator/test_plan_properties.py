@@ -30,9 +30,9 @@ QUEUES = (
     Queue(
         name="a",
         cohort="all",
-        quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=3, borrowing_limit=1), Quota(nominal=1)),
+        quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=2, borrowing_limit=1), Quota(nominal=1)),
     ),
-    Queue(name="b", cohort="all", max_priority=1, quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=2),)),
+    Queue(name="b", cohort="all", max_priority=1, quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=1),)),
     Queue(name="c", quotas=(Quota(nominal=2),)),
 )
 GRANTS = (Admit, GrantExtra, NoticeReclaim)
@@ -100,7 +100,8 @@ class PlannerMachine(RuleBasedStateMachine):
         self.serial += 1
         wanted = data.draw(terms(self.sizes, self.constraints))
         if self.cluster.queues:
-            wanted = replace(wanted, queue=data.draw(st.sampled_from(("a", "b", "c", "none"))))
+            name, preemptible = data.draw(st.sampled_from(("a", "b", "b", "c", "none"))), data.draw(st.booleans())
+            wanted = replace(wanted, queue=name, base_preemptible=preemptible, priority=min(wanted.priority, 1))
         self.cluster.submit(f"ns/job{self.serial}", wanted)
 
     @rule(seconds=st.sampled_from((1.0, 6.0, 15.0, 41.0)))

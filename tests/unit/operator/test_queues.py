@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, Plan
-from espalier_operator.facts import JobFacts, Node, Snapshot, Terms
+from espalier_operator.actions import Admit, Plan, Requeue, Stop
+from espalier_operator.facts import JobFacts, Node, Snapshot, Stopping, Terms
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.queues import Queue, Quota
@@ -15,7 +15,14 @@ NOW = 1000.0
 
 
 def job(
-    name: str, queue: str = "a", *, gpus: int = 1, at: float = 0.0, priority: int = 0, gpu_type: str | None = None
+    name: str,
+    queue: str = "a",
+    *,
+    gpus: int = 1,
+    at: float = 0.0,
+    priority: int = 0,
+    gpu_type: str | None = None,
+    yields: bool = False,
 ) -> JobFacts:
     terms = Terms(
         min_replicas=gpus,
@@ -23,6 +30,7 @@ def job(
         queue=queue,
         priority=priority,
         gpu_type=gpu_type,
+        base_preemptible=yields,
         time_budget_seconds=500.0,
     )
     return JobFacts(key=f"team/{name}", terms=terms, submitted_at=at)
@@ -123,3 +131,45 @@ def test_a_smaller_quota_takes_nothing_from_jobs_that_run() -> None:
     planned = decide((queue(nominal=1),), runs(job("x", gpus=4)), job("y"))
     assert planned.actions == ()
     assert refused(planned)["y"] is Reason.QUOTA_EXCEEDED
+
+
+COHORT = (queue("a", 2, None, "all"), queue("b", 2, None, "all"))
+
+
+def stopped(planned: Plan) -> list[str]:
+    return [action.job.removeprefix("team/") for action in planned.actions if isinstance(action, Stop)]
+
+
+def test_borrowed_gpus_are_taken_back_from_jobs_that_allow_it() -> None:
+    """The least important and youngest first, as few as are needed, and with time for a checkpoint."""
+    held = (
+        runs(job("firm", gpus=2)),
+        runs(job("high", yields=True, priority=1)),
+        replace(runs(job("low", yields=True)), admitted_at=5.0),
+    )
+    planned = decide(COHORT, *held, job("b0", "b"))
+    (stop,) = planned.actions
+    assert stop == Stop(job="team/low", reason=Reason.QUOTA_RECLAIMED, deadline=NOW + 30.0)
+    assert refused(planned)["b0"] is Reason.QUOTA_EXCEEDED
+    assert sorted(stopped(decide(COHORT, *held, job("b0", "b"), job("b1", "b", at=1), job("b2", "b", at=2)))) == [
+        "high",
+        "low",
+    ]
+
+
+def test_what_is_being_given_back_is_not_asked_for_again() -> None:
+    stopping = Stopping(reason=Reason.QUOTA_RECLAIMED, deadline=NOW + 30)
+    ends = replace(runs(job("low", gpus=2, yields=True)), stopping=stopping, leader_running=True)
+    held = runs(job("firm", gpus=1)), runs(job("high", yields=True)), ends
+    assert stopped(decide(COHORT, *held, job("b0", "b", gpus=2))) == []
+    gone = replace(ends, leader_running=False)
+    assert decide(COHORT, *held[:2], gone).actions == (Requeue(job="team/low", reason=Reason.QUOTA_RECLAIMED),)
+
+
+def test_nothing_is_taken_that_was_not_borrowed_or_would_not_be_enough() -> None:
+    firm, own = runs(job("firm", gpus=3)), runs(job("own", "b", yields=True))
+    assert stopped(decide(COHORT, firm, own, job("b0", "b"))) == []
+    assert stopped(decide(COHORT, firm, runs(job("soft", yields=True)), job("b0", "b", gpus=2))) == []
+    young = replace(runs(job("young", gpus=4, yields=True)), admitted_at=NOW - 59)
+    planned = decide(COHORT, young, job("b0", "b"))
+    assert (stopped(planned), planned.wake_at) == ([], NOW + 1)

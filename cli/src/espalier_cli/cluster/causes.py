@@ -172,6 +172,7 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.NEEDED_BY_OTHER_JOB: _reclaim,
     Reason.RECLAIM_FORCED: _reclaim,
     Reason.SUSPENDED: _stopping,
+    Reason.QUOTA_RECLAIMED: _stopping,
     Reason.GPU_BUDGET_EXHAUSTED: _stopping,
     Reason.AGENT_UNAVAILABLE: _agent,
     Reason.ILLEGAL_ADVICE: _agent,

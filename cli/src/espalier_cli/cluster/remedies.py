@@ -66,6 +66,11 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "A GPU of its type that becomes free, or the return of the node; the job resumes from its checkpoint.",
         ("kubectl get nodes", _TOP),
     ),
+    Reason.QUOTA_RECLAIMED: Remedy(
+        "No action is needed: it saves a checkpoint, waits for its quota, and resumes. With spec.preemption.base: "
+        "Never it would keep its base GPUs.",
+        ("kubectl get queues",),
+    ),
     Reason.RECLAIM_ACKNOWLEDGED: Remedy("No action is needed."),
     Reason.RECLAIM_FORCED: Remedy(
         "A longer spec.preemption.noticeSeconds, if its steps take longer than the notice; its log shows what it did.",

@@ -70,6 +70,7 @@ FULL: Final[dict[str, Any]] = {
         "gpuSecondsBudget": 1600,
         "minReplicas": 2,
         "maxReplicas": 4,
+        "controllerName": "espalier.dev/operator",
         "queue": "research",
         "priorityClassName": "high",
         "priority": -5,

@@ -18,6 +18,8 @@ from espalier_api.status import JobStatus
 GROUP = "espalier.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+DEFAULT_CONTROLLER = f"{GROUP}/operator"
+"""`controllerName` of an operator and of a job that do not set it."""
 KIND = "AdaptiveTrainingJob"
 PLURAL = "adaptivetrainingjobs"
 MAX_NAME_LENGTH = 52
@@ -28,6 +30,7 @@ _NAME: Final = re.compile(_LABEL.replace("$", r"\Z"))
 _IDENTIFIER: Final = "[A-Za-z_][A-Za-z0-9_]*"
 _ENTRYPOINT: Final = rf"^[A-Za-z_][A-Za-z0-9_.]*:{_IDENTIFIER}$"
 _SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_DOMAIN_PREFIXED: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _MAX_PATH: Final = 4096
 _YEAR: Final = 31_536_000
 
@@ -272,6 +275,9 @@ class JobSpec(Strict):
     """Number of base workers, which are guaranteed while the job runs."""
     max_replicas: int = Field(default=1, ge=1, le=10_000, validate_default=True)
     """Maximum number of base and extra workers together; at least minReplicas."""
+    controller_name: str = Field(default=DEFAULT_CONTROLLER, pattern=_DOMAIN_PREFIXED, max_length=253)
+    """The Espalier that runs the job, if a cluster has several: its operator's `--controller-name`. Others ignore the
+    job. Immutable."""
     queue: Name = "default"
     """The queue of the job, whose quotas limit when it is admitted. A cluster without any `Queue` has no limits."""
     priority_class_name: str | None = Field(default=None, pattern=_SUBDOMAIN, max_length=253)

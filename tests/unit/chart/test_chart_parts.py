@@ -40,6 +40,7 @@ def test_the_operator_is_told_every_setting(helm: Helm) -> None:
     arguments[arguments.index("--policy=theirs")] = "--policy=fair"
     context = main.make_context("espalier-operator", arguments)
     assert settings_of(context.params) == KubeSettings(
+        controller_name="example.com/second",
         gpu_resource="amd.com/gpu",
         gpu_type_label="example.com/model",
         rack_label="example.com/rack",

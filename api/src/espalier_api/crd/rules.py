@@ -129,6 +129,11 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
             "message": "must be at least minReplicas; raise it or lower minReplicas",
             "fieldPath": ".maxReplicas",
         },
+        {
+            "rule": "self.controllerName == oldSelf.controllerName",
+            "message": "is immutable; apply the job under another name, or delete it first",
+            "fieldPath": ".controllerName",
+        },
     ),
     "ModelSpec": (_ONE_OF,),
     "DatasetSpec": (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.report import Report
 from espalier_cli.cluster.events import Event
 from espalier_cli.cluster.fetch import View
@@ -52,7 +53,7 @@ class Case:
 
 
 def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSettings) -> Case | None:
-    """Return the case of a job, without its Events; None where the lists have no such job."""
+    """Return the case of a job, as its operator sees it, without its Events; None where the lists have no such job."""
     found = [raw for raw in view.lists[JOBS].items if _is(raw["metadata"], namespace, name)]
     if not found:
         return None
@@ -66,7 +67,8 @@ def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSet
     report = parse_report(reports[0])[0] if reports else None
     if view.blind:
         return Case(job=job, now=now, report=report, leader=leader, blind=view.blind)
-    seen = seen_by_operator(view.lists, now, settings)
+    controller = found[0]["spec"].get("controllerName", DEFAULT_CONTROLLER)
+    seen = seen_by_operator(view.lists, now, replace(settings, controller_name=controller))
     decided = plan(seen.snapshot, policy_named(seen.snapshot.rules.policy), now).actions
     return Case(
         job=job,

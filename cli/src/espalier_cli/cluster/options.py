@@ -44,11 +44,18 @@ def settings_options(command: Command) -> Command:
     """
 
     @click.option(
+        "--controller-name",
+        metavar="NAME",
+        default=_DEFAULTS["controller_name"],
+        show_default=True,
+        help="controllerName of the operator. Set this and the next four options as for the operator.",
+    )
+    @click.option(
         "--gpu-resource",
         metavar="NAME",
         default=_DEFAULTS["gpu_resource"],
         show_default=True,
-        help="Resource that counts as a GPU. Set this and the next three options as for the operator.",
+        help="Resource that counts as a GPU.",
     )
     @click.option(
         "--gpu-type-label",

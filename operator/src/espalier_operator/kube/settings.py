@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_operator.facts import DEFAULT_POLICY, Rules
 from espalier_operator.job.state import Timing
@@ -15,6 +16,9 @@ class KubeSettings:
 
     policy: str = DEFAULT_POLICY
     """Scheduling policy: who gets which GPUs. An installed package may add others."""
+    controller_name: str = DEFAULT_CONTROLLER
+    """The operator manages jobs with this controllerName, and ignores others. Several operators in a cluster need a
+    name each, or a list of namespaces each."""
     gpu_resource: str = DEFAULT_GPU_RESOURCE
     """The extended resource that is counted and lent."""
     gpu_type_label: str = "nvidia.com/gpu.product"

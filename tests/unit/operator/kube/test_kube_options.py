@@ -50,6 +50,7 @@ def test_options_and_variables_are_settings() -> None:
         (["--resync-seconds=inf"], "'--resync-seconds': inf seconds cannot be"),
         (["--grace-seconds=soon"], "'soon' is not a valid float"),
         (["--gpu-resource="], "'--gpu-resource': is empty; leave the option out for its default"),
+        (["--controller-name=second"], "'second' has no domain; write DOMAIN/NAME"),
         (["--gpu-resource=gpu"], "'gpu' has no domain; write DOMAIN/NAME, as in nvidia.com/gpu"),
         (["--watch-namespaces="], "one of its values is empty"),
         (["--agent-url=agent:80"], "'agent:80' is no URL; write http://HOST:PORT"),

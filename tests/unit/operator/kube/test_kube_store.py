@@ -229,6 +229,21 @@ def test_our_pods_are_filed_by_job_and_others_as_foreign(world: World) -> None:
     assert world.store.foreign_workers == {}
 
 
+def test_jobs_of_another_operator_are_ignored() -> None:
+    """Each job is one operator's: the default one's if it names none."""
+
+    def known(settings: KubeSettings) -> set[str]:
+        store = Store(settings)
+        store.take(resources.JOBS, None, at(1, raw_job("plain", uid="uid-1")))
+        store.take(
+            resources.JOBS, None, at(2, raw_job("second", {"controllerName": "example.com/second"}, uid="uid-2"))
+        )
+        return set(store.jobs.mapping())
+
+    assert known(KubeSettings()) == {"ns/plain"}
+    assert known(KubeSettings(controller_name="example.com/second")) == {"ns/second"}
+
+
 def test_workers_of_another_operator_keep_the_node_that_was_chosen_for_them(world: World) -> None:
     """Whether they are bound yet or not; without a node they want nothing of us."""
 

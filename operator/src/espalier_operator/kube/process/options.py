@@ -57,7 +57,7 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         raise click.BadParameter("one of its values is empty; leave that out", context, parameter)
     elif name == "agent_url" and value is not None and not str(value).startswith(("http://", "https://")):
         raise click.BadParameter(f"{value!r} is no URL; write http://HOST:PORT", context, parameter)
-    elif name in ("gpu_resource", "gpu_type_label") and "/" not in str(value):
+    elif name in ("controller_name", "gpu_resource", "gpu_type_label") and "/" not in str(value):
         raise click.BadParameter(
             f"{value!r} has no domain; write DOMAIN/NAME, as in nvidia.com/gpu", context, parameter
         )

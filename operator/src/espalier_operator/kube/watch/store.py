@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
 from espalier_operator.facts import Node, Worker
@@ -249,7 +250,10 @@ class Store:
         pod = parse_pod(raw, self._settings)
         return pod if pod.owner is not None or (pod.gpus and not pod.ended) else None
 
-    def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject:
+    def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject | None:
+        """Read a job of this operator; another's workers count as pods of others."""
+        if (text_of(raw, "spec", "controllerName") or DEFAULT_CONTROLLER) != self._settings.controller_name:
+            return None
         metadata = raw["metadata"]
         generation, deleting = int(metadata["generation"]), "deletionTimestamp" in metadata
         if before is not None and before.uid == metadata["uid"] and before.generation == generation:

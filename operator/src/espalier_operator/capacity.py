@@ -120,6 +120,10 @@ class Capacity:
         """Return whether `node` is one of the site's."""
         return node is not None and self._group.get(node) in site.groups
 
+    def can_run_short(self, node: str | None) -> bool:
+        """Return whether workers on the GPUs of `node` could use up another resource of it."""
+        return self._rooms is not None and node is not None and self._rooms.can_run_short(node)
+
     def overdrawn(self) -> list[tuple[str, int]]:
         """Return (node, GPUs) for each node on which more GPUs are held permanently than the node will have."""
         return sorted((name, -free) for name, free in self._later.items() if free < 0)

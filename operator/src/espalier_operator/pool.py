@@ -58,7 +58,7 @@ class Pool:
         self,
         site: Site,
         gpus: int,
-        may_take: Callable[[JobFacts, int], bool] = lambda holder, keeps: True,
+        may_take: Callable[[JobFacts, int], bool] | None = None,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
         near: Collection[str] = (),
     ) -> Supply:

@@ -75,6 +75,8 @@ class ReclaimQueue:
     ) -> None:
         """Take the running jobs and their live or promised extra workers; those named in `leaving` are excluded."""
         self._now = now
+        self._futile: set[tuple[Site, int]] = set()
+        """(Site, GPUs of a worker) for which a wish found nothing that it may take; nor will one that comes later."""
         self._taken: dict[str, _Taken] = {}
         self._extras, self._leaving = extras, leaving
         self._by_job: dict[str, list[_Loan]] = {}
@@ -102,6 +104,7 @@ class ReclaimQueue:
                 del self._taken[key]
             else:
                 self._taken[key].extra, self._taken[key].deadline = mark[key]
+        self._futile.clear()
         for line in self._lines.values():
             line.restart()
 
@@ -114,7 +117,7 @@ class ReclaimQueue:
         capacity: Capacity,
         site: Site,
         gpus: int,
-        may_take: Callable[[JobFacts, int], bool] = lambda holder, keeps: True,
+        may_take: Callable[[JobFacts, int], bool] | None = None,
         spared: Callable[[JobFacts], bool] = lambda holder: False,
     ) -> Supply:
         """Reclaim as little as frees `gpus` on one node of `site`, and reserve them; nothing if they cannot be had.
@@ -122,23 +125,28 @@ class ReclaimQueue:
         To be called where no node of `site` has them without that: only the nodes of reclaimed workers are looked at.
         The reclaimed GPUs may instead go to a worker for which GPUs that are free now were reserved; then `gpus` are
         handed out at once. `may_take(holder, extra workers left to it)` ends the search when it returns False;
-        `spared` skips a holder.
+        `spared` skips a holder. Calls with `may_take` come in the policy's order of lending: what was in vain is not
+        tried again before the reclaims of others change something.
         """
         line, mark = self._lines.get(site.gpu_type), capacity.mark()
-        if line is None:
+        if line is None or (may_take is not None and (site, gpus) in self._futile):
             return Supply.NEVER
         tried: list[_Loan] = []
-        for loan in self._in_turn(line, may_take):
+        for loan in self._in_turn(line, may_take or _always):
             if self._is_out(loan) or not capacity.is_in(site, loan.worker.node) or spared(loan.job):
                 continue
             capacity.expect(loan.worker.node, loan.worker.gpus, loan.job.terms.constraints.requests)
             tried.append(loan)
             supply = capacity.hold_at(site, loan.worker.node, gpus)
             if supply is not Supply.NEVER:
-                self._keep_only(capacity, tried, loan.worker.node)
+                asked, all_known = self._keep_only(capacity, tried, loan.worker.node)
+                if not (all_known and _is_even(capacity, asked, site, gpus)):
+                    self._futile.clear()
                 line.pass_over(self._is_out)
                 return supply
         capacity.undo(mark)
+        if may_take is not None:
+            self._futile.add((site, gpus))
         return Supply.NEVER
 
     def leave_node(self, capacity: Capacity, node: str, gpus: int, by: float | None) -> None:
@@ -195,17 +203,24 @@ class ReclaimQueue:
             self._by_job[job.key] = [_Loan(job, worker) for worker in lent]
         return self._by_job[job.key]
 
-    def _keep_only(self, capacity: Capacity, tried: Sequence[_Loan], node: str | None) -> None:
-        """Of `tried`, reclaim those on `node` and those that must leave before them; release the others."""
+    def _keep_only(self, capacity: Capacity, tried: Sequence[_Loan], node: str | None) -> tuple[list[_Loan], bool]:
+        """Of `tried`, reclaim those on `node` and those that must leave before them; release the others.
+
+        Return those, and whether all their holders were asked for something before.
+        """
         lowest: dict[str, int] = {}
+        asked, all_known = [], True
         for loan in tried:
             if loan.worker.node == node:
                 lowest[loan.job.key] = loan.worker.index
         for loan in tried:
             if loan.worker.index >= lowest.get(loan.job.key, loan.job.extra):
+                all_known = all_known and loan.job.key in self._taken
+                asked.append(loan)
                 self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
             else:
                 capacity.withdraw(loan.worker.node, loan.worker.gpus, loan.job.terms.constraints.requests)
+        return asked, all_known
 
     def _ask(self, loan: _Loan, reason: Reason, by: float | None) -> None:
         deadline = self._now + loan.job.terms.notice_seconds
@@ -214,3 +229,15 @@ class ReclaimQueue:
         taken = self._taken.setdefault(loan.job.key, _Taken(loan.job, loan.job.extra, deadline, reason))
         taken.extra = min(taken.extra, loan.worker.index)
         taken.deadline = min(taken.deadline, deadline)
+
+
+def _always(holder: JobFacts, keeps: int) -> bool:
+    return True
+
+
+def _is_even(capacity: Capacity, asked: Sequence[_Loan], site: Site, gpus: int) -> bool:
+    """Return whether a worker of `gpus` takes all that `asked` give back: nothing is left that others could use."""
+    if len(asked) != 1 or asked[0].worker.gpus != gpus:
+        return False
+    same = asked[0].job.terms.constraints.requests == site.requests
+    return same or not capacity.can_run_short(asked[0].worker.node)

@@ -44,6 +44,10 @@ class Rooms:
         self._nodes[node.name] = node, offered
         self._groups[group].append(node.name)
 
+    def can_run_short(self, node: str) -> bool:
+        """Return whether the workers that fit on the GPUs of `node` could request more than it has."""
+        return self._left_on(node) is not None
+
     def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
         """Add `requests` so many times to what is left now and later."""
         left = self._left_on(node)

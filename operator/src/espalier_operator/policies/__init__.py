@@ -35,8 +35,9 @@ class Policy(Protocol):
     def may_take(self, taker: JobFacts, has: int, holder: JobFacts, keeps: int, now: float) -> bool:
         """Return whether `taker`, with `has` extra workers, may be given one that leaves `holder` with `keeps`.
 
-        Must be monotone: whoever may not take what is asked back first takes nothing. Must not be true both ways:
-        where a worker may move, it may not move back.
+        Must be monotone: whoever may not take what is asked back first takes nothing, and what `taker` may not take,
+        no wish may that comes later by `lending_rank`. Must not be true both ways: where a worker may move, it may not
+        move back.
         """
 
 

@@ -342,3 +342,37 @@ def test_a_job_that_kube_scheduler_cannot_place_gives_way_and_says_why(world: Wo
     kept = world.jobs.status("hungry")["scheduling"]
     assert (kept["unplaced"], kept["failures"]) == (1, 0)
     assert kept["holdUntil"]
+
+
+def test_a_job_runs_by_the_operator_that_it_names(world: World) -> None:
+    """Another ignores it, and counts its pods as those of others."""
+    world.kubelet.add_node("node", 2)
+    first = world.operate()
+    world.jobs.make("second", gpus=2, controllerName="example.com/second")
+    world.jobs.make("first")
+    world.until_condition("first", "Running", "True", "Running")
+    assert [job.key for job in first.snapshot.jobs] == [f"{world.namespace}/first"]
+    assert "conditions" not in world.jobs.status("second")
+    world.operate(controller_name="example.com/second")
+    world.until_condition("second", "Admitted", "False", "NoFreeGPU")
+    world.trainers.ends_when = lambda job, pods: 0 if job["metadata"]["name"] == "first" else None
+    world.jobs.server.request("PATCH", f"{world.jobs.path}/first", {"metadata": {"labels": {"look": "now"}}})
+    world.until_condition("first", "Complete", "True", "BudgetExhausted")
+    world.until_condition("second", "Running", "True", "Running")
+    world.until(
+        "the first operator sees whose pod holds the GPUs",
+        lambda: [(w.is_rival, w.node, w.gpus) for w in first.snapshot.workers] == [(True, "node", 2)],
+    )
+
+
+def test_gangs_of_two_operators_that_need_the_same_nodes_both_run(world: World) -> None:
+    """One after the other."""
+    for number in range(4):
+        world.kubelet.add_node(f"node{number}", 2)
+    world.trainers.ends_when = lambda job, pods: 0
+    world.operate()
+    world.operate(controller_name="example.com/second")
+    world.jobs.make("first", minReplicas=8, maxReplicas=8)
+    world.jobs.make("second", minReplicas=8, maxReplicas=8, controllerName="example.com/second")
+    for job in ("first", "second"):
+        world.until_condition(job, "Complete", "True", "BudgetExhausted", seconds=90)

@@ -404,7 +404,7 @@ def test_a_forged_pod_on_a_node_holds_its_gpus(world: World) -> None:
 
 
 def test_what_pods_of_others_take_of_a_node_is_counted_while_they_are_there(world: World) -> None:
-    """Those without GPUs too; workers of jobs are the planner's own business."""
+    """Those without GPUs too; workers of our jobs are the planner's own business."""
 
     def used() -> dict[str, int]:
         return dict(world.store.planned_nodes["node"].used)
@@ -418,7 +418,15 @@ def test_what_pods_of_others_take_of_a_node_is_counted_while_they_are_there(worl
     assert (used(), world.changes) == ({"cpu": 500, "pods": 1}, changes + 1)
     world.take(resources.PODS, {**web, "metadata": {**web["metadata"], "labels": {"new": "one"}}})
     assert world.changes == changes + 1
-    world.take(resources.PODS, raw_worker(kube_job()))
+    worker = world.take(resources.PODS, raw_worker(kube_job()))
+    assert used() == {"cpu": 500, "pods": 2}, "its job may be another operator's"
+    job = world.take(resources.JOBS, raw_job())
+    assert used() == {"cpu": 500, "pods": 1}
+    world.take(resources.PODS, {**worker, "metadata": {**worker["metadata"], "labels": {"new": "one"}}})
+    assert used() == {"cpu": 500, "pods": 1}
+    world.take(resources.JOBS, job, "DELETED")
+    assert used() == {"cpu": 500, "pods": 2}
+    world.take(resources.JOBS, job)
     assert used() == {"cpu": 500, "pods": 1}
     world.take(resources.PODS, {**web, "status": {"phase": "Succeeded"}})
     assert used() == {"cpu": 0, "pods": 0}

@@ -122,10 +122,7 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
     """Return the facts of a pod. Never raises: a field that is missing or strange counts as absent."""
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
     name, namespace = text(metadata, "name"), text(metadata, "namespace") or "default"
-    owner = owner_of(raw)
-    worker = None if owner is None else names.worker_of(owner.name, name)
-    if owner is None or worker is None:
-        owner, worker = None, (Role.FOREIGN, 0, 0)
+    owner, worker = _worker_of(raw)
     phase = text(status, "phase") or "Pending"
     trainer, others = _containers(spec, status)
     waits = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "waiting"))]
@@ -173,21 +170,30 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
     )
 
 
+def _worker_of(raw: Raw) -> tuple[JobRef | None, tuple[Role, int, int]]:
+    """Return the job that a pod claims as its own, and which of its workers it is by its name."""
+    owner = owner_of(raw)
+    worker = None if owner is None else names.worker_of(owner.name, text(raw, "metadata", "name"))
+    return (None, (Role.FOREIGN, 0, 0)) if worker is None else (owner, worker)
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a pod that is nobody's worker takes of its node, GPUs excluded."""
+    """What a pod takes of its node, GPUs excluded."""
 
     node: str
     requests: Amounts
+    owner: JobRef | None
+    """As of `Pod`."""
 
 
 def parse_load(raw: Raw, settings: KubeSettings) -> Load | None:
-    """Return what a pod takes of its node; None where it takes nothing any more, is a worker, or has no node yet."""
+    """Return what a pod takes of its node; None where it takes nothing any more, or has no node yet."""
     spec = mapping(raw, "spec")
     node = text(spec, "nodeName")
-    if not node or text(raw, "status", "phase") in ("Succeeded", "Failed") or owner_of(raw) is not None:
+    if not node or text(raw, "status", "phase") in ("Succeeded", "Failed"):
         return None
-    return Load(node, requests_of(spec, settings.gpu_resource))
+    return Load(node, requests_of(spec, settings.gpu_resource), _worker_of(raw)[0])
 
 
 def constraints_of(spec: Raw, gpu_resource: str, tolerated: Iterable[str] = ()) -> Constraints:

@@ -78,7 +78,7 @@ class Store:
         self.nodes: Indexer[Node] = Indexer(self._parse_node, self._node_changed)
         self.pods: Indexer[Pod] = Indexer(self._parse_pod, self._pod_changed)
         self.loads: Indexer[Load] = Indexer(lambda raw, _: parse_load(raw, self._settings), self._load_changed)
-        """What pods that are nobody's workers take of their nodes, whether they hold GPUs or not."""
+        """What pods take of their nodes, whether they hold GPUs or not."""
         self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
         self.reports: Indexer[ReportObject] = Indexer(lambda raw, _: self._parse_report(raw), self._report_changed)
         self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
@@ -96,7 +96,9 @@ class Store:
         self._widespread = False
         """Most nodes do not report."""
         self._used: dict[str, Counter[str]] = defaultdict(Counter)
-        """By node: what pods that are nobody's workers request there."""
+        """By node: what pods request there that are not workers of our jobs."""
+        self._counted: dict[str, Load] = {}
+        """By pod: what of `_used` is its."""
         self.planned_nodes: dict[str, Node] = {}
         """By name: the nodes as the planner sees them, with what is used of them."""
         self.pods_by_job: dict[JobRef, dict[str, Pod]] = {}
@@ -288,11 +290,14 @@ class Store:
     def _job_changed(self, key: str, before: JobObject | None, after: JobObject | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):
             self._by_uid.pop(before.uid, None)
+            self._count_pods_of(before.ref)
             self._reports.pop(before.ref, None)
             self._news(before.ref)
         if after is None:
             return
         self._by_uid[after.uid] = after
+        if before is None or before.uid != after.uid:
+            self._count_pods_of(after.ref)
         if before is not None and before.parsed is after.parsed and before.deleting == after.deleting:
             if before.status != after.status:
                 self.overwritten.add(after.uid)
@@ -330,14 +335,27 @@ class Store:
             self.foreign_workers.pop(key, None)
 
     def _load_changed(self, key: str, before: Load | None, after: Load | None) -> None:
-        if before == after:
-            return
-        for load, sign in ((before, -1), (after, 1)):
-            if load is not None:
-                used = self._used[load.node]
-                for name, amount in load.requests:
+        if before != after:
+            self._count(key, after)
+
+    def _count_pods_of(self, job: JobRef) -> None:
+        """Count what pods take that claim a job, now that it is, or is no longer, one of ours."""
+        for key in self.pods_by_job.get(job, ()):
+            self._count(key, self.loads.get(key))
+
+    def _count(self, key: str, load: Load | None) -> None:
+        """Count what a pod takes, in place of what was counted of it before."""
+        if load is not None and load.owner is not None and self._job_of(load.owner) is not None:
+            load = None  # the planner counts workers of our jobs itself
+        before = self._counted.pop(key, None)
+        if load is not None:
+            self._counted[key] = load
+        for each, sign in ((before, -1), (load, 1)) if before != load else ():
+            if each is not None:
+                used = self._used[each.node]
+                for name, amount in each.requests:
                     used[name] += sign * amount
-                self._see_node(load.node)
+                self._see_node(each.node)
 
     def _see_node(self, name: str) -> None:
         """Bring what the planner sees of a node up to date."""

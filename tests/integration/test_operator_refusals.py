@@ -64,6 +64,23 @@ def test_a_quota_keeps_a_job_from_starting_and_is_said(world: World) -> None:
     assert Counter(event["reason"] for event in world.jobs.events("job"))["PodRejected"] == 1
 
 
+def test_a_job_that_a_quota_keeps_from_starting_gives_its_gpus_back(world: World) -> None:
+    """It waits again with back-off, with its budget and without a failure, and says why."""
+    world.kubelet.add_node("node", 1)
+    world.operate(placement_seconds=1.0)
+    hard = {"pods": "0"}
+    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    world.server.request("POST", path, {"metadata": {"name": "none"}, "spec": {"hard": hard}})
+    world.server.request("PATCH", f"{path}/none/status", {"status": {"hard": hard, "used": hard}})
+    world.jobs.make("job")
+    world.until_condition("job", "Admitted", "False", "PodRejected")
+    status = world.jobs.status("job")
+    assert (status["restarts"], status["preemptions"], status["scheduling"]["failures"]) == (0, 0, 0)
+    assert status["scheduling"].get("admittedAt") is None
+    assert "exceeded quota: none" in status["scheduling"]["lastFailure"]
+    world.server.request("DELETE", f"{path}/none")
+
+
 def test_an_object_of_the_name_that_is_somebody_else_s_is_named(world: World) -> None:
     """It is not taken over and not deleted; when its owner takes it away the job starts."""
     world.kubelet.add_node("node", 1)

@@ -12,6 +12,8 @@ from espalier_kube.resources import Resource
 
 _FAILED_TEST: Final = "the server rejected our request due to an error in our request"
 """The message of API servers for a JSON patch whose `test` fails."""
+QUOTA_EXCEEDED: Final = "exceeded quota"
+"""What the message of an API server contains where a ResourceQuota leaves no room for an object."""
 _LONGEST_MESSAGE: Final = 2000
 
 
@@ -74,6 +76,11 @@ class Status:
             return "UID in precondition" in self.message
         immutable = "metadata.uid" in self.message and "field is immutable" in self.message
         return self.code == 422 and (immutable or self.message == _FAILED_TEST)
+
+    @property
+    def exceeds_quota(self) -> bool:
+        """Whether a ResourceQuota of the namespace leaves no room for the object."""
+        return self.code == 403 and QUOTA_EXCEEDED in self.message
 
     @property
     def namespace_terminates(self) -> bool:

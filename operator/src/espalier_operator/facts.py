@@ -264,7 +264,7 @@ class JobFacts:
     trouble: Reason | None = None
     """What prevents its workers from starting, if known: the image, the nodes, the API server."""
     refused_since: float | None = None
-    """Since when kube-scheduler finds no node for one of its base workers."""
+    """Since when kube-scheduler finds no node for one of its base workers, or a ResourceQuota has no room for it."""
     pinned: bool = True
     """The planner chooses the nodes of its workers; False once kube-scheduler has refused such a node."""
     hold_until: float | None = None

@@ -197,7 +197,7 @@ class _Tick:
             self._base_nodes[job.key].update(dict.fromkeys(range(workers)))
             self._act(Admit(job=job.key, gpu_type=None))
         elif is_held_back(job, self._now):
-            self._refuse(job, Reason.UNSCHEDULABLE)
+            self._refuse(job, _obstacle(job))
             self._wake(job.hold_until or 0.0)
         elif not sites:
             fits_elsewhere = self._large_enough(terms.gpu_type, None, gpus, workers)
@@ -431,10 +431,10 @@ class _Tick:
         return Requeue(job=job.key, reason=Reason.GPU_LOST, message=message, hold_until=self._now + wait)
 
     def _doubt(self, job: JobFacts) -> None:
-        """Act on base workers that kube-scheduler has refused for long, though GPUs are free for them.
+        """Act on base workers that kube-scheduler, or a ResourceQuota, has refused for long, though GPUs are free.
 
-        It may know of more than this planner: volumes, other pods. So it chooses their nodes itself; where that does
-        not help either, the job waits again.
+        kube-scheduler may know of more than this planner: volumes, other pods. So it chooses their nodes itself; where
+        that does not help either, the job waits again.
         """
         if job.refused_since is None:
             return
@@ -446,7 +446,7 @@ class _Tick:
         if pinned:
             self._act(Replace(job=job.key, workers=pinned, pinned=False, reason=Reason.UNSCHEDULABLE))
         else:
-            self._act(Requeue(job=job.key, reason=Reason.UNSCHEDULABLE, message=job.last_failure))
+            self._act(Requeue(job=job.key, reason=_obstacle(job), message=job.last_failure))
 
     def _choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
         """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""
@@ -526,6 +526,11 @@ class _Tick:
     def _wake(self, time: float) -> None:
         if time > self._now and (self._wake_at is None or time < self._wake_at):
             self._wake_at = time
+
+
+def _obstacle(job: JobFacts) -> Reason:
+    """Return why a job's workers cannot be placed though GPUs are free for them."""
+    return Reason.POD_REJECTED if job.trouble is Reason.POD_REJECTED else Reason.UNSCHEDULABLE
 
 
 def _less(nodes: Iterable[str | None], made: Iterable[str | None]) -> list[str | None]:

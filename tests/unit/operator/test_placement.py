@@ -102,6 +102,14 @@ def test_kube_scheduler_chooses_where_it_refuses_the_chosen_node() -> None:
     assert [type(action) for action in decide({"n": 2}, late, worker("a")).actions] == [Requeue]
 
 
+def test_a_job_that_a_quota_rejects_waits_again_with_that_reason() -> None:
+    rejected = {"admitted_at": 0.0, "gpu_type": "a", "refused_since": NOW - 60, "trouble": Reason.POD_REJECTED}
+    (action,) = decide({"n": 1}, job("a", **rejected, last_failure="exceeded quota: none")).actions
+    assert action == Requeue(job="a", reason=Reason.POD_REJECTED, message="exceeded quota: none")
+    waits = decide({"n": 1}, job("a", hold_until=NOW + 60, trouble=Reason.POD_REJECTED))
+    assert (waits.actions, waits.refusals["a"].reason, waits.wake_at) == ((), Reason.POD_REJECTED, NOW + 60)
+
+
 def test_a_job_without_gpus_runs_anywhere() -> None:
     terms = Terms(min_replicas=1, max_replicas=1, gpus_per_worker=0, time_budget_seconds=500.0)
     planned = decide({}, JobFacts(key="a", terms=terms, submitted_at=0.0))

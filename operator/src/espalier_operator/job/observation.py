@@ -52,7 +52,7 @@ class Observation:
     extra_bound: int = 0
     """Extra workers that have their GPUs."""
     refused: bool = False
-    """kube-scheduler has found no node for a base worker."""
+    """kube-scheduler has found no node for a base worker, or the API server has no room for it in a ResourceQuota."""
     report: Report | None = None
     """The last report, of the current or an earlier leader."""
     reporter: str = ""

@@ -92,7 +92,7 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 last_failure=action.message[:MAX_MESSAGE] or state.last_failure,
                 hold_until=action.hold_until or state.hold_until,
             )
-            if action.reason is Reason.UNSCHEDULABLE:
+            if action.reason in (Reason.UNSCHEDULABLE, Reason.POD_REJECTED):
                 waiting = _held_back(waiting, now, timing)
             return _grant(waiting, 0, Direction.DOWN, action.reason, terms)
         case Finish() | Fail():

@@ -19,6 +19,8 @@ class Trouble:
 
     reason: Reason
     message: str
+    may_pass: bool = False
+    """Whether the same pods may be accepted later: GPUs are not kept for them meanwhile."""
 
 
 def facts_of(

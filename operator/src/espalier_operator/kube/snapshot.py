@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from espalier_api.reasons import Reason
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
+from espalier_kube.errors import QUOTA_EXCEEDED
 from espalier_kube.lists import Listing
 from espalier_kube.resources import JOBS, Resource
 from espalier_operator.facts import NOWHERE, Rules, Snapshot, Worker
@@ -94,5 +95,6 @@ def rejection_of(status: JobStatus | None) -> Trouble | None:
     for condition in () if status is None else status.conditions:
         stands = condition.type is ConditionType.RUNNING and condition.status is ConditionStatus.FALSE
         if stands and condition.reason is Reason.POD_REJECTED:
-            return Trouble(reason=condition.reason, message=condition.message)
+            may_pass = QUOTA_EXCEEDED in condition.message
+            return Trouble(reason=condition.reason, message=condition.message, may_pass=may_pass)
     return None

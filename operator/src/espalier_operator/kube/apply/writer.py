@@ -246,7 +246,8 @@ def _level(error: BackendError) -> int:
 
 def _trouble(error: BackendError) -> Trouble:
     message = error.status.message if isinstance(error, ApiRefusalError) else str(error)
-    return Trouble(reason=Reason.POD_REJECTED, message=message)
+    may_pass = isinstance(error, ApiRefusalError) and error.status.exceeds_quota
+    return Trouble(reason=Reason.POD_REJECTED, message=message, may_pass=may_pass)
 
 
 async def _all(*doing: Any) -> None:

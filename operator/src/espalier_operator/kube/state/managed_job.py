@@ -252,7 +252,7 @@ class ManagedJob:
             self.pods = sort_pods(self.job, self.state, pods, reach)
             self._given_up_at = reach.next_at
         if self.news & (News.PODS | News.REPORT):
-            self.seen = observation_of(self.pods, self._report, self._reported_at)
+            self.seen = observation_of(self.pods, self._report, self._reported_at, self.rejected)
             self.news = News.FACTS
 
     def act(self, action: Action) -> None:

@@ -62,12 +62,18 @@ def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], reach: Reach =
     return JobPods(base=tuple(base), extra=tuple(extra), rest=tuple(rest), lost=lost, silent=reach.silent)
 
 
-def observation_of(pods: JobPods, report: Report | None, reported_at: float = 0.0) -> Observation:
-    """Return the observation of the job's base workers from its pods and the last report, written at `reported_at`."""
+def observation_of(
+    pods: JobPods, report: Report | None, reported_at: float = 0.0, rejected: Trouble | None = None
+) -> Observation:
+    """Return the observation of the job's base workers from its pods and the last report, written at `reported_at`.
+
+    `rejected` is the API server's last answer to a new base pod.
+    """
+    unplaced = any(pod is not None and pod.node is None and pod.trouble is Reason.UNSCHEDULABLE for pod in pods.base)
     return Observation(
         base=tuple(None if pod is None else _incarnation(pod, pods) for pod in pods.base),
         extra_bound=sum(pod.node is not None for pod in pods.extra),
-        refused=any(pod is not None and pod.node is None and pod.trouble is Reason.UNSCHEDULABLE for pod in pods.base),
+        refused=unplaced or (rejected is not None and rejected.may_pass),
         report=report,
         reporter="" if report is None else report.incarnation,
         reported_at=reported_at,

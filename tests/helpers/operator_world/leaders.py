@@ -12,6 +12,7 @@ from espalier_api.report import Report, TrainerPhase
 from espalier_api.signal import ALLOCATION_ANNOTATION, REPORT_KEY
 from espalier_operator.job.status import utc
 from espalier_operator.kube.objects import names
+from operator_world.kube_objects import time_at
 
 if TYPE_CHECKING:
     from operator_world.kubernetes import Kubernetes
@@ -231,4 +232,6 @@ class Process:
             world.reported[self.job_uid] = min(world.reported[self.job_uid], self.used)
         else:
             world.reported[self.job_uid] = max(world.reported[self.job_uid], self.used)
-        world.config_maps[key] = {**config_map, "data": {REPORT_KEY: dumps(said)}}
+        fields = [{"manager": "espalier-trainer", "time": time_at(world.now)}]
+        metadata = {**config_map["metadata"], "managedFields": fields}
+        world.config_maps[key] = {**config_map, "metadata": metadata, "data": {REPORT_KEY: dumps(said)}}

@@ -73,6 +73,8 @@ def _watch(state: JobState, seen: Observation, now: float) -> JobState:
         # The scheduler may have been away as it started. A node's clock that is ahead does not count.
         began = now if leader.started_at is None else min(leader.started_at, now)
         watch = replace(watch, since=began)
+    if seen.leader_is_silent:
+        watch = replace(watch, since=now)  # it may have ended unseen: what it ran before does not count as a start-up
     if watch.done_since is None and seen.phase in LAST_PHASES:
         watch = replace(watch, done_since=now)
     return state if watch == state.watch else replace(state, watch=watch)

@@ -206,6 +206,21 @@ def test_a_silent_leader_without_reports_is_neither_counted_nor_given_up() -> No
     assert state.preemptions == 0
 
 
+def test_a_start_up_that_was_not_seen_is_not_counted() -> None:
+    """The kubelet may be heard again a moment before it says that the leader has ended."""
+    timing = Timing()
+    state = JobState(admitted_at=EPOCH, counted_until=EPOCH, attempts=(0, 0), incarnations=("base-0", "base-1"))
+    worker = Incarnation(id="base-1", running=True, started_at=EPOCH)
+    for seconds, silent in ((1, False), (2, True), (290, True), (291, False)):
+        leader = Incarnation(id="base-0", running=True, started_at=EPOCH, silent=silent)
+        state = progress.look(state, Observation(base=(leader, worker)), JOB.terms, EPOCH + seconds, timing)
+    assert state.used_seconds == 0.0
+    leader = Incarnation(id="base-0", running=True, started_at=EPOCH)
+    later = EPOCH + 290 + timing.start_up_allowance
+    state = progress.look(state, Observation(base=(leader, worker)), JOB.terms, later, timing)
+    assert state.used_seconds == timing.start_up_allowance, "one that goes on without a report is counted"
+
+
 def test_one_that_is_given_up_is_started_again() -> None:
     state, _ = looked(28, reported=29, lost=True)
     assert (state.attempts, state.preemptions, state.used_seconds) == ((1, 0), 1, 90.0)

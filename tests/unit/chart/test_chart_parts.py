@@ -235,3 +235,8 @@ def test_the_platform_may_choose_the_user(helm: Helm) -> None:
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
         }
+
+
+def test_the_class_of_extra_workers_has_the_value_that_the_platform_chooses(helm: Helm) -> None:
+    found = [one(rendered, "PriorityClass")["value"] for rendered in (helm.render(), helm.render("full"))]
+    assert found == [0, 100]

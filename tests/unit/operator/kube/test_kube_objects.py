@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -221,6 +222,8 @@ def test_an_extra_worker_yields_to_everybody():
     assert spec_of(job) == a_spec(priorityClassName="high", preemptionPolicy="Never"), "base workers take the job's"
     plain = KubeSettings(extra_priority_class=None)
     assert spec_of(job, Role.EXTRA, 2, plain)["priorityClassName"] == "high"
+    lower = replace(job, has_lower_class=True)
+    assert spec_of(lower, Role.EXTRA, 2)["priorityClassName"] == "high"
 
 
 def test_the_ready_trainer_runs_under_restricted_pod_security():

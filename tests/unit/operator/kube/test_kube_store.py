@@ -191,6 +191,36 @@ def test_a_job_is_parsed_again_only_when_its_specification_changed(world: World)
     assert isinstance(world.store.job("uid-1").parsed, KubeJob)  # type: ignore[union-attr]
 
 
+def test_extra_workers_have_their_job_s_class_where_that_is_lower(world: World) -> None:
+    """kube-scheduler evicts the lowest first, and base workers are the last to go."""
+
+    def classes(version: int, **values: int) -> None:
+        items = [
+            {"metadata": {"name": name, "resourceVersion": str(version)}, "value": value}
+            for name, value in values.items()
+        ]
+        world.store.replace(resources.PRIORITY_CLASSES, items, version)
+
+    def has_lower_class(uid: str) -> bool:
+        return world.store.job(uid).parsed.has_lower_class  # type: ignore[union-attr]
+
+    worker = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    template = {"spec": {"priorityClassName": "low", "containers": [worker]}}
+    template = {
+        "spec": {
+            "priorityClassName": "low",
+            "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 1}}}],
+        }
+    }
+    world.take(resources.JOBS, raw_job("low", {"priorityClassName": "low"}))
+    world.take(resources.JOBS, raw_job("high", {"priorityClassName": "high"}, uid="uid-2"))
+    world.take(resources.JOBS, raw_job("none", uid="uid-3"))
+    world.take(resources.JOBS, raw_job("inside", {"template": template}, uid="uid-4"))
+    assert [has_lower_class(f"uid-{number}") for number in (1, 2, 3, 4)] == [True, False, False, True]
+    classes(11, low=-5, high=5, **{"espalier-extra": 7})
+    assert [has_lower_class(f"uid-{number}") for number in (1, 2, 3, 4)] == [True, True, True, True]
+
+
 def test_a_priority_class_that_comes_or_goes_makes_its_jobs_be_read_again(world: World) -> None:
     def value(number: int) -> Raw:
         return {"metadata": {"name": "high"}, "value": number}

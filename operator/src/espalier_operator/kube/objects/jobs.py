@@ -38,6 +38,8 @@ class KubeJob:
     created_at: float
     is_remnant: bool = False
     """It is known from its status alone (`state.remnants`): no pod can be made for it."""
+    has_lower_class: bool = False
+    """The PriorityClass of its base workers is below that of extra workers, which then must have the same."""
 
     @property
     def key(self) -> str:
@@ -99,6 +101,7 @@ def parse_job(
         uid=uid,
         generation=generation,
         created_at=time(metadata, "creationTimestamp") or 0.0,
+        has_lower_class=_has_lower_class(job, settings, priorities or {}),
     )
 
 
@@ -106,6 +109,12 @@ def parse_status(raw: Mapping[str, Any]) -> JobStatus | None:
     """Return the status of an object of the API server, None where it has none; `ValueError` where it is damaged."""
     status = raw.get("status")
     return JobStatus.model_validate_json(json.dumps(status)) if status else None
+
+
+def _has_lower_class(job: AdaptiveTrainingJob, settings: KubeSettings, priorities: Mapping[str, int]) -> bool:
+    spec = {} if job.spec.template is None else job.spec.template.spec.to_json()
+    own = priorities.get(job.spec.priority_class_name or text(spec, "priorityClassName") or "", 0)
+    return own < priorities.get(settings.extra_priority_class or "", 0)
 
 
 def trainer_document(job: AdaptiveTrainingJob) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def _limits(container: Manifest) -> Manifest:
 
 def _set_class(spec: Manifest, job: KubeJob, worker: Role, settings: KubeSettings) -> None:
     name = job.job.spec.priority_class_name
-    if worker is Role.EXTRA and settings.extra_priority_class is not None:
+    if worker is Role.EXTRA and settings.extra_priority_class is not None and not job.has_lower_class:
         name = settings.extra_priority_class
         spec.pop("preemptionPolicy", None)  # the class has its own
     if name is not None:

@@ -408,7 +408,9 @@ class Store:
     def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
         if before != after:
             for job in list(self.jobs.values()):
-                if text_of(job.raw, "spec", "priorityClassName") == key:
+                named = text_of(job.raw, "spec", "priorityClassName")
+                named = named or text_of(job.raw, "spec", "template", "spec", "priorityClassName")
+                if key in (named, self._settings.extra_priority_class):
                     self.jobs.reread({**job.raw, "status": job.status})
 
     def _queue_changed(self, key: str, before: Queue | None, after: Queue | None) -> None:

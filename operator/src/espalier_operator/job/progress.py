@@ -121,7 +121,8 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         read_at=read_at,
         starting_since=min(began, now) if since is None else since,
     )
-    gpus = (terms.min_replicas + state.extra) * terms.gpus_per_worker
+    # Extra workers are charged when they have their GPUs: some may never get them.
+    gpus = (terms.min_replicas + min(state.extra, seen.extra_bound)) * terms.gpus_per_worker
     counted_until = now
     if leader is not None and leader.end is not None:
         # Its own count holds, or all of its time where it was past the allowance.

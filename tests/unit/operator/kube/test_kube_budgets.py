@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.status import JobStatus
+from espalier_operator.facts import Role
 from espalier_operator.job.budget import Leader
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import leader_of, turning_points
@@ -110,14 +111,17 @@ def test_queueing_pulling_and_starting_do_not_count(account):
     assert account.look(90) == 15
 
 
-def test_gpu_seconds_are_of_all_workers_that_are_lent(account):
+def test_gpu_seconds_are_of_base_workers_and_of_lent_ones_that_have_their_gpus(account):
     account.runs()
     account.says(TRAINING)
     account.look(10)
     assert (account.state.used_seconds, account.state.gpu_seconds_used) == (10, 20)
-    account.state = replace(account.state, extra=1)
+    account.state = replace(account.state, extra=2)
     account.look(15)
-    assert (account.state.used_seconds, account.state.gpu_seconds_used) == (15, 40)
+    assert (account.state.used_seconds, account.state.gpu_seconds_used) == (15, 30), "none is bound"
+    account.pods.append(raw_worker(JOB, 0, role=Role.EXTRA, uid="lent"))
+    account.look(20)
+    assert (account.state.used_seconds, account.state.gpu_seconds_used) == (20, 50)
 
 
 def test_a_leader_s_own_count_holds_where_it_is_further(account):

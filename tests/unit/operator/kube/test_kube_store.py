@@ -204,14 +204,9 @@ def test_extra_workers_have_their_job_s_class_where_that_is_lower(world: World) 
     def has_lower_class(uid: str) -> bool:
         return world.store.job(uid).parsed.has_lower_class  # type: ignore[union-attr]
 
+    classes(10, low=-5, high=5)
     worker = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     template = {"spec": {"priorityClassName": "low", "containers": [worker]}}
-    template = {
-        "spec": {
-            "priorityClassName": "low",
-            "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 1}}}],
-        }
-    }
     world.take(resources.JOBS, raw_job("low", {"priorityClassName": "low"}))
     world.take(resources.JOBS, raw_job("high", {"priorityClassName": "high"}, uid="uid-2"))
     world.take(resources.JOBS, raw_job("none", uid="uid-3"))

@@ -12,7 +12,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_kube import resources
 from espalier_operator.actions import Admit, Finish, GrantExtra, ReleaseExtra, Requeue
-from espalier_operator.facts import Placement
+from espalier_operator.facts import Placement, Role
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.objects.jobs import KubeJob
@@ -129,15 +129,19 @@ def test_budgets_run_between_two_looks_as_they_ran() -> None:
     assert facts(desk.look(-9.0)).used_seconds == pytest.approx(5.5), "a clock that is set back gives nothing back"
 
 
-def test_what_is_lent_is_counted_from_when_it_is_lent() -> None:
-    """The seconds before were those of fewer GPUs, however long ago the last look was."""
+def test_what_is_lent_is_counted_from_when_it_is_bound() -> None:
+    """The seconds before were those of fewer GPUs, however long ago the last look was that had news."""
     desk = Desk()
     desk.train()
     desk.look(4.0)
     desk.managed.act(GrantExtra(job="ns/one", extra=3))
-    assert facts(desk.look(2.0)).gpu_seconds_used == pytest.approx(4.0 + 4 * 2.0)
+    assert facts(desk.look(2.0)).gpu_seconds_used == pytest.approx(6.0)
+    for index in range(3):
+        desk.take(resources.PODS, raw_worker(desk.job, index, role=Role.EXTRA))
+    desk.look()
+    assert facts(desk.look(2.0)).gpu_seconds_used == pytest.approx(6.0 + 4 * 2.0)
     desk.managed.act(ReleaseExtra(job="ns/one", extra=0, forced=False, reason=Reason.RECLAIM_ACKNOWLEDGED))
-    assert facts(desk.look(1.0)).gpu_seconds_used == pytest.approx(13.0)
+    assert facts(desk.look(1.0)).gpu_seconds_used == pytest.approx(15.0)
 
 
 def test_the_facts_after_a_decision_are_the_decision_s_even_when_it_was_flushed_in_between() -> None:

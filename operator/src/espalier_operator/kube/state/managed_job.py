@@ -252,7 +252,10 @@ class ManagedJob:
             self.pods = sort_pods(self.job, self.state, pods, reach)
             self._given_up_at = reach.next_at
         if self.news & (News.PODS | News.REPORT):
-            self.seen = observation_of(self.pods, self._report, self._reported_at, self.rejected)
+            seen = observation_of(self.pods, self._report, self._reported_at, self.rejected)
+            if self.facts is not None and seen.extra_bound != self.seen.extra_bound:
+                self._count_up()  # until now those that were bound before are charged
+            self.seen = seen
             self.news = News.FACTS
 
     def act(self, action: Action) -> None:

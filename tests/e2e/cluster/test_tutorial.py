@@ -118,7 +118,7 @@ def test_the_tutorial(space: Space, nodes: Nodes, shell: Shell, monitoring: None
     assert environment == begin[2]
     assert "patient" in [shell.type(line) for line in grow][-1]
     status = space.status("patient")
-    assert status["scheduling"]["extra"] == 3
+    assert status["scheduling"]["extra"] == 4
     assert (status["adaptations"][0]["depthBefore"], status["training"]["depth"]) == (4, 7)
     leader = space.leader("patient")
     assert leader is not None

@@ -23,8 +23,10 @@ from espalier_operator.kube.watch.store import Store
 
 NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)
 """Kinds of which only those in the namespaces looked after are watched."""
-CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASSES, resources.QUEUES)
+CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASSES)
 """Kinds that are watched everywhere: GPUs know no namespaces."""
+OPTIONAL: Final = (resources.QUEUES,)
+"""Kinds in no namespace that an installation may lack, or whose rights it may: one of an earlier chart."""
 _BACKOFFS: Final = (0.2, 0.5, 1, 1, 2, 2, 3, 5, 5, 5)
 """Seconds between kopf's tries of a request; an API server that restarts is back within them."""
 CANCEL_AGAIN_SECONDS = 5.0

@@ -17,7 +17,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from espalier_kube import resources
 from espalier_operator.clock import Backoff, Clock
-from espalier_operator.kube.client import Client
+from espalier_operator.kube.client import ApiRefusalError, Client
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
@@ -64,6 +64,7 @@ class Informer:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(handlers.CLUSTER_WIDE, ()))
             group.create_task(self._follow(handlers.NAMESPACED, self._settings.watch_namespaces))
+            group.create_task(self._follow(handlers.OPTIONAL, ()))
             group.create_task(self._list_regularly())
             group.create_task(self._look_at_doubtful())
             group.create_task(self._read_late_reports())
@@ -72,9 +73,10 @@ class Informer:
 
     async def list_all(self) -> None:
         """List every kind once. `BackendError` where one cannot be: nothing is concluded from its absence."""
-        for resource in (resources.PRIORITY_CLASSES, resources.QUEUES, resources.NODES):
+        for resource in (resources.PRIORITY_CLASSES, resources.NODES):
             found = await self._client.list(resource, None)
             self._store.replace(resource, found.items, found.version)
+        await self._list_queues()
         await self._list_namespaced(resources.JOBS, "")
         pods = await self._client.list(resources.PODS, None, fields=names.LIVE_PODS)
         own = await self._client.list(resources.PODS, None, labels=names.OWN_PODS)
@@ -82,6 +84,18 @@ class Informer:
         await self._list_namespaced(resources.CONFIG_MAPS, names.REPORTS)
         self._store.all_listed()
         self._listed()
+
+    async def _list_queues(self) -> None:
+        """List the queues; an installation of an earlier chart has no definition of them, or no right to read them."""
+        try:
+            found = await self._client.list(resources.QUEUES, None)
+        except ApiRefusalError as refusal:
+            if refusal.status.code not in (403, 404):
+                raise
+            logger.warning("queues cannot be read, so no quota holds; install crds/ and the chart's roles: %s", refusal)
+            self._store.replace(resources.QUEUES, (), 0)
+        else:
+            self._store.replace(resources.QUEUES, found.items, found.version)
 
     async def _list_namespaced(self, resource: resources.Resource, labels: str) -> None:
         namespaces: Sequence[str | None] = self._settings.watch_namespaces or (None,)

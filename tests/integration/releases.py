@@ -20,6 +20,8 @@ from fake_kubelet import PATIENCE
 from operator_process import OperatorProcess
 from operators import World
 
+from espalier_api.crd import definitions
+
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEFINITION = f"{DEFINITIONS}/adaptivetrainingjobs.espalier.dev"
 MONITORS = ("serviceMonitor", "podMonitor", "prometheusRule")
@@ -33,7 +35,7 @@ def installable(server: ApiServer, helm: Helm, *, monitored: bool = False) -> It
     release = Release(server, helm, f"system-{next(_NUMBERS)}", monitored=monitored)
     yield release
     release.uninstall()
-    server.uninstall("adaptivetrainingjobs.espalier.dev")
+    server.uninstall(*definitions())
     server.kubectl("delete", "nodes", "--all", "--timeout=30s")
     server.kubectl("delete", "pods", "--all", "--all-namespaces", "--force", "--grace-period=0")
 

@@ -9,6 +9,8 @@ from apiserver import JOBS
 from charts import CASES, CHART, ROOT, parse, pod_templates
 from releases import DEFINITION, Release, key, make_job, try_pods
 
+from espalier_api.crd import definitions
+
 pytestmark = pytest.mark.slow
 
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -46,8 +48,7 @@ def test_a_release_s_whole_life_and_the_jobs_that_live_through_it(release: Relea
     assert server.request("GET", path)["metadata"]["uid"] == uid
 
     said = release.uninstall()
-    kept = "CustomResourceDefinition/adaptivetrainingjobs.espalier.dev"
-    assert release.there(first) == {kept}
+    assert release.there(first) == {f"CustomResourceDefinition/{name}" for name in definitions()}
     assert "CustomResourceDefinition" in said, "helm says what it kept"
     assert server.request("GET", path)["metadata"]["uid"] == uid
 
@@ -59,7 +60,7 @@ def test_a_release_s_whole_life_and_the_jobs_that_live_through_it(release: Relea
 def test_a_definition_that_is_not_to_be_kept_goes_with_the_release(release: Release) -> None:
     release.run("install", crds__keep=False)
     release.uninstall()
-    release.server.kubectl("wait", "--for=delete", "crd/adaptivetrainingjobs.espalier.dev", "--timeout=30s")
+    release.server.kubectl("wait", "--for=delete", *(f"crd/{name}" for name in definitions()), "--timeout=30s")
     assert release.server.api.get(DEFINITION).status_code == 404
 
 

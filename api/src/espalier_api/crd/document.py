@@ -102,7 +102,7 @@ def _definition(of: _Kind) -> dict[str, Any]:
                 "plural": of.plural,
                 "singular": of.kind.lower(),
                 **({"shortNames": list(of.short_names)} if of.short_names else {}),
-                "categories": [CATEGORY],
+                **({"categories": [CATEGORY]} if of.scope == "Namespaced" else {}),
             },
             "versions": [version],
         },

@@ -79,7 +79,7 @@ FULL: Final[dict[str, Any]] = {
         "backoffLimit": 0,
         "maxPreemptions": 7,
         "ttlSecondsAfterFinished": 0,
-        "preemption": {"noticeSeconds": 0, "cooldownSeconds": 0.5, "minRuntimeSeconds": 60},
+        "preemption": {"base": "Checkpoint", "noticeSeconds": 0, "cooldownSeconds": 0.5, "minRuntimeSeconds": 60},
         "adaptation": {
             "mode": "DryRun",
             "actions": ["Deepen", "Widen"],

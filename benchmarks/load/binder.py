@@ -1,7 +1,8 @@
 """Binds pods to nodes, in kube-scheduler's place: `python binder.py KUBECONFIG`.
 
-A pod goes to the node on which it leaves the fewest GPUs free; nothing else is looked at, for these nodes are alike. It
-runs in parallel to the benchmark, so that its work does not delay what the benchmark measures.
+A pod goes to the node that it requires by name, or else to the one on which it leaves the fewest GPUs free; nothing
+else is looked at, for these nodes are alike. It runs in parallel to the benchmark, so that its work does not delay what
+the benchmark measures.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from espalier_operator.kube.objects.template import required_node
 from load.api import Access, Api, ApiError, connect
 from load.objects import GPU, gpus_of, path_of
 
@@ -31,7 +33,9 @@ class Binder:
         self._held: dict[str, tuple[str, int]] = {}
         """By pod's UID: its node and GPUs."""
         self._waiting: dict[str, Raw] = {}
-        """By UID, in the order in which they came."""
+        """By UID, in the order in which they came: those that require no node."""
+        self._pinned: defaultdict[str, dict[str, Raw]] = defaultdict(dict)
+        """By the node that they require, and UID."""
 
     async def run(self) -> None:
         """Bind until cancelled; nodes are those that are there at the start."""
@@ -43,25 +47,39 @@ class Binder:
                 if kind == "LISTED":
                     print("ready", flush=True)
                     continue
-                self._note(kind, pod)
+                node = self._note(kind, pod)
+                for pinned in list(self._pinned[node].values()) if node else ():
+                    if self._free.get(node, 0) >= gpus_of(pinned):
+                        self._hold(pinned, node)
+                        group.create_task(self._bind(pinned, node))
                 while (waiting := next(iter(self._waiting.values()), None)) is not None:
                     if (name := self._choose(gpus_of(waiting))) is None:
                         break
                     self._hold(waiting, name)
                     group.create_task(self._bind(waiting, name))
 
-    def _note(self, kind: str, pod: Raw) -> None:
-        uid, name = pod["metadata"]["uid"], pod["spec"].get("nodeName")
+    def _note(self, kind: str, pod: Raw) -> str:
+        """Take in an event; return the node that pods may be bound to because of it, if it is one."""
+        uid, name, required = pod["metadata"]["uid"], pod["spec"].get("nodeName"), required_node(pod["spec"]) or ""
         if kind == "DELETED" or pod["status"].get("phase") in ("Succeeded", "Failed"):
-            self._waiting.pop(uid, None)
+            self._forget(uid, required)
             if uid in self._held:
                 held, gpus = self._held.pop(uid)
                 self._set(held, self._free[held] + gpus)
+                return held
         elif uid not in self._held:
             if name:
                 self._hold(pod, name)
+            elif required:
+                self._pinned[required][uid] = pod
+                return required
             else:
                 self._waiting[uid] = pod
+        return ""
+
+    def _forget(self, uid: str, required: str) -> None:
+        self._waiting.pop(uid, None)
+        self._pinned[required].pop(uid, None)
 
     def _choose(self, gpus: int) -> str | None:
         best = min((free for free, names in self._by_free.items() if free >= gpus and names), default=None)
@@ -69,7 +87,7 @@ class Binder:
 
     def _hold(self, pod: Raw, name: str) -> None:
         uid, gpus = pod["metadata"]["uid"], gpus_of(pod)
-        self._waiting.pop(uid, None)
+        self._forget(uid, required_node(pod["spec"]) or "")
         self._held[uid] = (name, gpus)
         self._set(name, self._free[name] - gpus)
 

@@ -57,7 +57,7 @@ def training(**spec: Any) -> tuple[Object, Object, Object]:
 def test_what_a_running_job_came_to_so_far() -> None:
     raw, leader, said = training(gpuSecondsBudget=1000)
     told = sections(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
-    assert told["Time budget"] == ("5 min 20 s left of 6 min 40 s.", "160 of 1000 GPU-seconds used.")
+    assert told["Time budget"] == ("5 min 20 s left of 6 min 40 s.", "80 of 1000 GPU-seconds used.")
     assert told["GPUs"] == (
         "Allocation 2: 2 workers, 2 GPUs of type x, up, ExtraGPUsGranted; acknowledged by its leader.",
         "1 of the workers is lent.",

@@ -364,7 +364,7 @@ class Store:
             self.planned_nodes.pop(name, None)
             return
         # Nothing is placed on a node without GPUs, whatever comes and goes there.
-        seen = replace(node, used=dict(self._used.get(name, ()))) if node.allocatable else node
+        seen = replace(node, used=dict(+self._used.get(name, Counter()))) if node.allocatable else node
         if self.planned_nodes.get(name) != seen:
             self.planned_nodes[name] = seen
             self._announce()

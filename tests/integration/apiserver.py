@@ -266,7 +266,7 @@ class ApiServer:
 
     def uninstall(self, *names: str) -> None:
         """Delete CRDs and their objects, where they are there."""
-        self.kubectl("delete", "crd", *names, "--ignore-not-found", "--timeout=30s")
+        self.kubectl("delete", "crd", *names, "--ignore-not-found", "--timeout=90s")
         for name in names:
             self._served.pop(name, None)
 

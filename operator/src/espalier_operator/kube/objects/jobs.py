@@ -113,8 +113,10 @@ def parse_status(raw: Mapping[str, Any]) -> JobStatus | None:
 
 def _has_lower_class(job: AdaptiveTrainingJob, settings: KubeSettings, priorities: Mapping[str, int]) -> bool:
     spec = {} if job.spec.template is None else job.spec.template.spec.to_json()
-    own = priorities.get(job.spec.priority_class_name or text(spec, "priorityClassName") or "", 0)
-    return own < priorities.get(settings.extra_priority_class or "", 0)
+    name = job.spec.priority_class_name or text(spec, "priorityClassName")
+    if not name:
+        return False  # base workers have the cluster's default, which that of extra workers is to equal
+    return priorities.get(name, 0) < priorities.get(settings.extra_priority_class or "", 0)
 
 
 def trainer_document(job: AdaptiveTrainingJob) -> dict[str, Any]:

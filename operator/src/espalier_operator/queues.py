@@ -64,6 +64,29 @@ _Kind = str | None
 """The type of GPU that a quota is for."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A queue, and its quota for one type of GPU."""
+
+    queue: Queue
+    quota: Quota
+
+    @property
+    def kind(self) -> tuple[str, _Kind]:
+        """The key of what is counted by queue."""
+        return self.queue.name, self.quota.gpu_type
+
+    @property
+    def place(self) -> tuple[str | None, _Kind]:
+        """The key of what is counted by cohort; queues in none share one that nothing is decided by."""
+        return self.queue.cohort, self.quota.gpu_type
+
+    def may_borrow(self, used: int) -> bool:
+        """Return whether the queue may hold `used` GPUs, more than its nominal quota, if its cohort has them."""
+        limit = self.quota.borrowing_limit
+        return self.queue.cohort is not None and (limit is None or used - self.quota.nominal <= limit)
+
+
 class Ledger:
     """What the jobs of each queue hold. Without any queue, nothing is limited."""
 
@@ -73,19 +96,18 @@ class Ledger:
         self._used: Counter[tuple[str, _Kind]] = Counter()
         self._closed: set[tuple[str, _Kind]] = set()
         self._deferred: set[tuple[str, _Kind]] = set()
-        self._owed: set[tuple[str, _Kind]] = set()
+        self._owed: set[tuple[str | None, _Kind]] = set()
         """By cohort: what a queue waits for that has not used its nominal quota."""
-        self._totals: Counter[tuple[str, _Kind]] = Counter()
+        self._totals: Counter[tuple[str | None, _Kind]] = Counter()
         """By cohort: the sum of nominal quotas."""
-        self._held_by_cohort: Counter[tuple[str, _Kind]] = Counter()
+        self._held_by_cohort: Counter[tuple[str | None, _Kind]] = Counter()
         """By cohort: what its queues hold."""
         for queue in self._queues.values():
             for quota in queue.quotas:
-                if queue.cohort is not None:
-                    self._totals[queue.cohort, quota.gpu_type] += quota.nominal
+                self._totals[_Share(queue, quota).place] += quota.nominal
         self._leaving: Counter[tuple[str, _Kind]] = Counter()
         """By queue: what of it jobs are giving back."""
-        self._promised: Counter[tuple[str, _Kind]] = Counter()
+        self._promised: Counter[tuple[str | None, _Kind]] = Counter()
         """By cohort: what jobs wait for within the nominal quota of their queue, less what is being given back."""
         self._awaited: Counter[tuple[str, _Kind]] = Counter()
         """By queue: what its jobs wait for within its nominal quota."""
@@ -105,35 +127,28 @@ class Ledger:
 
     def hold(self, claim: Claim, gpu_type: str) -> None:
         """Count GPUs that were granted."""
-        queue = self._queues.get(claim.queue)
-        quota = None if queue is None else queue.quota(gpu_type)
-        if queue is not None and quota is not None:
-            self._used[queue.name, quota.gpu_type] += claim.gpus
-            if queue.cohort is not None:
-                self._held_by_cohort[queue.cohort, quota.gpu_type] += claim.gpus
+        share = self._share(claim, gpu_type)
+        if share is not None:
+            self._used[share.kind] += claim.gpus
+            self._held_by_cohort[share.place] += claim.gpus
 
     def allows(self, claim: Claim, gpu_type: str, *, borrowing: bool) -> bool:
         """Return whether the queue may hold the GPUs in addition; without `borrowing` within its nominal quota."""
         queue = self._queues.get(claim.queue)
         if queue is None or not queue.quotas:
             return True
-        quota = queue.quota(gpu_type)
-        if quota is None:
+        share = self._share(claim, gpu_type)
+        if share is None or share.kind in self._closed or (share.kind in self._deferred and not borrowing):
             return False
-        kind = queue.name, quota.gpu_type
-        if kind in self._closed or (kind in self._deferred and not borrowing):
+        used = self._used[share.kind] + claim.gpus
+        may_borrow = borrowing and share.place not in self._owed and share.may_borrow(used)
+        if used > share.quota.nominal and not may_borrow:
             return False
-        used = self._used[queue.name, quota.gpu_type] + claim.gpus
-        place = queue.cohort or "", quota.gpu_type
-        if used > quota.nominal and not (
-            borrowing and place not in self._owed and self._may_borrow(queue, quota, used)
-        ):
-            return False
-        return queue.cohort is None or self._held_by_cohort[place] + claim.gpus <= self._totals[place]
+        return queue.cohort is None or self._held_by_cohort[share.place] + claim.gpus <= self._totals[share.place]
 
     def defer(self, claim: Claim, gpu_types: Iterable[str]) -> None:
         """Let no later job of the queue pass one that waits until those are served whose queues do not borrow."""
-        self._deferred.update((claim.queue, quota.gpu_type) for _, quota in self._quotas(claim, gpu_types))
+        self._deferred.update(share.kind for share in self._shares(claim, gpu_types))
 
     def lacks(self, claim: Claim, gpu_type: str) -> int | None:
         """Return how many GPUs others must give back for a job within the nominal quota of its queue.
@@ -141,59 +156,55 @@ class Ledger:
         None: it needs more than that quota, or there is no cohort that could have borrowed. What is being given back
         counts, unless others wait for it.
         """
-        for queue, quota in self._quotas(claim, (gpu_type,)):
-            kind, place = (queue.name, quota.gpu_type), (queue.cohort or "", quota.gpu_type)
-            if queue.cohort is not None and self._used[kind] + self._awaited[kind] + claim.gpus <= quota.nominal:
-                return self._held_by_cohort[place] + self._promised[place] + claim.gpus - self._totals[place]
-        return None
+        share = self._share(claim, gpu_type)
+        if share is None or share.queue.cohort is None:
+            return None
+        if self._used[share.kind] + self._awaited[share.kind] + claim.gpus > share.quota.nominal:
+            return None
+        return self._held_by_cohort[share.place] + self._promised[share.place] + claim.gpus - self._totals[share.place]
 
     def borrowed(self, claim: Claim, gpu_type: str, lender: Claim) -> int:
         """Return how many GPUs the queue of `claim` has borrowed that may be `lender`'s, less what it gives back."""
-        owners = self._quotas(lender, (gpu_type,))
-        for queue, quota in self._quotas(claim, (gpu_type,)):
-            shared = [owner.cohort for owner, other in owners if other.gpu_type == quota.gpu_type]
-            if queue.cohort in shared:
-                kind = queue.name, quota.gpu_type
-                return max(0, self._used[kind] - self._leaving[kind] - quota.nominal)
-        return 0
+        share, owner = self._share(claim, gpu_type), self._share(lender, gpu_type)
+        if share is None or owner is None or share.place != owner.place:
+            return 0
+        return max(0, self._used[share.kind] - self._leaving[share.kind] - share.quota.nominal)
 
     def give_back(self, claim: Claim, gpu_type: str) -> None:
         """Count what a job holds as being given back."""
-        for queue, quota in self._quotas(claim, (gpu_type,)):
-            self._leaving[queue.name, quota.gpu_type] += claim.gpus
-            self._promised[queue.cohort or "", quota.gpu_type] -= claim.gpus
+        share = self._share(claim, gpu_type)
+        if share is not None:
+            self._leaving[share.kind] += claim.gpus
+            self._promised[share.place] -= claim.gpus
 
     def promise(self, claim: Claim, gpu_type: str) -> None:
         """Keep what is given back for a job that waits for it."""
-        for queue, quota in self._quotas(claim, (gpu_type,)):
-            self._promised[queue.cohort or "", quota.gpu_type] += claim.gpus
-            self._awaited[queue.name, quota.gpu_type] += claim.gpus
+        share = self._share(claim, gpu_type)
+        if share is not None:
+            self._promised[share.place] += claim.gpus
+            self._awaited[share.kind] += claim.gpus
 
     def wait(self, claim: Claim, gpu_types: Iterable[str]) -> None:
         """Let the job wait for its quota: it goes before others of its queue, and before those who borrow from it.
 
         One that can never be allowed holds back nobody.
         """
-        for queue, quota in self._quotas(claim, gpu_types):
-            if not self._could_ever_hold(queue, quota, claim.gpus):
-                continue
-            self._closed.add((queue.name, quota.gpu_type))
-            if queue.cohort is not None and self._used[queue.name, quota.gpu_type] + claim.gpus <= quota.nominal:
-                self._owed.add((queue.cohort, quota.gpu_type))
+        for share in self._shares(claim, gpu_types):
+            if self._could_ever_hold(share, claim.gpus):
+                self._closed.add(share.kind)
+                if self._used[share.kind] + claim.gpus <= share.quota.nominal:
+                    self._owed.add(share.place)
 
-    def _quotas(self, claim: Claim, gpu_types: Iterable[str]) -> list[tuple[Queue, Quota]]:
+    def _share(self, claim: Claim, gpu_type: str) -> _Share | None:
+        """Return what counts GPUs of `gpu_type` for the queue of `claim`; None where it has no quota for them."""
         queue = self._queues.get(claim.queue)
-        quotas = () if queue is None else map(queue.quota, gpu_types)
-        return [(queue, quota) for quota in quotas if queue is not None and quota is not None]
+        quota = None if queue is None else queue.quota(gpu_type)
+        return None if queue is None or quota is None else _Share(queue, quota)
 
-    def _could_ever_hold(self, queue: Queue, quota: Quota, gpus: int) -> bool:
+    def _shares(self, claim: Claim, gpu_types: Iterable[str]) -> list[_Share]:
+        found = (self._share(claim, gpu_type) for gpu_type in gpu_types)
+        return [share for share in found if share is not None]
+
+    def _could_ever_hold(self, share: _Share, gpus: int) -> bool:
         """Return whether the queue might hold that many GPUs if nobody held any."""
-        if gpus <= quota.nominal:
-            return True
-        total = self._totals[queue.cohort or "", quota.gpu_type]
-        return self._may_borrow(queue, quota, gpus) and gpus <= total
-
-    @staticmethod
-    def _may_borrow(queue: Queue, quota: Quota, used: int) -> bool:
-        over = used - quota.nominal
-        return queue.cohort is not None and (quota.borrowing_limit is None or over <= quota.borrowing_limit)
+        return gpus <= share.quota.nominal or (share.may_borrow(gpus) and gpus <= self._totals[share.place])

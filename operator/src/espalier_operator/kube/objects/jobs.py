@@ -101,7 +101,7 @@ def parse_job(
         uid=uid,
         generation=generation,
         created_at=time(metadata, "creationTimestamp") or 0.0,
-        has_lower_class=_has_lower_class(job, settings, priorities or {}),
+        has_lower_class=_has_lower_class(raw, settings, priorities or {}),
     )
 
 
@@ -111,9 +111,13 @@ def parse_status(raw: Mapping[str, Any]) -> JobStatus | None:
     return JobStatus.model_validate_json(json.dumps(status)) if status else None
 
 
-def _has_lower_class(job: AdaptiveTrainingJob, settings: KubeSettings, priorities: Mapping[str, int]) -> bool:
-    spec = {} if job.spec.template is None else job.spec.template.spec.to_json()
-    name = job.spec.priority_class_name or text(spec, "priorityClassName")
+def class_of(raw: Mapping[str, Any]) -> str:
+    """Return the PriorityClass that the base workers of a job of the API server have, empty where it names none."""
+    return text(raw, "spec", "priorityClassName") or text(raw, "spec", "template", "spec", "priorityClassName")
+
+
+def _has_lower_class(raw: Mapping[str, Any], settings: KubeSettings, priorities: Mapping[str, int]) -> bool:
+    name = class_of(raw)
     if not name:
         return False  # base workers have the cluster's default, which that of extra workers is to equal
     return priorities.get(name, 0) < priorities.get(settings.extra_priority_class or "", 0)

@@ -15,7 +15,7 @@ from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
 from espalier_operator.facts import Node, Worker
-from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Load, Pod, parse_load, parse_pod
@@ -408,9 +408,7 @@ class Store:
     def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
         if before != after:
             for job in list(self.jobs.values()):
-                named = text_of(job.raw, "spec", "priorityClassName")
-                named = named or text_of(job.raw, "spec", "template", "spec", "priorityClassName")
-                if key in (named, self._settings.extra_priority_class):
+                if key in (class_of(job.raw), self._settings.extra_priority_class):
                     self.jobs.reread({**job.raw, "status": job.status})
 
     def _queue_changed(self, key: str, before: Queue | None, after: Queue | None) -> None:

@@ -203,6 +203,11 @@ class Terms:
         )
 
 
+def grace_of(job: AdaptiveTrainingJob, least_seconds: float) -> float:
+    """Return the seconds that `job` may continue past its budget: a tenth of it, and at least `least_seconds`."""
+    return max(least_seconds, 0.1 * job.spec.time_budget_seconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim:
     """A pending notice: the job must reduce its extra workers to `extra` by `deadline`."""

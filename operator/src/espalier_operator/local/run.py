@@ -17,7 +17,7 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan
 from espalier_operator.clock import ScaledClock
-from espalier_operator.facts import Role, Rules, Terms
+from espalier_operator.facts import Role, Rules, Terms, grace_of
 from espalier_operator.job.budget import Leader
 from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
@@ -96,7 +96,7 @@ class LocalRun:
         before = {} if state is None else {entry.job: entry for entry in state.jobs}
         for name, job in by_name.items():
             folder = settings.directory if len(jobs) == 1 else settings.directory / name
-            grace = max(settings.grace_wall_seconds * settings.time_scale, 0.1 * job.spec.time_budget_seconds)
+            grace = grace_of(job, settings.grace_wall_seconds * settings.time_scale)
             terms = Terms.of(job, grace_seconds=grace)
             if (wall := terms.pre_running_deadline_seconds) is not None:
                 # Importing torch takes as long at any time scale.

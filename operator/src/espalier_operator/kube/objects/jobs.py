@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.status import JobStatus
 from espalier_api.validation import JobFileError, parse_jobs
-from espalier_operator.facts import Terms
+from espalier_operator.facts import Terms, grace_of
 from espalier_operator.kube.objects import template
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import constraints_of, request_of
@@ -143,7 +143,7 @@ def _terms(job: AdaptiveTrainingJob, settings: KubeSettings, priority: int) -> T
     pod_spec = {} if job.spec.template is None else job.spec.template.spec.to_json()
     terms = Terms.of(
         job,
-        grace_seconds=max(settings.grace_seconds, 0.1 * job.spec.time_budget_seconds),
+        grace_seconds=grace_of(job, settings.grace_seconds),
         gpu_type=text(pod_spec, "nodeSelector", settings.gpu_type_label) or None,
         constraints=constraints_of(pod_spec, settings.gpu_resource, settings.tolerated_taints),
         resource=settings.gpu_resource,

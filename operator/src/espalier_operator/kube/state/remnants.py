@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_api.status import JobStatus
 from espalier_kube.resources import Raw
-from espalier_operator.facts import Terms
+from espalier_operator.facts import Terms, grace_of
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.reading import mapping
@@ -62,7 +62,7 @@ def remnant_of(
         return None
     terms = Terms.of(
         job,
-        grace_seconds=max(settings.grace_seconds, 0.1 * job.spec.time_budget_seconds),
+        grace_seconds=grace_of(job, settings.grace_seconds),
         resource=settings.gpu_resource,
     )
     terms = replace(terms, gpus_per_worker=state.grant.gpus // state.grant.replicas)

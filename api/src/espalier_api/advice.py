@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture
-from espalier_api.base import Record
+from espalier_api.base import YEAR_SECONDS, Record
 from espalier_api.growth import NOTHING, OPERATIONS, described, operation, operation_names
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
@@ -20,6 +20,19 @@ MAX_DECISION_IDS: Final = 1000
 """Maximum in one report. A job makes at most a hundred decisions (`maxAdaptations`)."""
 DecisionId = Annotated[str, Field(max_length=200)]
 """Maximum length. The agent uses UUIDs of 36 characters; another agent may use other ids."""
+
+MAX_JOB: Final = 320
+"""Maximum length of a job's name, in characters: `namespace/name` has at most 317."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed; send `namespace/name` as the API server has it")
+    return text
+
+
+JobText = Annotated[str, Field(max_length=MAX_JOB), AfterValidator(_printable)]
+"""How a request names its job. Logs and the history contain it."""
 
 
 def _growth_or_nothing(kind: str) -> str:
@@ -139,10 +152,10 @@ class Progress(Record):
 class AdviceRequest(Record):
     """`POST /v1/advice`: the state of Lamelas 3.1 (model, time left, time budget), and what is allowed."""
 
-    job: str
+    job: JobText
     architecture: Architecture
-    time_left_seconds: float = Field(ge=0)
-    time_budget_seconds: float = Field(gt=0)
+    time_left_seconds: float = Field(ge=0, le=YEAR_SECONDS)
+    time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)
     allocation: Allocation = Allocation()
     progress: Progress = Progress()
     allowed_actions: tuple[Action, ...] | None = None
@@ -204,10 +217,10 @@ class AdviceResponse(Record):
 class OutcomeReport(Record):
     """`POST /v1/outcomes`: how a job ended whose decisions the agent made."""
 
-    job: str
+    job: JobText
     decision_ids: tuple[DecisionId, ...] = Field(max_length=MAX_DECISION_IDS)
     final_accuracy: float = Field(ge=0, le=1)
-    time_budget_seconds: float = Field(gt=0)
+    time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)
 
 
 class OutcomeReceipt(Record):

@@ -11,10 +11,13 @@ import ast
 import inspect
 import textwrap
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+YEAR_SECONDS: Final = 31_536_000
+"""Longest time budget, and longest time that a message about a job can name."""
 
 Unicode = Annotated[str, Field(min_length=0)]
 """Text that can be written as UTF-8. JSON can contain a lone surrogate; any bound on the length rejects it."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from espalier_api.base import Strict
+from espalier_api.base import YEAR_SECONDS, Strict
 from espalier_api.datasets import DatasetName
 from espalier_api.growth import OperationName
 from espalier_api.growth.deepen import DEEPEN
@@ -32,7 +32,6 @@ _ENTRYPOINT: Final = rf"^[A-Za-z_][A-Za-z0-9_.]*:{_IDENTIFIER}$"
 _SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _DOMAIN_PREFIXED: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _MAX_PATH: Final = 4096
-_YEAR: Final = 31_536_000
 
 
 def _dns_label(value: str) -> str:
@@ -267,7 +266,7 @@ class CheckpointSpec(Strict):
 class JobSpec(Strict):
     """`spec` of an `AdaptiveTrainingJob`."""
 
-    time_budget_seconds: float = Field(gt=0, le=_YEAR)
+    time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)
     """Seconds of training: the time in which the job holds its base GPUs and its leader runs, adaptation included."""
     gpu_seconds_budget: float | None = Field(default=None, gt=0, le=1e15)
     """Maximum of GPU-seconds, base and extra together."""
@@ -287,13 +286,13 @@ class JobSpec(Strict):
     priorityClassName takes precedence."""
     suspend: bool = False
     """True: save a checkpoint and give all GPUs back, or do not start. False again: resume from the checkpoint."""
-    pre_running_deadline_seconds: float | None = Field(default=None, gt=0, le=_YEAR)
+    pre_running_deadline_seconds: float | None = Field(default=None, gt=0, le=YEAR_SECONDS)
     """Maximum seconds from admission to the start of training."""
     backoff_limit: int = Field(default=3, ge=0, le=1000)
     """Number of worker failures after which the job fails. Preemptions do not count."""
     max_preemptions: int | None = Field(default=None, ge=0, le=1_000_000)
     """How often GPUs may be taken by force, or workers ended from outside, before the job fails. Default: no limit."""
-    ttl_seconds_after_finished: float | None = Field(default=None, ge=0, le=100 * _YEAR)
+    ttl_seconds_after_finished: float | None = Field(default=None, ge=0, le=100 * YEAR_SECONDS)
     """Seconds after its end until the job is deleted. Default: never."""
     preemption: Preemption = Preemption()
     adaptation: AdaptationSpec = AdaptationSpec()

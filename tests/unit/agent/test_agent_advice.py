@@ -17,6 +17,7 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Policy
 from espalier_api.advice import Action, AdviceRequest
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
+from espalier_api.base import YEAR_SECONDS
 from espalier_api.growth.deepen import deepened
 
 HEAD = 3
@@ -95,8 +96,8 @@ def test_only_what_is_allowed_is_ever_advised(either: Policy, data: st.DataObjec
     allowed = data.draw(st.none() | st.lists(st.sampled_from([*offered, "elsewhere"]), unique=True))
     request = ask(
         architecture,
-        time_left_seconds=data.draw(st.floats(0, 1e12)),
-        time_budget_seconds=data.draw(st.floats(1e-9, 1e12)),
+        time_left_seconds=data.draw(st.floats(0, YEAR_SECONDS)),
+        time_budget_seconds=data.draw(st.floats(1e-9, YEAR_SECONDS)),
         allowed_actions=None if allowed is None else [Action.deepen(point) for point in allowed],
     )
     legal = [point for point in offered if allowed is None or point in allowed]

@@ -34,6 +34,8 @@ from espalier_api.metrics import Exporter
 
 logger = logging.getLogger(__name__)
 
+LONGEST_LOGGED: Final = 200
+"""Characters of a name from a request in one line of the log."""
 REPORT_SECONDS: Final = 0.9
 """How long a report waits to be committed; trainers wait a second."""
 
@@ -59,6 +61,11 @@ class PolicyDescription(Record):
     """Share of the decisions that are drawn uniformly from what is allowed, to learn what comes of it."""
     shadow: PolicyVersion | None = None
     """The shadow policy, if there is one."""
+
+
+def _line(text: str) -> str:
+    """Return `text` as a part of one line of the log: a request chooses the names of growth points."""
+    return text if text.isprintable() and len(text) <= LONGEST_LOGGED else ascii(text[:LONGEST_LOGGED])
 
 
 def _serving(request: Request) -> Serving:
@@ -125,7 +132,7 @@ def _add_routes(app: FastAPI, metrics: Metrics) -> None:
             answer.decision_id,
             request.job,
             request.time_left_seconds,
-            answer.action,
+            _line(str(answer.action)),
         )
         return answer
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,6 +16,9 @@ from starlette.exceptions import HTTPException
 from espalier_api.base import Record
 
 logger = logging.getLogger(__name__)
+
+LONGEST_SHOWN: Final = 60
+"""Characters of a refused value that the answer repeats."""
 
 
 class ErrorBody(Record):
@@ -68,13 +72,17 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _describe(errors: Sequence[Any]) -> ErrorBody:
-    """Describe a validation failure by its first error; the input is not repeated, it may be large or not JSON."""
+    """Describe a validation failure by its first error; of the input it repeats a short text or a number."""
     first = errors[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     message = str(first["msg"])
     if first["type"] == "json_invalid":
         # The location is an offset then, not a field.
         return ErrorBody(code="InvalidRequest", message=f"the body is not JSON: {first['ctx']['error']} at {place[-1]}")
+    given = first.get("input")
+    if isinstance(given, str | int | float):
+        shown = json.dumps(given)
+        message += f"; it is {shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 3] + '...'}"
     if len(errors) > 1:
         message += f" (and {len(errors) - 1} more)"
     return ErrorBody(code="InvalidRequest", message=message, field=".".join(place) or None)

@@ -56,7 +56,7 @@ FROM kube AS trainer-wheels
 COPY trainer-image /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 
-FROM api AS agent-wheels
+FROM kube AS agent-wheels
 COPY agent-image /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 

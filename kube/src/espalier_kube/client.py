@@ -38,7 +38,7 @@ _SKEW_SECONDS: Final = 2.0
 
 
 class Client:
-    """Reads and patches objects. Safe to use from several threads. All methods raise `ApiError`."""
+    """Reads, creates and patches objects. Safe to use from several threads. All methods raise `ApiError`."""
 
     def __init__(self, api: ApiClient, retries: Retries, connect_seconds: float | None = None) -> None:
         """Take over `api`; `connect_seconds` is for the connection alone where it is less than the deadline."""
@@ -82,6 +82,10 @@ class Client:
         """
         call = Call("patch", resource, namespace)
         return self._read(call, "PATCH", resource.path(namespace, name), body=body)
+
+    def create(self, resource: Resource, body: Mapping[str, Any], namespace: str | None = None) -> Raw:
+        """Create an object, or have a review answered; returns it."""
+        return self._read(Call("create", resource, namespace), "POST", resource.path(namespace), body=body)
 
     def watch(
         self, resource: Resource, namespace: str, since: int, *, seconds: int, silence: float, fields: str = ""
@@ -151,7 +155,7 @@ class Client:
         """Return the urllib3 response, unread, of a request that succeeded; `seconds` is for an answer, or a chunk."""
         headers = {"Accept": "application/json"}
         if body is not None:
-            headers["Content-Type"] = "application/merge-patch+json"
+            headers["Content-Type"] = "application/json" if method == "POST" else "application/merge-patch+json"
         whole = self._connect_seconds is None and "watch" not in query
         timeout = seconds if whole else (self._connect_seconds or self._retries.deadline, seconds)
         with self.errors(call):

@@ -43,6 +43,7 @@ SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "", "v1", "serviceaccounts"
 ROLES: Final = Resource("Role", "rbac.authorization.k8s.io", "v1", "roles")
 ROLE_BINDINGS: Final = Resource("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
 EVENTS: Final = Resource("Event", "", "v1", "events")
+TOKEN_REVIEWS: Final = Resource("TokenReview", "authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 
 _MADE: Final = {
     each.kind: each for each in (PODS, CONFIG_MAPS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, EVENTS)

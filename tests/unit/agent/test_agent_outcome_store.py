@@ -35,7 +35,7 @@ Open = Callable[..., OutcomeStore]
 
 
 def outcome(*ids: str, accuracy: float = 0.5) -> OutcomeReport:
-    return OutcomeReport(job="job", decision_ids=ids, final_accuracy=accuracy, time_budget_seconds=100)
+    return OutcomeReport(job="default/job", decision_ids=ids, final_accuracy=accuracy, time_budget_seconds=100)
 
 
 def rows(path: Path, query: str) -> list[Any]:

@@ -166,6 +166,7 @@ class AgentServer:
 
     answer: Callable[[dict[str, Any]], tuple[int, bytes]]
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
     url: str = ""
 
 
@@ -181,6 +182,7 @@ def agent_server() -> Iterator[Callable[..., AgentServer]]:
             def do_POST(self) -> None:  # the name that http.server looks for
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 agent.requests.append((self.path, body))
+                agent.authorizations.append(self.headers["authorization"])
                 status, content = agent.answer(body)
                 try:
                     self.send_response(status)

@@ -147,6 +147,20 @@ def test_outcome_is_sent_and_a_failure_is_no_error(agent_server):
     HTTPAdvisor(failing.url).report_outcome(outcome)
 
 
+def test_an_outcome_carries_the_token_as_it_is_then_and_advice_carries_none(agent_server, advice_body, tmp_path):
+    outcome = OutcomeReport(job="default/t", decision_ids=("d-1",), final_accuracy=0.9, time_budget_seconds=10)
+    server = agent_server(lambda body: (200, advice_body("p1")))
+    token = tmp_path / "token"
+    advisor = HTTPAdvisor(server.url, token_file=token)
+    advisor.advise(_request(), 5)
+    for content in (b"first\n", b"second", b"\xff", b"a\nb", b"", b"x" * 10_000):
+        token.write_bytes(content)
+        advisor.report_outcome(outcome)
+    token.unlink()
+    advisor.report_outcome(outcome)
+    assert server.authorizations == [None, "Bearer first", "Bearer second", None, None, None, None, None]
+
+
 @pytest.mark.parametrize(
     ("kind", "left", "action"),
     [

@@ -14,14 +14,16 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import httpx
 from pydantic import ValidationError
 
 from espalier_api.advice import Action, AdviceRequest, AdviceResponse, OutcomeReport, heuristic
-from espalier_api.documents import first_fault
+from espalier_api.documents import first_fault, read_bounded
 from espalier_api.job import Fallback
+from espalier_api.proof import MAX_TOKEN
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationSource
 
@@ -79,6 +81,8 @@ class HTTPAdvisor:
 
     url: str
     cancelled: Cancelled = lambda: False
+    token_file: Path | None = None
+    """Proves the job in its outcomes. Read for each of them: it is replaced before it expires."""
     _client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +109,8 @@ class HTTPAdvisor:
     def report_outcome(self, outcome: OutcomeReport) -> None:
         """Tell the agent; what goes wrong is logged."""
         try:
-            self._post("/v1/outcomes", outcome.model_dump_json(by_alias=True), OUTCOME_WALL_SECONDS)
+            body = outcome.model_dump_json(by_alias=True)
+            self._post("/v1/outcomes", body, OUTCOME_WALL_SECONDS, self._proof())
         except AdvisorError as error:
             logger.info("the outcome was not reported: %s", error)
 
@@ -113,16 +118,28 @@ class HTTPAdvisor:
         """Close the connections."""
         self._client.close()
 
-    def _post(self, path: str, body: str, wall_seconds: float) -> bytes:
+    def _proof(self) -> dict[str, str]:
+        """Return the header that proves the job; none where there is no usable token."""
+        if self.token_file is None:
+            return {}
+        try:
+            token = read_bounded(self.token_file, MAX_TOKEN).decode("ascii").strip()
+        except (OSError, ValueError) as error:  # the latter: too large, or no ASCII
+            logger.warning("%s: cannot be read (%s); the outcome is reported without proof", self.token_file, error)
+            return {}
+        return {"authorization": f"Bearer {token}"} if token.isprintable() and token else {}
+
+    def _post(self, path: str, body: str, wall_seconds: float, headers: dict[str, str] | None = None) -> bytes:
+        sent = {"content-type": "application/json", **(headers or {})}
         answers: queue.SimpleQueue[bytes | AdvisorError] = queue.SimpleQueue()
         started = time.monotonic()
         exchange = threading.Thread(
-            target=lambda: answers.put(self._exchange(path, body, wall_seconds)), name="advice", daemon=True
+            target=lambda: answers.put(self._exchange(path, body, wall_seconds, sent)), name="advice", daemon=True
         )
         try:
             exchange.start()
         except RuntimeError:  # at the end of the process, where Python 3.12 starts no thread
-            answers.put(self._exchange(path, body, wall_seconds))
+            answers.put(self._exchange(path, body, wall_seconds, sent))
         while (left := started + wall_seconds - time.monotonic()) > 0:
             if self.cancelled():
                 raise AdvisorError(Reason.AGENT_UNAVAILABLE, "training ends before the agent answered")
@@ -137,14 +154,14 @@ class HTTPAdvisor:
             Reason.AGENT_UNAVAILABLE, f"the agent at {self.url} did not answer within {wall_seconds:.3g} s"
         )
 
-    def _exchange(self, path: str, body: str, wall_seconds: float) -> bytes | AdvisorError:
+    def _exchange(self, path: str, body: str, wall_seconds: float, headers: dict[str, str]) -> bytes | AdvisorError:
         """Return the answer's body or the error; runs in a thread, so it raises nothing."""
         try:
             with self._client.stream(
                 "POST",
                 path,
                 content=body,
-                headers={"content-type": "application/json"},
+                headers=headers,
                 timeout=httpx.Timeout(max(wall_seconds, 0.001)),
             ) as response:
                 answer = b""

@@ -69,6 +69,8 @@ class Settings:
     """How often this worker was replaced before; None: not known."""
     role: Role
     index: int
+    agent_token_file: Path | None = None
+    """The token that proves to the agent which job reports; None: reports carry no proof."""
     rendezvous: str | None = None
     """Where the workers of the job meet; None: each is alone."""
     metrics_port: int | None = None
@@ -105,6 +107,7 @@ class Settings:
             attempt=_whole(variables, environment.ATTEMPT, range(2**31), "a whole number from 0"),
             role=_role(variables.get(environment.WORKER_ROLE) or Role.BASE),
             index=_whole(variables, environment.WORKER_INDEX, range(2**63), "a whole number from 0") or 0,
+            agent_token_file=path(environment.AGENT_TOKEN_FILE),
             rendezvous=variables.get(environment.RENDEZVOUS) or None,
             metrics_port=_whole(variables, environment.METRICS_PORT, range(1, 65536), "a port, from 1 to 65535"),
         )

@@ -16,6 +16,7 @@ from espalier_agent.history.store import MAX_DATABASE_BYTES
 from espalier_agent.policies.exploration import Exploration
 from espalier_agent.policies.files import PolicyError
 from espalier_agent.service.app import create_app
+from espalier_agent.service.proof import Authentication, ReviewError
 from espalier_agent.service.server import ServerError
 from espalier_agent.service.server import serve as run_server
 from espalier_agent.service.serving import Settings
@@ -72,6 +73,14 @@ def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, val
 @click.option(
     "--explore-seed", type=int, default=0, show_default=True, help="Seed of the draws, together with the decision's id."
 )
+@click.option(
+    "--authentication",
+    type=click.Choice([str(each) for each in Authentication]),
+    default=str(Authentication.NONE),
+    show_default=True,
+    help="Who may report outcomes. TokenReview: only the leader of the job, by a token that the cluster's API server "
+    "reviews. None: whoever reaches the port.",
+)
 @click.option("--outcomes-file", hidden=True, expose_value=False, callback=_refuse_outcomes_file)
 @click.option(
     "--url-file", type=click.Path(path_type=Path), help="Write the URL to this file once requests are accepted."
@@ -85,6 +94,7 @@ def serve(
     outcomes_limit: int,
     explore: float,
     explore_seed: int,
+    authentication: str,
     url_file: Path | None,
 ) -> None:
     """Answer trainers over HTTP until SIGTERM or Ctrl-C. Prints the URL when it is ready.
@@ -98,10 +108,11 @@ def serve(
         outcomes_path=outcomes_db,
         outcomes_max_bytes=outcomes_limit * MEBIBYTE,
         exploration=Exploration(share=explore, seed=explore_seed),
+        authentication=Authentication(authentication),
     )
     try:
         run_server(host, port, settings, url_file=url_file, announce=click.echo)
-    except (PolicyError, ServerError, StoreError, OSError) as error:
+    except (PolicyError, ReviewError, ServerError, StoreError, OSError) as error:
         raise CommandError(
             str(error), "--port 0 takes a free port" if isinstance(error, ServerError) else None
         ) from error

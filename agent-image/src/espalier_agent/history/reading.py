@@ -27,6 +27,7 @@ _DECISIONS: Final = """
     FROM decisions JOIN architectures ON architectures.digest = decisions.architecture ORDER BY decisions.rowid"""
 _BEHAVIOUR: Final = {1: "NULL", 2: "behaviour_probability"}
 """By version of the file."""
+_OUTCOMES: Final = "SELECT decision_id, job, time, final_accuracy FROM outcomes"
 _SHADOWS: Final = "SELECT decision_id, policy_name, policy_version, action, probabilities, agreed FROM shadows"
 _UNREADABLE: Final = (ValueError, TypeError, RecursionError)
 """Errors of reading a damaged row: invalid values, wrong types (SQLite accepts any), nested too deep."""
@@ -97,16 +98,18 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
     Raises `StoreError`, which names the file, where one is missing, damaged, of another version or another program.
     """
     files = history_files(sources)
-    accuracies: dict[str, float] = {}
-    latest: dict[str, str] = {}
+    accuracies: dict[tuple[str, str], float] = {}
+    # By decision and job: what another job reports about a decision does not count.
+    latest: dict[tuple[str, str], str] = {}
     shadows: dict[str, list[ShadowAnswer]] = {}
     for file in files:
-        for decision_id, time, accuracy in _rows(file, "SELECT decision_id, time, final_accuracy FROM outcomes"):
+        for decision_id, job, time, accuracy in _rows(file, _OUTCOMES):
             if not isinstance(time, str):
                 raise DamagedError(f"{file}: outcome {decision_id}: time {time!r} is no text; move the file away")
             # The same job's end may have been reported to two replicas: the later report holds, as within one file.
-            if time >= latest.get(decision_id, ""):
-                latest[decision_id], accuracies[decision_id] = time, _within(accuracy, 0.0, 1.0, "final_accuracy", file)
+            if time >= latest.get((decision_id, job), ""):
+                latest[decision_id, job] = time
+                accuracies[decision_id, job] = _within(accuracy, 0.0, 1.0, "final_accuracy", file)
         for decision_id, *row in _rows(file, _SHADOWS):
             try:
                 shadows.setdefault(decision_id, []).append(_shadow(row))
@@ -126,8 +129,8 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
                 yield _decision(
                     row,
                     models,
-                    accuracies.get(decision_id),
-                    latest.get(decision_id),
+                    accuracies.get((decision_id, row[2])),
+                    latest.get((decision_id, row[2])),
                     tuple(shadows.get(decision_id, ())),
                 )
             except _UNREADABLE as error:

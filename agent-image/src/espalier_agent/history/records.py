@@ -20,8 +20,11 @@ Statement = tuple[str, Row]
 _ARCHITECTURE = "INSERT OR IGNORE INTO architectures VALUES (?, ?)"
 _DECISION = "INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _OUTCOME = (
-    "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?) ON CONFLICT (decision_id) DO UPDATE SET time = excluded.time, "
-    "job = excluded.job, final_accuracy = excluded.final_accuracy, time_budget_seconds = excluded.time_budget_seconds"
+    "INSERT INTO outcomes SELECT ?1, ?2, ?3, ?4, ?5 "
+    "WHERE NOT EXISTS (SELECT 1 FROM decisions WHERE decision_id = ?1 AND job != ?3) "
+    "ON CONFLICT (decision_id) DO UPDATE SET time = excluded.time, "
+    "job = excluded.job, final_accuracy = excluded.final_accuracy, time_budget_seconds = excluded.time_budget_seconds "
+    "WHERE job = excluded.job"
 )
 _SHADOW = "INSERT OR IGNORE INTO shadows VALUES (?, ?, ?, ?, ?, ?, ?)"
 
@@ -67,6 +70,7 @@ class DecisionRecord:
 class OutcomeRecord:
     """A job's end, for each of its decisions.
 
+    It is stored for decisions that were made for the job that reports, not for those of others.
     A repeated report changes nothing; a later one replaces it: a job whose leader was restarted reports again.
     """
 

@@ -26,6 +26,7 @@ from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Lineage, Policy
 from espalier_agent.service.errors import ErrorBody, ServiceError, install_error_handlers
 from espalier_agent.service.middleware import BodyLimit, CountedRequests
+from espalier_agent.service.proof import Authentication, Proofs, Reviewer
 from espalier_agent.service.serving import Serving, Settings
 from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReceipt, OutcomeReport, PolicyVersion
 from espalier_api.base import Record
@@ -78,14 +79,20 @@ def _serving(request: Request) -> Serving:
 CurrentServing = Annotated[Serving, Depends(_serving)]
 
 
-def create_app(settings: Settings | None = None, policy: Policy | None = None) -> FastAPI:
+def create_app(
+    settings: Settings | None = None, policy: Policy | None = None, review: Reviewer | None = None
+) -> FastAPI:
     """Return the service. It begins with `policy`; without one, start-up loads the one the settings name.
+
+    `review` has tokens reviewed where `settings.authentication` is `TokenReview`; by default the API server of the
+    cluster that this process runs in does. Raises `ReviewError` where there is none.
 
     A policy or shadow that cannot be read ends start-up with `PolicyError`, a database of another version or another
     program with `StoreError`.
     """
     chosen = settings or Settings()
     metrics = Metrics(Exporter.AGENT)
+    reviewer = _reviewer(chosen, review)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -93,9 +100,12 @@ def create_app(settings: Settings | None = None, policy: Policy | None = None) -
         serving = Serving(chosen, loaded, metrics)
         serving.start()
         app.state.serving = serving
+        app.state.proofs = proofs = None if reviewer is None else Proofs(reviewer)
         yield
         app.state.serving = None
         await run_in_threadpool(serving.close)
+        if proofs is not None:
+            proofs.close()
 
     app = FastAPI(
         title="Espalier agent",
@@ -111,6 +121,16 @@ def create_app(settings: Settings | None = None, policy: Policy | None = None) -
     install_error_handlers(app)
     _add_routes(app, metrics)
     return app
+
+
+def _reviewer(settings: Settings, review: Reviewer | None) -> Reviewer | None:
+    if settings.authentication is Authentication.NONE:
+        return None
+    if review is None:
+        from espalier_agent.service.reviews import reviewer  # a laptop does without Kubernetes
+
+        return reviewer()
+    return review
 
 
 def _add_routes(app: FastAPI, metrics: Metrics) -> None:
@@ -139,15 +159,24 @@ def _add_routes(app: FastAPI, metrics: Metrics) -> None:
     @app.post(
         "/v1/outcomes",
         operation_id="reportOutcome",
-        responses={503: {"model": ErrorBody, "description": "The outcome was not stored, or not in time."}},
+        responses={
+            401: {"model": ErrorBody, "description": "The proof of the job is missing or not valid."},
+            403: {"model": ErrorBody, "description": "The proof is of another job, or from another namespace."},
+            503: {"model": ErrorBody, "description": "The outcome was not stored, or its proof not checked, in time."},
+        },
     )
-    async def post_outcomes(report: OutcomeReport, serving: CurrentServing) -> OutcomeReceipt:
+    async def post_outcomes(report: OutcomeReport, raw: Request, serving: CurrentServing) -> OutcomeReceipt:
         """Take in how a job ended.
 
         200 means that the outcome is committed to the disk; the receipt counts its decisions, 0 where nothing is kept.
         503 means that it is not, or not within a second. Report it again as often as you like: the same report changes
-        nothing, and of different ones about a decision the latest holds.
+        nothing, and of different ones about a decision the latest holds. With `--authentication TokenReview`, the
+        header `Authorization: Bearer` carries the token that the operator mounts into the pod of the job's leader.
         """
+        proofs: Proofs | None = raw.app.state.proofs
+        if proofs is not None:
+            proven = await proofs.identity(raw.headers.get("authorization"), report.job)
+            report = report.model_copy(update={"job": proven.key})
         metrics.count("espalier_agent_outcomes_total", amount=len(set(report.decision_ids)))
         if serving.store is None:
             return OutcomeReceipt(accepted=0)

@@ -38,7 +38,8 @@ def serve(
 
     Port 0 takes a free one. Once requests are accepted, the URL is given to `announce` and written to `url_file`
     (atomically; removed at the end). Raises `ServerError` where the address cannot be had, `PolicyError` where the
-    policy or its shadow cannot be read, and `StoreError` where the database is of another version or another program.
+    policy or its shadow cannot be read, `StoreError` where the database is of another version or another program, and
+    `ReviewError` where tokens are to be reviewed and there is no cluster.
     Must be called from the main thread, as it handles signals.
     """
     chosen = settings or Settings()
@@ -48,6 +49,7 @@ def serve(
         load_policy(chosen.shadow_path)
     if chosen.outcomes_path is not None:
         check_file(chosen.outcomes_path)
+    app = create_app(chosen, policy)
     torch.set_num_threads(1)
     listener = _bind(host, port)
     url = _url(host, listener.getsockname()[1])
@@ -59,7 +61,7 @@ def serve(
             announce(url)
 
     config = uvicorn.Config(
-        create_app(chosen, policy),
+        app,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,

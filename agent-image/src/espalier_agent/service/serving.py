@@ -15,6 +15,7 @@ from espalier_agent.policies.advice import Decision
 from espalier_agent.policies.exploration import Exploration
 from espalier_agent.policies.files import load_policy
 from espalier_agent.policies.policy import Policy
+from espalier_agent.service.proof import Authentication
 from espalier_agent.service.shadow import Shadow
 from espalier_agent.service.watch import LOOK_SECONDS, PolicyWatch
 from espalier_api.advice import AdviceRequest, PolicyVersion
@@ -41,6 +42,8 @@ class Settings(Record):
     """Maximum size of the file; when it is reached, nothing more is stored."""
     exploration: Exploration = Exploration()
     """Share of decisions that explore."""
+    authentication: Authentication = Authentication.NONE
+    """Who may report outcomes."""
     max_body_bytes: int = MAX_BODY_BYTES
     policy_look_seconds: float = Field(default=LOOK_SECONDS, gt=0)
     """Interval of checking the policies' folders."""

@@ -64,6 +64,10 @@ CONTRACT_VOLUME = {
         ]
     },
 }
+TOKEN = {"name": "ESPALIER_AGENT_TOKEN_FILE", "value": "/var/run/secrets/espalier.dev/agent/token"}
+TOKEN_MOUNT = {"name": "espalier-agent-token", "mountPath": "/var/run/secrets/espalier.dev/agent", "readOnly": True}
+TOKEN_SOURCE = {"path": "token", "audience": "espalier-agent/ns/one/uid-1", "expirationSeconds": 3600}
+TOKEN_VOLUME = {"name": "espalier-agent-token", "projected": {"sources": [{"serviceAccountToken": TOKEN_SOURCE}]}}
 CHECKPOINT_MOUNT = {"name": "espalier-checkpoints", "mountPath": "/checkpoints"}
 CHECKPOINT_VOLUME = {"name": "espalier-checkpoints", "emptyDir": {}}
 
@@ -236,8 +240,8 @@ def test_the_ready_trainer_runs_under_restricted_pod_security():
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        env=[*CONTRACT, {"name": "ESPALIER_AGENT_URL", "value": "http://agent:8080"}, METRICS],
-        volumeMounts=[{"name": "espalier-tmp", "mountPath": "/tmp"}, CONTRACT_MOUNT, CHECKPOINT_MOUNT],
+        env=[*CONTRACT, TOKEN, {"name": "ESPALIER_AGENT_URL", "value": "http://agent:8080"}, METRICS],
+        volumeMounts=[{"name": "espalier-tmp", "mountPath": "/tmp"}, CONTRACT_MOUNT, TOKEN_MOUNT, CHECKPOINT_MOUNT],
     )
     expected = a_spec(
         ready,
@@ -247,7 +251,7 @@ def test_the_ready_trainer_runs_under_restricted_pod_security():
             "fsGroup": 65532,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        volumes=[{"name": "espalier-tmp", "emptyDir": {}}, CONTRACT_VOLUME, CHECKPOINT_VOLUME],
+        volumes=[{"name": "espalier-tmp", "emptyDir": {}}, CONTRACT_VOLUME, TOKEN_VOLUME, CHECKPOINT_VOLUME],
     )
     assert spec_of(kube_job(), settings=settings) == expected
     imageless = {"spec": {"containers": [{"resources": LIMITS}]}}
@@ -343,8 +347,37 @@ def test_the_contract_s_variables_win_and_the_template_s_may_refer_to_them():
     ]
     job = templated({"env": own})
     assert spec_of(job, settings=KubeSettings(agent_url="http://agent")) == a_spec(
-        a_container(env=[*CONTRACT, own[2], own[3], METRICS])
+        a_container(
+            env=[*CONTRACT, TOKEN, own[2], own[3], METRICS],
+            volumeMounts=[CONTRACT_MOUNT, TOKEN_MOUNT, CHECKPOINT_MOUNT],
+        ),
+        volumes=[CONTRACT_VOLUME, TOKEN_VOLUME, CHECKPOINT_VOLUME],
     )
+
+
+def test_the_leader_alone_has_a_token_for_the_agent_and_only_where_there_is_one():
+    def has_token(worker: Role, index: int, agent_url: str | None, adaptation: dict[str, object]) -> bool:
+        spec = spec_of(kube_job("one", {"adaptation": adaptation}), worker, index, KubeSettings(agent_url=agent_url))
+        found = [name for name in (TOKEN["name"], TOKEN_MOUNT["name"]) if name in json.dumps(spec)]
+        assert len(found) in (0, 2)
+        return bool(found)
+
+    installed, own = "http://agent", {"agent": {"url": "http://mine"}}
+    assert has_token(Role.BASE, 0, installed, {})
+    assert has_token(Role.BASE, 0, None, own)
+    assert not has_token(Role.BASE, 0, None, {})
+    assert not has_token(Role.BASE, 0, installed, {"mode": "Off"})
+    assert not has_token(Role.BASE, 1, installed, own)
+    assert not has_token(Role.EXTRA, 0, installed, own)
+
+
+def test_no_template_takes_the_place_of_the_token():
+    own = {"env": [{**TOKEN, "value": "/elsewhere"}], "volumeMounts": [{**TOKEN_MOUNT, "name": "mine"}]}
+    job = templated(own, volumes=[{"name": "espalier-agent-token", "emptyDir": {}}])
+    spec = spec_of(job, settings=KubeSettings(agent_url="http://agent"))
+    assert [each for each in spec["containers"][0]["env"] if each["name"] == TOKEN["name"]] == [TOKEN]
+    assert TOKEN_MOUNT in spec["containers"][0]["volumeMounts"]
+    assert [each for each in spec["volumes"] if each["name"] == TOKEN_MOUNT["name"]] == [TOKEN_VOLUME]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def connect(
         yield Services(
             scheduler=DocumentScheduler(contracts.sources, job, settings.time_scale),
             reporter=reporter,
-            advisor=build_advisor(job, settings.agent_url, seed, stop) if grows else None,
+            advisor=build_advisor(job, settings.agent_url, seed, stop, settings.agent_token_file) if grows else None,
             checkpoints=checkpoints,
             team=team_of(settings, job, device, hashed),
             stop=stop,
@@ -164,11 +164,16 @@ def open_checkpoints(
     return CheckpointStore(path, fence)
 
 
-def build_advisor(job: AdaptiveTrainingJob, default_url: str | None, seed: int, stop: Cancelled) -> Advisor | None:
-    """Return the job's advisor: its own agent, the installation's, or only the fallback; None in mode Off."""
+def build_advisor(
+    job: AdaptiveTrainingJob, default_url: str | None, seed: int, stop: Cancelled, token_file: Path | None = None
+) -> Advisor | None:
+    """Return the job's advisor: its own agent, the installation's, or only the fallback; None in mode Off.
+
+    `token_file` contains the proof of the job for the agent.
+    """
     adaptation = job.spec.adaptation
     if adaptation.mode is AdaptationMode.OFF:
         return None
     url = adaptation.agent.url if adaptation.agent else default_url
-    agent: Advisor = HTTPAdvisor(url, stop) if url else NoAgent()
+    agent: Advisor = HTTPAdvisor(url, stop, token_file) if url else NoAgent()
     return WithFallback(agent, FallbackPolicy(adaptation.fallback, seed))

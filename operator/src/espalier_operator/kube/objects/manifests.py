@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from espalier_api import environment
 from espalier_api.documents import dumps
-from espalier_api.job import API_VERSION, GROUP, KIND, PLURAL
+from espalier_api.job import API_VERSION, GROUP, KIND, PLURAL, AdaptationMode
 from espalier_api.pod_template import PodMetadata
+from espalier_api.proof import TOKEN_SECONDS, JobIdentity
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
@@ -29,6 +30,8 @@ CONTRACT_FOLDER: Final = "/etc/espalier"
 """Where a worker finds its job and its allocation: files that the kubelet writes from the pod's annotations."""
 JOB_FILE: Final = f"{CONTRACT_FOLDER}/job.json"
 ALLOCATION_FILE: Final = f"{CONTRACT_FOLDER}/allocation.json"
+TOKEN_FOLDER: Final = "/var/run/secrets/espalier.dev/agent"
+"""Where the leader finds the token that proves its job to the agent."""
 TRAINER_UID: Final = 65532
 METRICS: Final = "metrics"
 """Name of the port on which the leader is scraped."""
@@ -37,6 +40,8 @@ METRICS_PORT: Final = 9464
 RENDEZVOUS_PORT: Final = 29400
 """Port on which the leader accepts the other workers: that of torchrun's rendezvous."""
 _CONTRACT_VOLUME: Final = "espalier-contract"
+_TOKEN_VOLUME: Final = "espalier-agent-token"
+_TOKEN: Final = "token"
 _CHECKPOINT_VOLUME: Final = "espalier-checkpoints"
 _SCRATCH_VOLUME: Final = "espalier-tmp"
 
@@ -149,6 +154,8 @@ def worker_pod(
     if worker is Role.BASE and index == 0:
         _name_metrics_port(spec, container)
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
+    if _reports_outcome(job, worker, index, settings):
+        mount(spec, container, _TOKEN_VOLUME, TOKEN_FOLDER, _token_volume(job), reserved=True)
     mount(spec, container, _CHECKPOINT_VOLUME, folder, {"emptyDir": {}})
     template = job.job.spec.template
     given = template.metadata if template is not None and template.metadata is not None else PodMetadata()
@@ -248,6 +255,8 @@ def _set_environment(
         environment.ATTEMPT: str(attempt),
         environment.INCARNATION: {"fieldRef": {"fieldPath": "metadata.uid"}},
     }
+    if _reports_outcome(job, worker, index, settings):
+        contract[environment.AGENT_TOKEN_FILE] = f"{TOKEN_FOLDER}/{_TOKEN}"
     if job.job.spec.training.elastic_batch is not None:
         leader = f"{names.host_name(job.name, Role.BASE, 0)}.{job.name}"
         contract[environment.RENDEZVOUS] = f"{leader}:{RENDEZVOUS_PORT}"
@@ -267,6 +276,21 @@ def _name_metrics_port(spec: Manifest, container: Manifest) -> None:
     container["ports"] = [*ports, {"name": METRICS, "containerPort": METRICS_PORT}]
     if all(given.get("name") != environment.METRICS_PORT for given in container["env"]):
         container["env"].append({"name": environment.METRICS_PORT, "value": str(METRICS_PORT)})
+
+
+def _reports_outcome(job: KubeJob, worker: Role, index: int, settings: KubeSettings) -> bool:
+    """Return whether the worker reports to an agent how the job ended: it is the leader, and there is an agent."""
+    adaptation = job.job.spec.adaptation
+    if (worker, index) != (Role.BASE, 0):
+        return False
+    return adaptation.mode is not AdaptationMode.OFF and bool(adaptation.agent or settings.agent_url)
+
+
+def _token_volume(job: KubeJob) -> Manifest:
+    """Return a token for the agent alone: no other service accepts its audience."""
+    audience = JobIdentity(job.namespace, job.name, job.uid).audience
+    token = {"path": _TOKEN, "audience": audience, "expirationSeconds": TOKEN_SECONDS}
+    return {"projected": {"sources": [{"serviceAccountToken": token}]}}
 
 
 def _contract_volume() -> Manifest:

@@ -1,0 +1,53 @@
+"""Token reviews by the API server of the cluster that the agent runs in: the agent's only use of Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from espalier_agent.service.proof import Review, Reviewer, ReviewError
+from espalier_kube.client import Client
+from espalier_kube.connection import NoAccessError, api_of_process
+from espalier_kube.errors import ApiError, Retries
+from espalier_kube.resources import TOKEN_REVIEWS
+
+DEADLINE_SECONDS: Final = 1.0
+"""For a review; nobody waits longer."""
+
+
+def reviewer() -> Reviewer:
+    """Return what has tokens reviewed. Nothing is sent yet. Raises `ReviewError` outside of a cluster."""
+    try:
+        api = api_of_process("espalier-agent")
+    except NoAccessError as error:
+        raise ReviewError(f"--authentication TokenReview needs a cluster: {error}") from error
+    client = Client(api, Retries(deadline=DEADLINE_SECONDS, tries=1))
+
+    def review(token: str, audience: str) -> Review:
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": TOKEN_REVIEWS.kind,
+            "spec": {"token": token, "audiences": [audience]},
+        }
+        try:
+            answer = client.create(TOKEN_REVIEWS, body)
+        except ApiError as error:
+            if error.status is not None and error.status.code in (401, 403):
+                raise ReviewError(
+                    "the agent may not review tokens; bind its ServiceAccount to a ClusterRole with `create` of "
+                    "tokenreviews.authentication.k8s.io (chart: rbac.create, agent.authentication)"
+                ) from error
+            raise ReviewError(str(error)) from error
+        return _review_of(answer.get("status"))
+
+    return review
+
+
+def _review_of(status: Any) -> Review:
+    found = status if isinstance(status, dict) else {}
+    user, audiences = found.get("user"), found.get("audiences")
+    return Review(
+        authenticated=found.get("authenticated") is True,
+        username=str(user.get("username", "")) if isinstance(user, dict) else "",
+        audiences=tuple(map(str, audiences)) if isinstance(audiences, list) else (),
+        error=str(found.get("error", "")),
+    )

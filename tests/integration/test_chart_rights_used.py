@@ -21,6 +21,9 @@ from operator_world.kube_objects import kube_job
 
 pytestmark = pytest.mark.slow
 
+REVIEW: Right = ("authentication.k8s.io", "tokenreviews", "create")
+"""The one right of the agent."""
+
 
 def may_grant(server: ApiServer, without: Right, granted: Iterable[Right]) -> bool:
     """Return whether one who has these rights but one may make a job's Role."""
@@ -109,6 +112,7 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
     used = audit.used()
     granted = set(rights(objects.role(kube_job())["rules"]))
     bound = bound_rights(release.objects())
+    bound[None].remove(REVIEW)  # the agent's
     assert bound.keys() == {None, release.namespace, *([world.namespace] if mode == "namespaced" else ())}
     for namespace, found in bound.items():
         assert len(found) == len(set(found)), "none twice"
@@ -149,8 +153,13 @@ def test_an_operator_of_some_namespaces_reads_the_rest_and_writes_nothing_there(
         assert client.get("/api/v1/pods").status_code == client.get("/api/v1/nodes").status_code == 200
 
 
-def test_the_agent_may_nothing(release: Release) -> None:
+def test_the_agent_may_have_tokens_reviewed_and_nothing_else(release: Release) -> None:
     release.run("install")
+    token = release.server.token(release.namespace, "espalier-agent")
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+    with release.server.client(token) as client:
+        answer = client.post("/apis/authentication.k8s.io/v1/tokenreviews", json=review)
+        assert answer.json()["status"]["authenticated"] is True
     with release.server.client(release.server.token(release.namespace, "espalier-agent")) as client:
         for path in ("/api/v1/namespaces", "/api/v1/pods", f"{JOBS}/adaptivetrainingjobs"):
             assert client.get(path).status_code == 403

@@ -103,7 +103,11 @@ def test_the_operator_may_not(operator: httpx.Client, method: str, path: str, bo
     assert answer.status_code == 403, answer.text
 
 
-def test_the_agent_may_nothing(installed: ApiServer) -> None:
-    with installed.client(installed.token(SYSTEM, "espalier-agent")) as client:
+def test_the_agent_may_have_tokens_reviewed_and_nothing_else(installed: ApiServer) -> None:
+    token = installed.token(SYSTEM, "espalier-agent")
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+    with installed.client(token) as client:
+        answer = client.post("/apis/authentication.k8s.io/v1/tokenreviews", json=review)
+        assert answer.json()["status"]["authenticated"] is True
         for path in ("/api/v1/namespaces", "/api/v1/pods", "/apis/espalier.dev/v1alpha1/adaptivetrainingjobs"):
             assert client.get(path).status_code == 403

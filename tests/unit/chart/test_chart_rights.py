@@ -8,6 +8,7 @@ from charts import SYSTEM, Helm, bound_rights, of, one, rights
 from espalier_operator.kube.objects import manifests as objects
 from operator_world.kube_objects import kube_job
 
+REVIEW = ("authentication.k8s.io", "tokenreviews", "create")
 READ_EVERYWHERE = {
     ("", "nodes", "list"),
     ("", "nodes", "watch"),
@@ -24,7 +25,7 @@ READ_EVERYWHERE = {
 def test_in_chosen_namespaces_only_reads_are_for_the_cluster(helm: Helm) -> None:
     everywhere, chosen = bound_rights(helm.render()), bound_rights(helm.render("namespaced"))
     assert chosen.keys() == {None, SYSTEM, "team-a", "team-b"}
-    assert set(chosen[None]) == READ_EVERYWHERE
+    assert set(chosen[None]) == {*READ_EVERYWHERE, REVIEW}
     assert sorted(chosen["team-a"]) == sorted(chosen["team-b"])
     assert sorted([*chosen["team-a"], *chosen[None]]) == sorted(everywhere[None]), "nothing less, nothing more"
     assert chosen[SYSTEM] == everywhere[SYSTEM]
@@ -37,15 +38,33 @@ def test_the_releases_namespace_may_be_looked_after_too(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("files", [(), ("namespaced",), ("hostile",), ("full",)])
-def test_only_the_operator_is_bound(helm: Helm, files: tuple[str, ...]) -> None:
+def test_the_operator_is_bound_and_the_agent_to_one_right(helm: Helm, files: tuple[str, ...]) -> None:
     rendered = helm.render(*files)
     operator = next(
         each["spec"]["template"]["spec"]["serviceAccountName"]
         for each in of(rendered, "Deployment")
         if each["metadata"]["name"].endswith("-operator")
     )
+    agents = [each for each in of(rendered, "ClusterRoleBinding") if each["metadata"]["name"].endswith("-agent")]
     for binding in (*of(rendered, "RoleBinding"), *of(rendered, "ClusterRoleBinding")):
-        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": operator, "namespace": SYSTEM}]
+        if binding not in agents:
+            assert binding["subjects"] == [{"kind": "ServiceAccount", "name": operator, "namespace": SYSTEM}]
+    (agent,) = agents
+    role = one(rendered, "ClusterRole", agent["roleRef"]["name"])
+    assert rights(role["rules"]) == [REVIEW]
+    (deployment,) = [each for each in of(rendered, "Deployment") if each["metadata"]["name"].endswith("-agent")]
+    account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+    assert agent["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}]
+
+
+def test_an_agent_that_asks_for_no_proof_has_no_rights(helm: Helm) -> None:
+    for sets in ({"agent.authentication": '"None"'}, {"agent.enabled": "false"}):
+        rendered = helm.render(sets=sets)
+        assert REVIEW not in bound_rights(rendered)[None]
+        assert not [each for each in of(rendered, "ClusterRole") if each["metadata"]["name"].endswith("-agent")]
+    spec = one(helm.render(sets={"agent.authentication": '"None"'}), "Deployment", "espalier-agent")["spec"]["template"]
+    assert spec["spec"]["automountServiceAccountToken"] is False
+    assert "--authentication=None" in spec["spec"]["containers"][0]["args"]
 
 
 def test_the_operator_has_what_it_grants_to_trainers_in_their_namespace(helm: Helm) -> None:

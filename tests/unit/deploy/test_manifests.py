@@ -60,8 +60,10 @@ def allowed(group: str, resource: str) -> set[str]:
 def test_there_is_nothing_but_what_is_expected() -> None:
     found = sorted((each["kind"], each["metadata"]["name"]) for each in manifests())
     assert found == [
+        ("ClusterRole", "espalier-agent"),
         ("ClusterRole", "espalier-operator"),
         ("ClusterRole", "espalier-operator-jobs"),
+        ("ClusterRoleBinding", "espalier-agent"),
         ("ClusterRoleBinding", "espalier-operator"),
         ("ClusterRoleBinding", "espalier-operator-jobs"),
         ("Deployment", "espalier-agent"),
@@ -129,13 +131,15 @@ def test_rights_have_no_wildcard_and_do_not_reach_secrets() -> None:
         assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"]), rule
 
 
-def test_only_the_operator_has_rights() -> None:
+def test_the_operator_has_rights_and_the_agent_only_that_to_have_tokens_reviewed() -> None:
     for kind in ("RoleBinding", "ClusterRoleBinding"):
         for binding in of(kind):
-            assert binding["subjects"] == [
-                {"kind": "ServiceAccount", "name": "espalier-operator", "namespace": SYSTEM},
-            ]
-    assert pod_spec("espalier-agent")["automountServiceAccountToken"] is False
+            account = "espalier-agent" if binding["metadata"]["name"] == "espalier-agent" else "espalier-operator"
+            assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}]
+    (role,) = of("ClusterRole", "espalier-agent")
+    review = {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}
+    assert role["rules"] == [review]
+    assert "--authentication=TokenReview" in pod_spec("espalier-agent")["containers"][0]["args"]
 
 
 def test_the_operator_has_what_it_grants_to_trainers() -> None:

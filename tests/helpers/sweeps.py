@@ -23,6 +23,7 @@ SAMPLES = {
     "lives with a killed operator": 14,
     "lives of simulated jobs": 30,
     "plans of a simulated cluster": 250,
+    "queues of simulated jobs": 300,
     "texts that are no job": 150,
 }
 """Cases of each sweep that `make test` takes."""

@@ -111,6 +111,8 @@ class Refusal:
 
     job: str
     reason: Reason
+    starts_by: float | None = None
+    """GPUs are reserved for it: it starts then at the latest, if jobs end when their budgets do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,14 @@ finding the best fit costs the number of groups and of GPUs of a node, not the n
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 from espalier_operator.buckets import Key, Shelf, choose, largest
 from espalier_operator.constraints import ANYWHERE, Amounts, Constraints
 from espalier_operator.facts import JobFacts, Node, Role, Worker
+from espalier_operator.goods import Goods
 from espalier_operator.rooms import UNLIMITED, Rooms
 from espalier_operator.sites import Grouping, Site
 from espalier_operator.topology import Racks, Split, racks_of
@@ -183,6 +184,16 @@ class Capacity:
         """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""
         return self._place(self._on(self._hopes, site), site, gpus, now=0, later=-1)
 
+    def keep_some(self, site: Site, gpus: int, workers: int) -> tuple[Supply, int] | None:
+        """Reserve `gpus` (> 0) of one node for each of as many of `workers` as it can take: free ones if there are.
+
+        Return when they have them, and how many; None where no node will have room for one.
+        """
+        for supply, shelves, now in ((Supply.NOW, self._offers, -1), (Supply.LATER, self._hopes, 0)):
+            if self._place(self._on(shelves, site), site, gpus, now=now, later=-1, workers=workers) is not None:
+                return supply, self._journal[-1].placed
+        return None
+
     def hold(self, site: Site, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node: free ones if there are, otherwise some that are being given back."""
         return self.take(site, gpus) or self.set_aside(site, gpus)
@@ -221,6 +232,19 @@ class Capacity:
         """Expect that no more."""
         if node is not None and node in self._group:
             self._change(node, gpus, requests, now=0, later=-1)
+
+    def nodes_with_hopes(self, site: Site) -> Iterator[str]:
+        """Yield the nodes of `site` that will have free GPUs."""
+        for shelf in self._on(self._hopes, site):
+            for bucket in shelf.values():
+                yield from bucket
+
+    def fits_with(self, node: str, site: Site, gpus: int, more: Goods) -> int:
+        """Return for how many workers `node` would have room later if it had `more`."""
+        workers = max(0, (self._later[node] + more.gpus) // gpus)
+        if not workers or self._rooms is None or not site.requests:
+            return workers
+        return min(workers, self._rooms.fits(node, site.requests, now=False, more=more.requests))
 
     def placed_since(self, mark: int) -> list[str]:
         """Return the nodes of the workers that were placed since `mark`, in their order."""

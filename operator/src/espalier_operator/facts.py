@@ -321,6 +321,11 @@ class Rules:
     pin_seconds: float = 5.0
     """kube-scheduler chooses the nodes of base workers itself if it refuses the chosen ones for so long, though the
     planner has GPUs free there."""
+    startup_seconds: float = 300.0
+    """How long a job may take from its admission, or from a restart, until its budget runs. Backfilling counts on it:
+    one that takes longer may delay a job that waits by the difference."""
+    reservations: int = 8
+    """How many jobs that wait keep GPUs, the first ones of the queue: none that comes later delays them."""
     evaluation_seconds: float = 60.0
     """A leader that has announced its last evaluation may exceed its budget by these seconds and the grace period. It
     does not grow with the budget: anyone can announce an evaluation."""

@@ -62,6 +62,18 @@ def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
         yield job.admitted_at + job.terms.pre_running_deadline_seconds
 
 
+def ends_by(job: JobFacts, now: float, rules: Rules) -> float:
+    """Return when `job` has ended at the latest if it runs, or starts now; its restarts and lost nodes apart."""
+    if job.stopping is not None:
+        return max(now, job.stopping.deadline)
+    startup = 0.0 if job.leader_running and job.training else rules.startup_seconds
+    rest = job.terms.time_budget_seconds + job.terms.grace_seconds + rules.evaluation_seconds - job.used_seconds
+    gpus = job.terms.min_replicas * job.terms.gpus_per_worker
+    if job.terms.gpu_seconds_budget is not None and gpus:
+        rest = min(rest, (job.terms.gpu_seconds_budget - job.gpu_seconds_used) / gpus + rules.stop_grace_seconds)
+    return now + startup + max(0.0, rest)
+
+
 def is_held_back(job: JobFacts, now: float) -> bool:
     """Return whether nothing more is granted because what was granted could not be bound."""
     return job.hold_until is not None and now < job.hold_until

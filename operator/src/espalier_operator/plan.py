@@ -24,17 +24,18 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     so the next plan may use these GPUs, and nothing else. Workers of several GPUs may need one more reclaim if they
     are bound to other nodes.
 
-Queue: strictly in the policy's order. A job that could run on some nodes and must wait holds back the jobs after it on
-these nodes (no backfill), because the start times of later jobs cannot be known. GPUs that are idle meanwhile are lent
-as extra GPUs, which can be reclaimed within one notice. A job that would not fit even if all our jobs had ended holds
-back no job: it is too large, or waits for pods of others, which may never leave.
+Queue: in the policy's order, with EASY backfilling (`reservations`). A job that must wait keeps the GPUs on which it
+starts at the latest, when those that run have used up their budgets; jobs after it start before it where they do not
+delay it. GPUs that are idle meanwhile are lent as extra GPUs, which can be reclaimed within one notice. A job that
+would not fit even if all our jobs had ended keeps none: it is too large, or waits for pods of others, which may never
+leave.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -54,12 +55,17 @@ from espalier_operator.actions import (
 from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
-from espalier_operator.lifecycle import ending, is_held_back, lendable, most_extra, turning_points
+from espalier_operator.goods import Goods
+from espalier_operator.lifecycle import ending, ends_by, is_held_back, lendable, most_extra, turning_points
 from espalier_operator.policies import Policy, Rank
 from espalier_operator.pool import Pool, hold_promised
 from espalier_operator.queues import Ledger
 from espalier_operator.reclaims import ReclaimQueue
+from espalier_operator.reservations import Holding, Reservations
 from espalier_operator.sites import Site
+
+_Attempt = tuple[tuple[Site, ...], int, int, tuple[int, ...]]
+"""Where a gang was to start, its workers' GPUs, its workers, and what it must not touch."""
 
 
 def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
@@ -84,8 +90,8 @@ class _Tick:
         """Jobs that already have an action in this tick: nothing is lent to them or reclaimed from them."""
         self._bound: dict[str | None, dict[int, str]] = defaultdict(dict)
         """By job: the nodes of its live base workers that are bound to one."""
-        self._pinned: dict[str | None, dict[int, Supply]] = defaultdict(dict)
-        """By job: its base workers that wait for the node that was chosen for them, and when they get its GPUs."""
+        self._pinned: dict[str | None, dict[int, tuple[Supply, str]]] = defaultdict(dict)
+        """By job: its base workers that wait for the node that was chosen for them; when they get its GPUs, and it."""
         self._moved: dict[str, list[Worker]] = defaultdict(list)
         """By job: its workers that are not bound, and whose node has no room for them."""
         self._base_nodes: dict[str, dict[int, str | None]] = defaultdict(dict)
@@ -143,6 +149,11 @@ class _Tick:
             own += promised
         self._reclaims = ReclaimQueue(self._running, self._extras, leaving, policy, now)
         self._pool = Pool(self._capacity, self._reclaims)
+        self._reservations = Reservations(
+            self._capacity, snapshot.rules.reservations, self._running_until, self._reclaims.loans
+        )
+        self._vain: dict[_Attempt, Reason] = {}
+        """Which gangs found no GPUs, and why: nor do others like them."""
         self._nodes: dict[str, set[str]] = {}
         """By job: where its workers are, or will be."""
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
@@ -175,16 +186,16 @@ class _Tick:
                 hopeless.add(kind)
 
     def admit(self) -> None:
-        """Start waiting jobs in order; one that must wait holds back the later ones on the nodes that it could use.
+        """Start waiting jobs in order; one that must wait is not delayed by those after it.
 
         Those whose queue must borrow for them come after all others.
         """
-        blocked: set[int] = set()
-        borrowers = [job for job in self._waiting if not self._admit_in_turn(job, blocked, borrowing=False)]
+        borrowers = [job for job in self._waiting if not self._admit_in_turn(job, borrowing=False)]
         for job in borrowers:
-            self._admit_in_turn(job, blocked, borrowing=True)
+            self._admit_in_turn(job, borrowing=True)
+        self._reservations.end()
 
-    def _admit_in_turn(self, job: JobFacts, blocked: set[int], *, borrowing: bool) -> bool:
+    def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
         """Start a waiting job, or refuse it; return False where its queue must borrow for it, which is done later."""
         terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
         sites = self._large_enough(terms.gpu_type, terms.constraints, gpus, workers)
@@ -210,10 +221,8 @@ class _Tick:
             self._refuse(job, Reason.QUOTA_EXCEEDED)
             self._reclaim_quota(job, types)
             self._ledger.wait(job.claim, types)
-        elif not self._start(job, self._fitting((site.without(blocked) for site in allowed), gpus, workers)):
-            # Where it fits only once others' pods have left, it does not hold back those who fit before.
-            fitting = [site for site in allowed if self._capacity.could_hold_without_jobs(site, gpus, workers)]
-            blocked.update(group for site in fitting for group in site.groups)
+        else:
+            self._start_or_wait(job, allowed)
         return True
 
     def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> None:
@@ -332,10 +341,10 @@ class _Tick:
                 continue
             stays = worker.name not in leaving
             supply = self._capacity.hold_at(self._site(job), worker.pinned_to, worker.gpus, stays=stays)
-            if supply is Supply.NEVER:
+            if supply is Supply.NEVER or worker.pinned_to is None:
                 self._moved[job.key].append(worker)
             elif worker.role is Role.BASE:
-                self._pinned[job.key][worker.index] = supply
+                self._pinned[job.key][worker.index] = supply, worker.pinned_to
             else:
                 own = self._extras[job.key]
                 own[own.index(worker)] = replace(worker, node=worker.pinned_to)
@@ -389,16 +398,36 @@ class _Tick:
             leaving |= {worker.name for worker in self._extras[key] if worker.index >= kept}
         return leaving
 
-    def _start(self, job: JobFacts, sites: Sequence[Site]) -> bool:
-        """Start a job on the first of `sites` where all its workers can start now.
+    def _start_or_wait(self, job: JobFacts, sites: Sequence[Site]) -> None:
+        """Start a job on one of `sites` without touching what is kept for others when it still runs, or let it wait."""
+        gpus, workers, until = job.terms.gpus_per_worker, job.terms.min_replicas, ends_by(job, self._now, self._rules)
+        attempt = tuple(sites), gpus, workers, self._reservations.kept_from(until)
+        reason = self._vain.get(attempt)
+        if reason is None:
+            self._reservations.lift(until)
+            started = self._start(job, sites)
+            self._reservations.restore(until, started if isinstance(started, Holding) else None)
+            if not isinstance(started, Reason):
+                return
+            reason = self._vain[attempt] = started
+        # Where it fits only once others' pods have left, it keeps nothing from those who fit before.
+        fitting = (site for site in sites if self._capacity.could_hold_without_jobs(site, gpus, workers))
+        reserved = self._reservations.reserve(fitting, gpus, workers, self._now, until - self._now)
+        if reserved is not None:
+            self._ledger.hold(job.claim, reserved[1].gpu_type)
+        self._refuse(job, reason, starts_by=None if reserved is None else reserved[0])
 
-        If there is none, reserve for them, note what is missing, and return False.
+    def _start(self, job: JobFacts, sites: Sequence[Site]) -> Holding | Reason | None:
+        """Start a job on the first of `sites` where all its workers can start now; return what they hold.
+
+        If there is none, let lent GPUs be reclaimed for it, and return None; or return why that is not enough either.
         """
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         for site in sites:
             mark = self._capacity.mark()
             if self._pool.take_gang(site, gpus, workers):
                 return self._admit(job, site, mark)
+        surplus = self._reclaims.surplus
         has_gpus = any(self._pool.has_gang(replace(site, requests=()), gpus, workers) for site in sites)
         for site in sites:
             mark = self._capacity.mark()
@@ -406,16 +435,27 @@ class _Tick:
             if supply is Supply.NOW:
                 return self._admit(job, site, mark)
             if supply is Supply.LATER:
-                break
-        self._refuse(job, Reason.UNSCHEDULABLE if has_gpus else Reason.NO_FREE_GPU)
-        return False
+                if self._reclaims.surplus > surplus:
+                    self._vain.clear()
+                self._ledger.hold(job.claim, site.gpu_type)
+                self._refuse(job, Reason.UNSCHEDULABLE if has_gpus else Reason.NO_FREE_GPU)
+                return None
+        return Reason.UNSCHEDULABLE if has_gpus else Reason.NO_FREE_GPU
 
-    def _admit(self, job: JobFacts, site: Site, mark: int) -> bool:
-        """Admit a job whose workers were placed on `site` since `mark`; return True."""
+    def _admit(self, job: JobFacts, site: Site, mark: int) -> Holding:
+        """Admit a job whose workers were placed on `site` since `mark`; return what they hold."""
         self._base_nodes[job.key].update(enumerate(self._placed(job, mark)))
         self._ledger.hold(job.claim, site.gpu_type)
         self._act(Admit(job=job.key, gpu_type=site.gpu_type))
-        return True
+        return Holding(self._capacity.placed_since(mark), Goods(job.terms.gpus_per_worker, site.requests))
+
+    def _running_until(self) -> Iterator[tuple[float, Holding]]:
+        """Yield until when at the latest the jobs that run hold what."""
+        for job in self._running:
+            waiting = (node for _, node in self._pinned[job.key].values())
+            nodes = [*self._bound[job.key].values(), *waiting, *filter(None, self._base_nodes[job.key].values())]
+            each = Goods(job.terms.gpus_per_worker, job.terms.constraints.requests)
+            yield ends_by(job, self._now, self._rules), Holding(nodes, each)
 
     def _placed(self, job: JobFacts, mark: int) -> list[str | None]:
         """Return the nodes that were chosen for workers of `job` since `mark`."""
@@ -455,7 +495,8 @@ class _Tick:
     def _claim(self, job: JobFacts) -> Supply:
         """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
         site, gpus, pinned = self._site(job), job.terms.gpus_per_worker, self._pinned[job.key]
-        supply, prior = min(pinned.values(), default=Supply.NOW), self._prior.get(job.key, NOWHERE).base
+        supply = min((supply for supply, _ in pinned.values()), default=Supply.NOW)
+        prior = self._prior.get(job.key, NOWHERE).base
         for index in range(job.terms.min_replicas):
             if index in self._bound[job.key] or index in pinned:
                 continue
@@ -520,8 +561,8 @@ class _Tick:
         self._actions.append(action)
         self._touched.add(action.job)
 
-    def _refuse(self, job: JobFacts, reason: Reason) -> None:
-        self._refusals[job.key] = Refusal(job=job.key, reason=reason)
+    def _refuse(self, job: JobFacts, reason: Reason, *, starts_by: float | None = None) -> None:
+        self._refusals[job.key] = Refusal(job=job.key, reason=reason, starts_by=starts_by)
 
     def _wake(self, time: float) -> None:
         if time > self._now and (self._wake_at is None or time < self._wake_at):

@@ -46,8 +46,13 @@ class Pool:
         """
         capacity_mark, reclaims_mark = self._capacity.mark(), self._reclaims.mark()
         supply = Supply.NOW
-        for _ in range(workers):
-            supply = min(supply, self.await_one(site, gpus))
+        while workers > 0:
+            kept = self._capacity.keep_some(site, gpus, workers)
+            if kept is None:
+                supply = min(supply, self._reclaims.cover(self._capacity, site, gpus))
+                workers -= 1
+            else:
+                supply, workers = min(supply, kept[0]), workers - kept[1]
             if supply is Supply.NEVER:
                 self._capacity.undo(capacity_mark)
                 self._reclaims.undo(reclaims_mark)

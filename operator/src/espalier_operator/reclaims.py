@@ -11,6 +11,7 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
 from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.facts import JobFacts, Worker
+from espalier_operator.goods import NOTHING, Goods
 from espalier_operator.policies import Policy, Rank
 from espalier_operator.sites import Site
 
@@ -19,6 +20,7 @@ from espalier_operator.sites import Site
 class _Loan:
     job: JobFacts
     worker: Worker
+    goods: Goods
 
 
 @dataclass(slots=True)
@@ -29,28 +31,36 @@ class _Taken:
     reason: Reason
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point to which `ReclaimQueue.undo` can return."""
+
+    taken: Mapping[str, tuple[int, float]]
+    """By job: what it keeps, and until when the others."""
+    first: Mapping[str, int]
+    """By type of GPU: where the search begins."""
+
+
 class _Line:
     """The loans on one type of GPU in the order of reclaim; sorted only as far as they are read."""
 
     def __init__(self, loans: Iterator[_Loan]) -> None:
         self._rest = loans
         self._sorted: list[_Loan] = []
-        self._first = 0
+        self.first = 0
+        """The place of the first that was not passed over for good."""
 
     def __iter__(self) -> Iterator[_Loan]:
-        """Yield from the first that was not passed over for good."""
-        place = self._first
+        """Yield from `first`."""
+        place = self.first
         while place < len(self._sorted) or self._sort_one():
             yield self._sorted[place]
             place += 1
 
     def pass_over(self, is_out: Callable[[_Loan], bool]) -> None:
         """Start the next search after the entries at the head that are out."""
-        while self._first < len(self._sorted) and is_out(self._sorted[self._first]):
-            self._first += 1
-
-    def restart(self) -> None:
-        self._first = 0
+        while self.first < len(self._sorted) and is_out(self._sorted[self.first]):
+            self.first += 1
 
     def _sort_one(self) -> bool:
         loan = next(self._rest, None)
@@ -77,13 +87,17 @@ class ReclaimQueue:
         self._now = now
         self._futile: set[tuple[Site, int]] = set()
         """(Site, GPUs of a worker) for which a wish found nothing that it may take; nor will one that comes later."""
+        self.surplus = 0
+        """How often a reclaim gave more back than was needed."""
         self._taken: dict[str, _Taken] = {}
         self._extras, self._leaving = extras, leaving
         self._by_job: dict[str, list[_Loan]] = {}
+        self._lent: dict[str, Goods] | None = None
+        """What `loans` returned, while that holds."""
+        self._holders = [job for job in jobs if job.extra]
         holders: dict[str, list[JobFacts]] = defaultdict(list)
-        for job in jobs:
-            if job.extra:
-                holders[job.gpu_type or ""].append(job)
+        for job in self._holders:
+            holders[job.gpu_type or ""].append(job)
 
         def rank(loan: _Loan) -> Rank:
             return policy.lending_rank(loan.job, loan.worker.index, now)
@@ -93,24 +107,36 @@ class ReclaimQueue:
             for gpu_type, some in holders.items()
         }
 
-    def mark(self) -> dict[str, tuple[int, float]]:
+    def mark(self) -> Mark:
         """Return the reclaims chosen so far, for `undo`."""
-        return {key: (taken.extra, taken.deadline) for key, taken in self._taken.items()}
+        taken = {key: (taken.extra, taken.deadline) for key, taken in self._taken.items()}
+        return Mark(taken, {gpu_type: line.first for gpu_type, line in self._lines.items()})
 
-    def undo(self, mark: dict[str, tuple[int, float]]) -> None:
+    def undo(self, mark: Mark) -> None:
         """Drop the reclaims chosen since `mark`."""
         for key in list(self._taken):
-            if key not in mark:
+            if key not in mark.taken:
                 del self._taken[key]
             else:
-                self._taken[key].extra, self._taken[key].deadline = mark[key]
+                self._taken[key].extra, self._taken[key].deadline = mark.taken[key]
         self._futile.clear()
-        for line in self._lines.values():
-            line.restart()
+        self._lent = None
+        for gpu_type, line in self._lines.items():
+            line.first = mark.first[gpu_type]
 
     def is_asked(self, job: str) -> bool:
         """Return whether `job` must give back workers in this tick."""
         return job in self._taken
+
+    def loans(self) -> Mapping[str, Goods]:
+        """Return by node what can still be reclaimed."""
+        if self._lent is None:
+            self._lent = {}
+            for job in self._holders:
+                for loan in self._loans(job):
+                    if loan.worker.node is not None and not self._is_out(loan):
+                        self._lent[loan.worker.node] = self._lent.get(loan.worker.node, NOTHING) + loan.goods
+        return self._lent
 
     def cover(
         self,
@@ -128,23 +154,29 @@ class ReclaimQueue:
         `spared` skips a holder. Calls with `may_take` come in the policy's order of lending: what was in vain is not
         tried again before the reclaims of others change something.
         """
-        line, mark = self._lines.get(site.gpu_type), capacity.mark()
+        line = self._lines.get(site.gpu_type)
         if line is None or (may_take is not None and (site, gpus) in self._futile):
             return Supply.NEVER
         tried: list[_Loan] = []
+        found: dict[str, Goods] = {}
+        """By node: what those tried hold of it."""
         for loan in self._in_turn(line, may_take or _always):
-            if self._is_out(loan) or not capacity.is_in(site, loan.worker.node) or spared(loan.job):
+            node = loan.worker.node
+            if node is None or self._is_out(loan) or not capacity.is_in(site, node) or spared(loan.job):
                 continue
-            capacity.expect(loan.worker.node, loan.worker.gpus, loan.job.terms.constraints.requests)
             tried.append(loan)
-            supply = capacity.hold_at(site, loan.worker.node, gpus)
-            if supply is not Supply.NEVER:
-                asked, all_known = self._keep_only(capacity, tried, loan.worker.node)
-                if not (all_known and _is_even(capacity, asked, site, gpus)):
+            found[node] = found.get(node, NOTHING) + loan.goods
+            if capacity.fits_with(node, site, gpus, found[node]):
+                asked, all_known = self._ask_for(tried, node)
+                for each in asked:
+                    capacity.expect(each.worker.node, each.worker.gpus, each.goods.requests)
+                if not _is_even(capacity, asked, site, gpus):
+                    self.surplus += 1
+                    self._futile.clear()
+                elif not all_known:
                     self._futile.clear()
                 line.pass_over(self._is_out)
-                return supply
-        capacity.undo(mark)
+                return capacity.hold_at(site, node, gpus)
         if may_take is not None:
             self._futile.add((site, gpus))
         return Supply.NEVER
@@ -158,7 +190,7 @@ class ReclaimQueue:
                 if loan.worker.node == node and not self._is_out(loan):
                     gpus -= sum(other.worker.gpus for other in self._above(loan) if other.worker.node == node)
                     for other in self._above(loan):
-                        capacity.expect(other.worker.node, other.worker.gpus, other.job.terms.constraints.requests)
+                        capacity.expect(other.worker.node, other.worker.gpus, other.goods.requests)
                     self._ask(loan, Reason.GPU_LOST, by)
 
     def notices(self) -> list[NoticeReclaim]:
@@ -200,11 +232,12 @@ class ReclaimQueue:
         if job.key not in self._by_job:
             lent = [worker for worker in self._extras[job.key] if worker.node and worker.name not in self._leaving]
             lent.sort(key=lambda worker: -worker.index)
-            self._by_job[job.key] = [_Loan(job, worker) for worker in lent]
+            requests = job.terms.constraints.requests
+            self._by_job[job.key] = [_Loan(job, worker, Goods(worker.gpus, requests)) for worker in lent]
         return self._by_job[job.key]
 
-    def _keep_only(self, capacity: Capacity, tried: Sequence[_Loan], node: str | None) -> tuple[list[_Loan], bool]:
-        """Of `tried`, reclaim those on `node` and those that must leave before them; release the others.
+    def _ask_for(self, tried: Sequence[_Loan], node: str) -> tuple[list[_Loan], bool]:
+        """Of `tried`, reclaim those on `node` and those that must leave before them.
 
         Return those, and whether all their holders were asked for something before.
         """
@@ -218,8 +251,6 @@ class ReclaimQueue:
                 all_known = all_known and loan.job.key in self._taken
                 asked.append(loan)
                 self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
-            else:
-                capacity.withdraw(loan.worker.node, loan.worker.gpus, loan.job.terms.constraints.requests)
         return asked, all_known
 
     def _ask(self, loan: _Loan, reason: Reason, by: float | None) -> None:
@@ -228,6 +259,7 @@ class ReclaimQueue:
             deadline = min(deadline, max(by, self._now))
         taken = self._taken.setdefault(loan.job.key, _Taken(loan.job, loan.job.extra, deadline, reason))
         taken.extra = min(taken.extra, loan.worker.index)
+        self._lent = None
         taken.deadline = min(taken.deadline, deadline)
 
 

@@ -55,12 +55,19 @@ class Rooms:
             _add(left[0], requests, now)
             _add(left[1], requests, later)
 
-    def fits(self, node: str, requests: Amounts, *, now: bool) -> int:
-        """Return how often `requests` fit on `node` later, `now`: also at this moment; at most as often as GPUs do."""
+    def fits(self, node: str, requests: Amounts, *, now: bool, more: Amounts = ()) -> int:
+        """Return how often `requests` fit on `node` later, `now`: also at this moment; at most as often as GPUs do.
+
+        `more` is what is added to what the node has left.
+        """
         left = self._left_on(node)
         if left is None:
             return UNLIMITED
-        most = _times(left[1], requests)
+        later = left[1]
+        if more:
+            later = dict(later)
+            _add(later, more, 1)
+        most = _times(later, requests)
         return min(most, _times(left[0], requests)) if now and most > 0 else most
 
     def could_hold(

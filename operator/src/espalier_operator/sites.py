@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import Node
@@ -17,10 +17,6 @@ class Site:
     groups: tuple[int, ...]
     requests: Amounts = ()
     """What the worker needs of a node in addition to GPUs."""
-
-    def without(self, groups: Set[int]) -> Site:
-        """Return the site less some groups."""
-        return replace(self, groups=tuple(group for group in self.groups if group not in groups))
 
 
 class Grouping:

@@ -17,6 +17,7 @@ from espalier_operator.planning import (
     GrantExtra,
     NoticeReclaim,
     Plan,
+    Refusal,
     ReleaseExtra,
     Replace,
     Requeue,
@@ -57,7 +58,7 @@ def rows_of(plan: Plan, now: float) -> list[Row]:
     rows: list[Row] = [[action.job, says(action, now), str(action.reason), _why(action)] for action in plan.actions]
     for key in sorted(plan.refusals):
         refusal = plan.refusals[key]
-        rows.append([key, "gets nothing (more)", str(refusal.reason), SENTENCES[refusal.reason]])
+        rows.append([key, _says_refusal(refusal, now), str(refusal.reason), SENTENCES[refusal.reason]])
     return rows
 
 
@@ -78,11 +79,22 @@ def document_of(plan: Plan, now: float) -> dict[str, Any]:
             for action in plan.actions
         ],
         "refusals": [
-            {"job": key, "reason": str(plan.refusals[key].reason), "why": SENTENCES[plan.refusals[key].reason]}
+            {
+                "job": key,
+                "reason": str(plan.refusals[key].reason),
+                "why": SENTENCES[plan.refusals[key].reason],
+                "startsBy": plan.refusals[key].starts_by,
+            }
             for key in sorted(plan.refusals)
         ],
         "wakeAt": plan.wake_at,
     }
+
+
+def _says_refusal(refusal: Refusal, now: float) -> str:
+    if refusal.starts_by is None:
+        return "gets nothing (more)"
+    return f"waits, and starts in {duration(refusal.starts_by - now)} at the latest"
 
 
 def _why(action: Action) -> str:

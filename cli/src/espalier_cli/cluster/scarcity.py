@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type
 from espalier_cli.cluster.wording import count, duration, listed, of_type
-from espalier_operator.planning import JobFacts, Node, Snapshot, policy_named
+from espalier_operator.planning import JobFacts, Node, Snapshot, plan, policy_named
 
 HOLDERS_NAMED = 5
 
@@ -43,7 +43,7 @@ def scarcity(job: JobFacts, snapshot: Snapshot) -> list[str]:
         verb = "does" if len(hidden) == 1 else "do"
         lines.append(f"{_described(hidden)} {verb} not count; `espalier top` says why.")
     if job.admitted_at is None:
-        lines += _queue(job, snapshot)
+        lines += [*_queue(job, snapshot), *_reservation(job, snapshot)]
     return lines
 
 
@@ -114,6 +114,14 @@ def _holder(use: JobUse, snapshot: Snapshot) -> str:
         notice = next(job.terms.notice_seconds for job in snapshot.jobs if job.key == use.job)
         text += f"; those lent come back within a notice of {duration(notice)}"
     return text + "."
+
+
+def _reservation(job: JobFacts, snapshot: Snapshot) -> list[str]:
+    refusal = plan(snapshot, policy_named(snapshot.rules.policy), snapshot.taken_at).refusals.get(job.key)
+    if refusal is None or refusal.starts_by is None:
+        return []
+    left = duration(refusal.starts_by - snapshot.taken_at)
+    return [f"GPUs are kept for it: it starts in {left} at the latest, if no job fails and starts again."]
 
 
 def _queue(job: JobFacts, snapshot: Snapshot) -> list[str]:

@@ -118,6 +118,7 @@ class LocalRun:
             policy=settings.policy,
             stop_grace_seconds=usual.stop_grace_seconds * scale,
             evaluation_seconds=usual.evaluation_seconds * scale,
+            startup_seconds=usual.startup_seconds * scale,
         )
         self._backend = LocalBackend(
             self._jobs,

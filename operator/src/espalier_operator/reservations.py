@@ -1,0 +1,201 @@
+"""EASY backfilling: a job starts before others that wait if it delays none of those that have a reservation.
+
+After Lifka, The ANL/IBM SP Scheduling System (JSSPP 1995), and Mu'alem and Feitelson (IEEE TPDS 12(6), 2001). Time
+budgets are upper bounds of how long jobs run, so the latest time is known at which enough of them have ended for a job
+that waits. It keeps the GPUs that it needs then: jobs after it in the queue may use these only until that time. It may
+count on what can be reclaimed at any time, and on what running jobs give back until then.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from espalier_operator.capacity import Capacity
+from espalier_operator.goods import NOTHING, Goods
+from espalier_operator.sites import Site
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What workers on `nodes` hold, one for each entry."""
+
+    nodes: Sequence[str]
+    each: Goods
+
+    @cached_property
+    def by_node(self) -> Sequence[tuple[str, Goods]]:
+        """What is held on each node."""
+        return [(node, self.each * workers) for node, workers in Counter(self.nodes).items()]
+
+
+@dataclass(slots=True)
+class _Reservation:
+    starts_by: float
+    kept: dict[str, Goods] = field(default_factory=dict)
+    """By node: what it keeps of what is free, or can be reclaimed."""
+    expected: dict[str, Goods] = field(default_factory=dict)
+    """By node: what it needs of what jobs give back until it starts."""
+
+    def starts_before(self, time: float) -> bool:
+        return self.starts_by < time
+
+
+class _Prospect:
+    """What a site has for a gang once all that is lent has been reclaimed, and jobs end one after the other."""
+
+    def __init__(self, capacity: Capacity, site: Site, gpus: int, more: Mapping[str, Goods]) -> None:
+        """Begin with what the capacity has for later, and `more` on some nodes."""
+        self._capacity, self._site, self._gpus = capacity, site, gpus
+        self._more = {node: goods for node, goods in more.items() if capacity.is_in(site, node)}
+        self.nodes = {*capacity.nodes_with_hopes(site), *self._more}
+        self.workers = sum(map(self.fits, self.nodes))
+        """How many there is room for."""
+        self.given: dict[str, Goods] = {}
+        """By node: what jobs have given back."""
+
+    def fits(self, node: str) -> int:
+        """Return for how many workers `node` has room."""
+        return self._capacity.fits_with(node, self._site, self._gpus, self._more.get(node, NOTHING))
+
+    def give_back(self, holding: Holding) -> None:
+        """Let a job end."""
+        for node, goods in holding.by_node:
+            if self._capacity.is_in(self._site, node):
+                before = self.fits(node) if node in self.nodes else 0
+                self.nodes.add(node)
+                self._more[node] = self._more.get(node, NOTHING) + goods
+                self.given[node] = self.given.get(node, NOTHING) + goods
+                self.workers += self.fits(node) - before
+
+
+class Reservations:
+    """The reservations of one plan. What they keep is missing in the capacity, except while it is lifted."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        most: int,
+        running: Callable[[], Iterable[tuple[float, Holding]]],
+        loans: Callable[[], Mapping[str, Goods]],
+    ) -> None:
+        """Make at most `most` reservations.
+
+        `running` returns until when at the latest jobs hold what; `loans` what can be reclaimed, by node. Both are
+        called only when a job must wait.
+        """
+        self._capacity, self._most, self._loans = capacity, most, loans
+        self._running: Callable[[], Iterable[tuple[float, Holding]]] | None = running
+        self._ends: list[tuple[float, int, Holding]] = []
+        """What jobs give back, by time: the running ones once they are asked for, and those that were added.
+
+        The second entry is different in each.
+        """
+        self._added = 0
+        self._made: list[_Reservation] = []
+        self._lifted: list[_Reservation] = []
+        self._vain: dict[tuple[Site, int], int] = {}
+        """By site and GPUs of a worker: the smallest gang that could not get a reservation."""
+
+    def kept_from(self, ends_by: float) -> tuple[int, ...]:
+        """Return the numbers of the reservations that a job must not touch that runs until `ends_by`."""
+        return tuple(number for number, each in enumerate(self._made) if each.starts_before(ends_by))
+
+    def lift(self, ends_by: float) -> None:
+        """Allow what a job may use that has ended by then, until `restore`."""
+        self._lifted = [each for each in self._made if not each.starts_before(ends_by)]
+        self._free(self._lifted)
+
+    def restore(self, ends_by: float, started: Holding | None = None) -> None:
+        """Keep again what was lifted; `started` is what a job took meanwhile that runs until `ends_by`."""
+        if started is not None:
+            for node, goods in started.by_node:
+                for each in self._lifted:
+                    if node in each.kept:
+                        returned = each.kept[node].of_which(goods)
+                        each.kept[node] -= returned
+                        each.expected[node] += returned
+            self._add_end(ends_by, started)
+        for each in self._lifted:
+            self._keep(each)
+        self._lifted = []
+
+    def end(self) -> None:
+        """End all reservations: what follows can be asked back when they start."""
+        self._free(self._made)
+        self._made = []
+
+    def reserve(
+        self, sites: Iterable[Site], gpus: int, workers: int, now: float, seconds: float
+    ) -> tuple[float, Site] | None:
+        """Reserve `gpus` (> 0) for each of `workers` where they can start first, for as many seconds from then.
+
+        Return by when they start, and where. None where that cannot be told: too many others wait before, or pods of
+        others would have to leave.
+        """
+        if len(self._made) >= self._most:
+            return None
+        taken: dict[str, Goods] = {}
+        for each in self._made:
+            for node, goods in each.expected.items():
+                taken[node] = taken.get(node, NOTHING) + goods
+        more = dict(self._loans())
+        for node, goods in taken.items():
+            more[node] = more.get(node, NOTHING) - goods
+        starts = [(*found, site) for site in sites if (found := self._start(site, gpus, workers, now, more))]
+        if not starts:
+            return None
+        start, prospect, site = min(starts, key=lambda each: each[0])
+        made, needed, nodes = _Reservation(start), Goods(gpus, site.requests), list[str]()
+        for node in sorted(prospect.nodes):  # not the fullest first: the next plan, after starts, must choose the same
+            here = min(workers, prospect.fits(node))
+            if here > 0:
+                spare = prospect.given.get(node, NOTHING) - taken.get(node, NOTHING)
+                made.expected[node] = (needed * here).of_which(spare)
+                made.kept[node] = needed * here - made.expected[node]
+                workers -= here
+                nodes += [node] * here
+        self._add_end(start + seconds, Holding(nodes, needed))
+        self._made.append(made)
+        self._keep(made)
+        return start, site
+
+    def _start(
+        self, site: Site, gpus: int, workers: int, now: float, more: Mapping[str, Goods]
+    ) -> tuple[float, _Prospect] | None:
+        """Return when a gang can start on `site` at the latest, and what the site has then."""
+        if workers >= self._vain.get((site, gpus), workers + 1):
+            return None
+        prospect, start = _Prospect(self._capacity, site, gpus, more), now
+        for time, _, holding in self._endings():
+            if time > start and prospect.workers >= workers:
+                break
+            start = max(start, time)
+            prospect.give_back(holding)
+        if prospect.workers >= workers:
+            return start, prospect
+        self._vain[site, gpus] = workers
+        return None
+
+    def _endings(self) -> Sequence[tuple[float, int, Holding]]:
+        if self._running is not None:
+            self._ends += [(time, number, holding) for number, (time, holding) in enumerate(self._running())]
+            self._ends.sort()
+            self._running = None
+        return self._ends
+
+    def _add_end(self, time: float, holding: Holding) -> None:
+        self._added += 1
+        insort(self._ends, (time, -self._added, holding))
+
+    def _keep(self, reservation: _Reservation) -> None:
+        for node, goods in reservation.kept.items():
+            self._capacity.withdraw(node, goods.gpus, goods.requests)
+
+    def _free(self, reservations: Iterable[_Reservation]) -> None:
+        for each in reservations:
+            for node, goods in each.kept.items():
+                self._capacity.expect(node, goods.gpus, goods.requests)

@@ -114,13 +114,18 @@ def test_plan_prints_what_plan_says(tmp_path: Path) -> None:
         "job": "default/giant",
         "reason": "TooLarge",
         "why": "it requests more GPUs than there are in total; lower minReplicas or add GPUs",
+        "startsBy": None,
     }
+    assert told["refusals"][-1]["job"] == "default/waits"
+    assert told["refusals"][-1]["startsBy"] == made.refusals["default/waits"].starts_by > NOW
     assert told["wakeAt"] == made.wake_at
     table = CliRunner().invoke(cli, ["plan", "--snapshot", "-"], input=snapshot.to_json())
     assert table.exit_code == 0
     lines = table.stdout.splitlines()
     assert lines[0].split() == ["JOB", "DECISION", "REASON", "WHY"]
     assert any(line.split()[:5] == ["default/giant", "gets", "nothing", "(more)", "TooLarge"] for line in lines)
+    (waits,) = (line for line in lines if line.startswith("default/waits"))
+    assert "waits, and starts in" in waits
     yaml = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "-o", "yaml"])
     assert YAML(typ="safe").load(yaml.stdout) == told
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -23,11 +24,19 @@ FOREVER = "--lease-seconds=600"
 
 
 def lease_of(world: World) -> dict[str, Any]:
-    """Return the specification of the operators' Lease."""
+    """Return the operators' Lease."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{world.namespace}/leases"
     (lease,) = world.server.request("GET", path)["items"]
-    found: dict[str, Any] = lease["spec"]
+    found: dict[str, Any] = lease
     return found
+
+
+def recent_use(world: World) -> float:
+    """Return what the last operator counted for the namespace of the jobs, in GPUs."""
+    use: float = json.loads(lease_of(world)["metadata"]["annotations"]["espalier.dev/recent-use"])["gpus"][
+        f"namespace {world.namespace}"
+    ]
+    return use
 
 
 def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
@@ -35,7 +44,8 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
     world.kubelet.add_node("node", 3)
 
     def started(name: str, lease: str = f"--lease-seconds={LEASE_SECONDS}") -> OperatorProcess:
-        process = OperatorProcess(world.server, tmp_path, name, lease, "--log-format=json", namespace=world.namespace)
+        options = (lease, "--log-format=json", f"--fair-share-half-life-seconds={LEASE_SECONDS}")
+        process = OperatorProcess(world.server, tmp_path, name, *options, namespace=world.namespace)
         return stack.enter_context(process)
 
     with ExitStack() as stack:
@@ -58,6 +68,8 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
 
         assert first.end(signal.SIGTERM) == 0
         world.until("the second was given the lease", lambda: second.says(HOLDS))
+        used = recent_use(world)
+        assert used > 0, "the first left a note of what it counted when it released the lease"
         world.jobs.make("job-2")
         world.until_condition("job-2", "Running", "True", "Running")
 
@@ -66,15 +78,16 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
             world.until("it waits", lambda process=each: (a := process.ask("/healthz")) and a.status_code == 200)
         assert idle.end(signal.SIGTERM) == 0, "one that waits ends as it is asked to"
         assert second.end(signal.SIGKILL) == -signal.SIGKILL
-        renewed = datetime.fromisoformat(lease_of(world)["renewTime"])
+        renewed = datetime.fromisoformat(lease_of(world)["spec"]["renewTime"])
         world.until("the third holds the lease", lambda: third.says(HOLDS))
         ran_out = renewed + timedelta(seconds=LEASE_SECONDS)
-        assert datetime.fromisoformat(lease_of(world)["acquireTime"]) >= ran_out, "it waited for that"
+        assert datetime.fromisoformat(lease_of(world)["spec"]["acquireTime"]) >= ran_out, "it waited for that"
         world.jobs.make("job-3")
         world.until_condition("job-3", "Running", "True", "Running")
         for name in ("job-1", "job-2"):
             assert world.jobs.status(name)["restarts"] == 0
 
+        assert recent_use(world) >= used, "those that followed counted on"
         world.server.stop()
         assert third.process.wait(40) == 3
         assert "the lease could not be renewed in time" in third.log.read_text()

@@ -36,6 +36,8 @@ class QueueSpec(Strict):
     """Namespaces whose jobs may use the queue. Absent: all."""
     max_priority: int | None = Field(default=None, ge=-2_147_483_648, le=1_000_000_000)
     """Jobs of a higher priority are not admitted. Absent: no limit."""
+    weight: int = Field(default=1, ge=1, le=1000)
+    """Of waiting jobs of the same priority, those go first whose queue held the fewest base GPUs lately, over this."""
     quotas: tuple[QuotaSpec, ...] = Field(default=(), max_length=100)
     """Absent: any number of GPUs of any type. Otherwise the queue has none of the types that no quota is for."""
 

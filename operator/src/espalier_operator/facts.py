@@ -280,6 +280,10 @@ class JobFacts:
     ended: Ended | None = None
     finished: bool = False
     """Its outcome is recorded; only its remaining workers still matter."""
+    recent_use: float = 0.0
+    """Base GPUs that its queue or namespace held lately on average, over the weight of the queue; while it waits."""
+    aged: int = 0
+    """By how many steps of priority its waiting has raised it in the order of admission."""
 
     @property
     def claim(self) -> Claim:
@@ -324,6 +328,10 @@ class Rules:
     startup_seconds: float = 300.0
     """How long a job may take from its admission, or from a restart, until its budget runs. Backfilling counts on it:
     one that takes longer may delay a job that waits by the difference."""
+    fair_share_half_life_seconds: float = 0.0
+    """After so long, GPUs that were held count half as much in the order of admission; 0: they do not count."""
+    aging_seconds: float = 0.0
+    """A job that waits rises by a step of priority in the order of admission each time so long has passed; 0: never."""
     reservations: int = 8
     """How many jobs that wait keep GPUs, the first ones of the queue: none that comes later delays them."""
     evaluation_seconds: float = 60.0

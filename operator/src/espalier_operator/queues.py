@@ -36,6 +36,8 @@ class Queue:
     """Namespaces whose jobs may use it; empty: all."""
     max_priority: int | None = None
     """Jobs of a higher priority are refused."""
+    weight: int = 1
+    """What it held lately is divided by that in the order of admission."""
     quotas: tuple[Quota, ...] = ()
     """Empty: any number of GPUs of any type. Otherwise none of the types that no quota is for."""
 

@@ -31,6 +31,7 @@ from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
+from espalier_operator.recent_use import RecentUse
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,10 @@ class KubeBackend:
         rules: Rules,
         signals: Signals,
         wake: Callable[[], None],
+        recent_use: RecentUse,
     ) -> None:
         """Join the parts; `signals` times how long decisions take to arrive, `wake` asks for a tick."""
+        self._recent_use = recent_use
         self._signals, self._wake = signals, wake
         self._store, self._writer, self._settings, self._clock, self._rules = store, writer, settings, clock, rules
         self.jobs: dict[str, ManagedJob] = {}
@@ -85,7 +88,7 @@ class KubeBackend:
                 self._signals.forget(uid)
             else:
                 self._signals.acknowledged(uid, facts.acknowledged_generation, now)
-        return assemble(self.jobs.values(), self._store, now, self._rules)
+        return self._recent_use.seen(assemble(self.jobs.values(), self._store, now, self._rules))
 
     def _require_known(self, now: float) -> None:
         if unknown := self._store.unknown():

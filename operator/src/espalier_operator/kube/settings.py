@@ -47,6 +47,12 @@ class KubeSettings:
     """Time within which granted extra workers must be bound to a node."""
     placement_seconds: float = Rules().placement_seconds
     """A job waits again if kube-scheduler finds no node for a base worker for this time, though GPUs are free."""
+    fair_share_half_life_seconds: float = 86_400.0
+    """Of waiting jobs of the same priority, those go first whose queue, or namespace, held the fewest base GPUs lately.
+    After this time, GPUs that were held count half as much. 0: the order is by priority and age."""
+    aging_seconds: float = 0.0
+    """A waiting job is admitted as if its priority were higher by 1 for each such time since its submission. 0: it is
+    not."""
     pre_running_deadline_seconds: float = 900.0
     """Default of a job's preRunningDeadlineSeconds: how long it may hold GPUs without training."""
     restart_seconds: float = Timing().restart
@@ -67,6 +73,8 @@ class KubeSettings:
             tolerated_taints=self.tolerated_taints,
             placement_seconds=self.placement_seconds,
             rack_label=self.rack_label,
+            fair_share_half_life_seconds=self.fair_share_half_life_seconds,
+            aging_seconds=self.aging_seconds,
         )
 
     @property

@@ -21,7 +21,7 @@ class Policy(Protocol):
 
     @property
     def queue_order(self) -> str:
-        """What the order of admission is, to follow "these jobs wait before it, ": `by priority and then age`."""
+        """The order of admission, to follow "these jobs wait before it, ": `by priority, recent use and age`."""
 
     def admission_rank(self, job: JobFacts, now: float) -> Rank:
         """Return the place of a waiting job in the queue for base GPUs."""

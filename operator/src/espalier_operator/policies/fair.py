@@ -10,7 +10,9 @@ from espalier_operator.policies import Rank
 
 @dataclass(frozen=True, slots=True)
 class FairPolicy:
-    """Extra GPUs are shared so that the smallest share is as large as can be; base GPUs go by priority, then age.
+    """Extra GPUs are shared so that the smallest share is as large as can be; base GPUs go by priority.
+
+    Of the same priority, those get base GPUs first whose queue or namespace held the fewest lately, then the oldest.
 
     Progressive filling (Bertsekas and Gallager, Data Networks, 2nd edition, 6.5.2) by whole workers: each worker more
     goes to the job with the smallest share; of equal shares to the higher priority, then to the older job. So nobody
@@ -27,14 +29,14 @@ class FairPolicy:
     @property
     def queue_order(self) -> str:
         """Return the order of admission in words."""
-        return "by priority and then age"
+        return "by priority, recent use and age"
 
     def admission_rank(self, job: JobFacts, now: float) -> Rank:
-        """Return (−priority, submission time, key)."""
-        return (-job.terms.priority, job.submitted_at, job.key)
+        """Return (−priority less what waiting adds, recent use, submission time, key)."""
+        return (-job.terms.priority - job.aged, job.recent_use, job.submitted_at, job.key)
 
     def lending_rank(self, job: JobFacts, extra: int, now: float) -> Rank:
-        """Return (share, then as for admission)."""
+        """Return (share, −priority, submission time, key)."""
         return (share(job, extra), -job.terms.priority, job.submitted_at, job.key)
 
     def may_take(self, taker: JobFacts, has: int, holder: JobFacts, keeps: int, now: float) -> bool:

@@ -22,6 +22,7 @@ def parse_queue(raw: Raw) -> Queue:
         cohort=spec.cohort,
         namespaces=spec.namespaces,
         max_priority=spec.max_priority,
+        weight=spec.weight,
         quotas=tuple(
             Quota(gpu_type=quota.gpu_type, nominal=quota.nominal, borrowing_limit=quota.borrowing_limit)
             for quota in spec.quotas

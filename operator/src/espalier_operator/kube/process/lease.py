@@ -1,7 +1,8 @@
 """One operator acts at a time: the holder of a Lease. `kubernetes.aio.leaderelection` does the electing.
 
 Added here: requests have deadlines, and a failed request counts as an answer; the holder stops before another operator
-may start; and an operator that ends normally releases the Lease, so that its successor need not wait.
+may start; an operator that ends normally releases the Lease, so that its successor need not wait; and the holder leaves
+a note for its successor in an annotation.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -23,6 +24,8 @@ from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
+from espalier_api.job import GROUP
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -30,6 +33,10 @@ T = TypeVar("T")
 
 LEASE_SECONDS: Final = 15
 SHORTEST_LEASE_SECONDS: Final = 3
+NOTE: Final = f"{GROUP}/recent-use"
+"""The annotation."""
+NOTE_SECONDS: Final = 30.0
+"""Interval at which it is written, with a renewal, and when the Lease is released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +85,17 @@ class Lease:
     def tried_at(self) -> float | None:
         """When the Lease was last read, `time.monotonic`; None before that."""
         return self._lock.tried_at
+
+    @property
+    def note(self) -> str | None:
+        """The note that was last read."""
+        reference = self._lock.lease_reference
+        metadata = None if reference is None else reference.metadata
+        return None if metadata is None else (metadata.annotations or {}).get(NOTE)
+
+    def keep_note(self, note: Callable[[], str]) -> None:
+        """Write what `note` returns from now on."""
+        self._lock.note = note
 
     async def acquire(self) -> None:
         """Wait until this operator holds the Lease."""
@@ -128,6 +146,8 @@ class _Lock(LeaseLock):
         self._seconds = seconds
         self.tried_at: float | None = None
         self.renewed_at = 0.0
+        self.note: Callable[[], str] | None = None
+        self._noted_at: float | None = None
 
     async def get(self, name: str, namespace: str) -> Any:
         self.tried_at = time.monotonic()
@@ -145,6 +165,8 @@ class _Lock(LeaseLock):
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
         asked_at = time.monotonic()
+        if self._noted_at is None or asked_at >= self._noted_at + NOTE_SECONDS:
+            self._add_note(asked_at)
         done = await self._within(super().update(name, namespace, updated_record), False)
         self.renewed_at = asked_at if done else self.renewed_at
         return done
@@ -156,8 +178,15 @@ class _Lock(LeaseLock):
         if not found or record.holder_identity != self.identity or lease is None or lease.spec is None:
             return False
         lease.spec.holder_identity = ""
+        self._add_note(time.monotonic())
         writing = self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease)
         return await self._within(writing, None) is not None
+
+    def _add_note(self, now: float) -> None:
+        lease = self.lease_reference
+        if self.note is not None and lease is not None and lease.metadata is not None:
+            lease.metadata.annotations = {**(lease.metadata.annotations or {}), NOTE: self.note()}
+            self._noted_at = now
 
     async def _within(self, request: Awaitable[T], otherwise: T) -> T:
         try:

@@ -18,6 +18,7 @@ from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy, policy_named
+from espalier_operator.recent_use import RecentUse
 
 FLUSH_SECONDS = 5.0
 """How long an operator may still write after it was stopped."""
@@ -49,19 +50,24 @@ class Operator:
         kopf_started: Callable[[], None] = lambda: None,
         all_known: Callable[[], None] = lambda: None,
         metrics: Metrics | None = None,
+        recent_use: str | None = None,
     ) -> None:
         """Nothing is read or written before `run`. `configuration` is the one of `client`; kopf gets the same.
 
-        `all_known` is called once, when everything was listed for the first time.
+        `all_known` is called once, when everything was listed for the first time. `recent_use` is the text of what the
+        last operator counted.
         """
         clock = WallClock()
         rules = rules or settings.rules
+        self.recent_use = RecentUse(rules.fair_share_half_life_seconds, recent_use)
         metrics = metrics or Metrics(clock.now)
         self._metrics, self._clock = metrics, clock
         doubt = asyncio.Event()
         self.store = Store(settings, clock.now, changed=self._store_changed, doubted=doubt.set)
         writer = Writer(client, self.store, settings, clock, metrics)
-        self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals, self._wake)
+        self.backend = KubeBackend(
+            self.store, writer, settings, clock, rules, metrics.signals, self._wake, self.recent_use
+        )
         self.loop = Loop(self.backend, policy or policy_named(rules.policy), clock, observer=metrics)
         self._informer = Informer(client, configuration, self.store, settings, clock, self._listed, doubt, kopf_started)
         self._all_known = all_known

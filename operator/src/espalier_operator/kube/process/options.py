@@ -15,7 +15,13 @@ from espalier_operator.policies import POLICIES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MAY_BE_ZERO = ("grace_seconds", "start_up_allowance_seconds", "persist_seconds")
+_MAY_BE_ZERO = (
+    "grace_seconds",
+    "start_up_allowance_seconds",
+    "persist_seconds",
+    "fair_share_half_life_seconds",
+    "aging_seconds",
+)
 
 
 def settings_options(command: F) -> F:

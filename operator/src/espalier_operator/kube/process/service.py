@@ -129,7 +129,10 @@ class _Service:
             kopf_started=self.catch_signals,
             all_known=_spare_garbage_search,
             metrics=self._metrics,
+            recent_use=None if self._lease is None else self._lease.note,
         )
+        if self._lease is not None:
+            self._lease.keep_note(self._operator.recent_use.to_json)
         acting = asyncio.create_task(self._operator.run(), name="operator")
         lost: list[asyncio.Task[None]] = [] if holding is None else [holding]
         try:

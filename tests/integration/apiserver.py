@@ -229,7 +229,7 @@ class ApiServer:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             env={"HOME": str(self.directory), "PATH": os.environ["PATH"]},
         )
         if check and result.returncode != 0:

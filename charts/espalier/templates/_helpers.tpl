@@ -116,6 +116,19 @@ affinity:
 {{- end }}
 {{- end }}
 
+{{/* Different nodes and zones for a part's pods, where there are any. Takes (list context part). */}}
+{{- define "espalier.spread" -}}
+{{- $selector := include "espalier.selector" . -}}
+{{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" -}}
+- maxSkew: 1
+  topologyKey: {{ $key }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- $selector | nindent 6 }}
+{{ end }}
+{{- end }}
+
 {{/* How many agents there are at least. */}}
 {{- define "espalier.agents" -}}
 {{- if .Values.agent.autoscaling.enabled }}{{ .Values.agent.autoscaling.minReplicas }}{{ else }}{{ .Values.agent.replicas }}{{ end -}}
@@ -149,6 +162,9 @@ affinity:
 {{- if not (or $account.create $account.name) -}}
 {{- fail (printf "%s.serviceAccount.name is empty, and %s.serviceAccount.create is false: name the one that is there" $part $part) -}}
 {{- end -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.workers (not .Values.watchNamespaces) -}}
+{{- fail "networkPolicy.workers is true, and watchNamespaces is empty: name the namespaces of the jobs, whose pods the policies are for" -}}
 {{- end -}}
 {{- if gt (float64 .Values.operator.seconds.restart) (float64 .Values.operator.seconds.maxRestart) -}}
 {{- fail (printf "operator.seconds.restart is %v, more than operator.seconds.maxRestart, which is %v" .Values.operator.seconds.restart .Values.operator.seconds.maxRestart) -}}

@@ -19,6 +19,7 @@ from espalier_agent.policies.policy import Lineage, Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_api.advice import Action, AdviceRequest
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
+from espalier_api.base import YEAR_SECONDS
 from espalier_api.growth.deepen import deepened
 
 VOCABULARY = Vocabulary.build((), 0)
@@ -124,8 +125,8 @@ def test_any_graph_of_any_operators_is_answered_with_what_it_offers(graph_policy
     request = AdviceRequest(
         job="job",
         architecture=data.draw(graphs()),
-        time_left_seconds=data.draw(st.floats(0, 1e12)),
-        time_budget_seconds=data.draw(st.floats(1e-9, 1e12)),
+        time_left_seconds=data.draw(st.floats(0, YEAR_SECONDS)),
+        time_budget_seconds=data.draw(st.floats(1e-9, YEAR_SECONDS)),
     )
     decision = decide(graph_policy, request)
     chances = [entry.probability for entry in decision.probabilities]

@@ -93,7 +93,8 @@ def test_what_is_acknowledged_survives_a_kill(start: Start, tmp_path: Path) -> N
     with httpx.Client(base_url=announced(process)) as client:
         for number in range(30):
             decision = client.post("/v1/advice", json=QUESTION).json()["decisionId"]
-            report = {"job": "a", "decisionIds": [decision], "finalAccuracy": number / 30, "timeBudgetSeconds": 1}
+            report = {"job": QUESTION["job"], "decisionIds": [decision], "finalAccuracy": number / 30}
+            report["timeBudgetSeconds"] = 1
             assert client.post("/v1/outcomes", json=report).status_code == 200
             acknowledged.append((decision, number / 30))
         process.kill()

@@ -95,10 +95,12 @@ def test_the_full_width_offers_the_same_points(name: str, size: int) -> None:
 
 
 def test_the_calibrated_batch_norm_is_nearly_exact_in_train_mode() -> None:
+    """In double precision: batch norms of two images amplify single roundings, how much depends on the processor."""
     case = torchvision_case("resnet18")
+    model, example = case.model.double(), case.example.double()
     with torch.no_grad():
-        wanted = copy.deepcopy(case.model)(case.example)
-        naive = deepen(case.model, "layer1.0.conv1", case.example, Insertion.IDENTITY_BATCH_NORM)(case.example)
-        fitted = deepen(case.model, "layer1.0.conv1", case.example, Insertion.CALIBRATED_BATCH_NORM)(case.example)
-    assert relative_error(fitted, wanted) < 2e-3
+        wanted = copy.deepcopy(model)(example)
+        naive = deepen(model, "layer1.0.conv1", example, Insertion.IDENTITY_BATCH_NORM)(example)
+        fitted = deepen(model, "layer1.0.conv1", example, Insertion.CALIBRATED_BATCH_NORM)(example)
+    assert relative_error(fitted, wanted) < 1e-9
     assert relative_error(naive, wanted) > 1e-1

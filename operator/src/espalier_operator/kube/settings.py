@@ -32,6 +32,8 @@ class KubeSettings:
     """Image of jobs whose template names none."""
     image_pull_policy: str | None = None
     """Pull policy of the trainer image; None: Kubernetes' default for its tag."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets with credentials for the registry of the trainer image, in the namespace of each job."""
     agent_url: str | None = None
     """URL of the agent for jobs that name none."""
     extra_priority_class: str | None = "espalier-extra"

@@ -210,6 +210,10 @@ def _make_ready_trainer(spec: Manifest, settings: KubeSettings) -> None:
     container["image"] = settings.trainer_image
     if settings.image_pull_policy is not None:
         container.setdefault("imagePullPolicy", settings.image_pull_policy)
+    given = spec.get("imagePullSecrets") or []
+    secrets = given + [{"name": name} for name in settings.image_pull_secrets if {"name": name} not in given]
+    if secrets:
+        spec["imagePullSecrets"] = secrets
     limits = container.setdefault("resources", {}).setdefault("limits", {})
     if not any(settings.gpu_resource in _limits(other) for other in spec["containers"]):
         limits[settings.gpu_resource] = 1

@@ -1,4 +1,4 @@
-"""What the operator serves over HTTP: its health and metrics, and, on the loopback only, what the scheduler saw.
+"""What the operator serves over HTTP: its health, whether it is ready, its metrics, and, on the loopback only, what the scheduler saw.
 
 The snapshot names other people's jobs. So it is served on 127.0.0.1 and reached by `kubectl port-forward`, which needs
 a separate right at the API server.
@@ -63,12 +63,16 @@ class Pulse:
 
 @asynccontextmanager
 async def serve_health(pulse: Pulse, public: Address | None, private: Address | None) -> AsyncIterator[None]:
-    """Serve `/healthz` and `/metrics` on `public`, `/snapshot` on `private`.
+    """Serve `/healthz`, `/readyz` and `/metrics` on `public`, `/snapshot` on `private`.
 
     `OSError` where an address cannot be had.
     """
     runners: list[web.AppRunner] = []
-    everybody = {"/healthz": _handler(pulse, _healthz), "/metrics": _metrics_handler(pulse)}
+    everybody = {
+        "/healthz": _handler(pulse, _healthz),
+        "/readyz": _handler(pulse, _readyz),
+        "/metrics": _metrics_handler(pulse),
+    }
     try:
         for address, routes in ((public, everybody), (private, {"/snapshot": _handler(pulse, _snapshot)})):
             if address is not None:
@@ -115,6 +119,14 @@ def _healthz(pulse: Pulse) -> web.Response:
         since = "there was none yet" if age is None else f"{age:.0f} s ago, more than {ALIVE_SECONDS:.0f}"
         return web.Response(status=503, text=f"{what}: {since}\n")
     return web.Response(text=f"{what}: {age:.1f} s ago\n")
+
+
+def _readyz(pulse: Pulse) -> web.Response:
+    """Answer as `_healthz`, and 503 while the operator that acts has not planned yet: it has not seen everything."""
+    health = _healthz(pulse)
+    if health.status == 200 and pulse.waits_for() is None and pulse.snapshot() is None:
+        return web.Response(status=503, text="nothing was planned yet\n")
+    return health
 
 
 def _snapshot(pulse: Pulse) -> web.Response:

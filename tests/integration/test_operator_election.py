@@ -58,6 +58,9 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
         answer = second.ask("/healthz")
         assert answer is not None
         assert "waiting for first_" in answer.text
+        for each in (first, second):
+            assert (ready := each.ask("/readyz")) is not None
+            assert ready.status_code == 200, "one acts, the other could"
         assert HOLDS not in second.log.read_text()
         assert (waiting := second.ask("/snapshot", private=True)) is not None
         assert (waiting.status_code, "first_" in waiting.text) == (503, True)

@@ -35,7 +35,7 @@ def test_every_object_is_where_it_belongs(objects: list[Raw]) -> None:
 
 def test_only_roles_for_jobs_and_dashboards_leave_the_releases_namespace(objects: list[Raw]) -> None:
     elsewhere = {each["kind"] for each in objects if each["metadata"].get("namespace", SYSTEM) != SYSTEM}
-    assert elsewhere <= {"Role", "RoleBinding", "ConfigMap"}
+    assert elsewhere <= {"Role", "RoleBinding", "ConfigMap", "NetworkPolicy"}
 
 
 def test_nothing_is_there_twice(objects: list[Raw]) -> None:
@@ -105,7 +105,7 @@ def test_selectors_find_their_pods_and_no_others(objects: list[Raw]) -> None:
             assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
         elif each["kind"] == "PodDisruptionBudget":
             assert found(each["spec"]["selector"]["matchLabels"]) == [name]
-        elif each["kind"] == "NetworkPolicy":
+        elif each["kind"] == "NetworkPolicy" and not name.endswith("-workers"):
             assert found(each["spec"]["podSelector"]["matchLabels"]) == [name]
             ports = {port["name"] for port in pods[name]["spec"]["containers"][0]["ports"]}
             assert {port["port"] for rule in each["spec"]["ingress"] for port in rule["ports"]} <= ports
@@ -117,3 +117,4 @@ def test_probes_ask_ports_of_their_containers(objects: list[Raw]) -> None:
         for probe in ("startupProbe", "livenessProbe"):
             assert container[probe]["httpGet"]["path"] == "/healthz"
             assert container[probe]["httpGet"]["port"] in {port["name"] for port in container["ports"]}
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"

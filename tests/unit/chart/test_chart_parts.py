@@ -47,12 +47,15 @@ def test_the_operator_is_told_every_setting(helm: Helm) -> None:
         tolerated_taints=("amd.com/gpu", "example.com/reserved"),
         trainer_image="registry.example.com:5000/espalier/trainers/espalier:cuda-0.1.0",
         image_pull_policy="IfNotPresent",
+        image_pull_secrets=("trainers", "more"),
         agent_url="http://gpus-agent.espalier-system.svc:8080",
         extra_priority_class="gpus-extra",
         watch_namespaces=("team-a", "team-b"),
         grace_seconds=0,
         start_up_allowance_seconds=60.5,
         promise_seconds=61,
+        fair_share_half_life_seconds=3600,
+        aging_seconds=600,
         pre_running_deadline_seconds=1_000_000,
         restart_seconds=2,
         max_restart_seconds=62,
@@ -218,6 +221,26 @@ def test_several_agents_are_not_all_taken_at_once(
     assert one(rendered, "Deployment", "espalier-agent")["spec"].get("replicas") == replicas
     assert bool(of(rendered, "PodDisruptionBudget")) is protected
     assert bool(of(rendered, "HorizontalPodAutoscaler")) is (replicas is None)
+
+
+@pytest.mark.parametrize(("replicas", "protected"), [("1", False), ("2", True)])
+def test_several_operators_are_not_all_taken_at_once(helm: Helm, replicas: str, protected: bool) -> None:
+    rendered = helm.render(sets={"operator.replicas": replicas})
+    assert [each["metadata"]["name"] for each in of(rendered, "PodDisruptionBudget")] == (
+        ["espalier-operator"] if protected else []
+    )
+
+
+def test_pods_go_to_different_nodes_and_zones_unless_an_affinity_says_where(helm: Helm) -> None:
+    for name, pod in pod_templates(helm.render()):
+        if name != "espalier-test":
+            spread = pod["spec"]["topologySpreadConstraints"]
+            assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+            for each in spread:
+                assert each["whenUnsatisfiable"] == "ScheduleAnyway"
+                assert each["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    pods = dict(pod_templates(helm.render("full")))
+    assert "topologySpreadConstraints" not in pods["gpus-operator"]["spec"]
 
 
 @pytest.mark.parametrize("name", ["adaptivetrainingjobs.espalier.dev", "queues.espalier.dev"])

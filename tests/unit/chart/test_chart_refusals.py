@@ -78,6 +78,7 @@ TEMPLATES: list[tuple[dict[str, str], str]] = [
         {"agent.autoscaling": '{"enabled": true, "minReplicas": 5}'},
         "agent.autoscaling.minReplicas is 5, more than agent.autoscaling.maxReplicas, which is 4",
     ),
+    ({"networkPolicy.workers": "true"}, "networkPolicy.workers is true, and watchNamespaces is empty: name the"),
     (
         {"operator.seconds.restart": "61"},
         "operator.seconds.restart is 61, more than operator.seconds.maxRestart, which is 60",

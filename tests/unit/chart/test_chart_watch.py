@@ -53,6 +53,29 @@ def test_only_workers_of_the_namespaces_looked_after_reach_the_agent(helm: Helm)
     }
 
 
+def test_what_leaves_operator_and_agent_goes_to_the_api_server_and_the_name_server(helm: Helm) -> None:
+    rendered = helm.render(sets={"networkPolicy.egress": '{"enabled": true, "apiServerPorts": [6443]}'})
+    for part in ("agent", "operator"):
+        spec = one(rendered, "NetworkPolicy", f"espalier-{part}")["spec"]
+        assert spec["policyTypes"] == ["Ingress", "Egress"]
+        assert spec["egress"] == [{"ports": [{"port": 6443}, {"port": 53}, {"port": 53, "protocol": "UDP"}]}]
+    sets = {"networkPolicy.egress": '{"enabled": true}', "agent.authentication": '"None"'}
+    agent = one(helm.render(sets=sets), "NetworkPolicy", "espalier-agent")["spec"]
+    assert (agent["policyTypes"], agent["egress"]) == (["Ingress", "Egress"], []), "it asks nobody anything"
+
+
+def test_only_workers_of_their_namespace_reach_workers(helm: Helm) -> None:
+    rendered = helm.render("namespaced", sets={"networkPolicy.workers": "true"})
+    policies = [each for each in of(rendered, "NetworkPolicy") if each["metadata"]["name"] == "espalier-workers"]
+    assert [each["metadata"]["namespace"] for each in policies] == ["team-a", "team-b"]
+    worker = {"matchExpressions": [{"key": "espalier.dev/job", "operator": "Exists"}]}
+    for each in policies:
+        assert each["spec"]["podSelector"] == worker
+        own, prometheus = each["spec"]["ingress"]
+        assert own == {"from": [{"podSelector": worker}]}, "without a namespaceSelector: its own"
+        assert prometheus["ports"] == [{"port": "metrics"}]
+
+
 def test_nobody_scrapes_where_nobody_may(helm: Helm) -> None:
     rendered = helm.render(sets={"networkPolicy.metricsFrom": "[]"})
     assert len(one(rendered, "NetworkPolicy", "espalier-operator")["spec"]["ingress"]) == 1

@@ -230,6 +230,15 @@ def test_an_extra_worker_yields_to_everybody():
     assert spec_of(lower, Role.EXTRA, 2)["priorityClassName"] == "high"
 
 
+def test_the_ready_trainer_has_the_pull_secrets_of_its_image_and_those_of_its_template():
+    settings = KubeSettings(trainer_image="ours:1", image_pull_secrets=("ours", "both"))
+    container = {"name": "trainer"}
+    own = kube_job("own", {"template": {"spec": {"containers": [container], "imagePullSecrets": [{"name": "both"}]}}})
+    assert spec_of(own, settings=settings)["imagePullSecrets"] == [{"name": "both"}, {"name": "ours"}]
+    theirs = kube_job("theirs", {"template": {"spec": {"containers": [{**container, "image": "theirs:1"}]}}})
+    assert "imagePullSecrets" not in spec_of(theirs, settings=settings)
+
+
 def test_the_ready_trainer_runs_under_restricted_pod_security():
     settings = KubeSettings(trainer_image="ours:1", image_pull_policy="Never", agent_url="http://agent:8080")
     ready = a_container(

@@ -235,7 +235,7 @@ def test_the_ready_trainer_has_the_pull_secrets_of_its_image_and_those_of_its_te
     container = {"name": "trainer"}
     own = kube_job("own", {"template": {"spec": {"containers": [container], "imagePullSecrets": [{"name": "both"}]}}})
     assert spec_of(own, settings=settings)["imagePullSecrets"] == [{"name": "both"}, {"name": "ours"}]
-    theirs = kube_job("theirs", {"template": {"spec": {"containers": [{**container, "image": "theirs:1"}]}}})
+    theirs = kube_job("theirs", {"template": template()})
     assert "imagePullSecrets" not in spec_of(theirs, settings=settings)
 
 

@@ -232,8 +232,7 @@ def test_an_extra_worker_yields_to_everybody():
 
 def test_the_ready_trainer_has_the_pull_secrets_of_its_image_and_those_of_its_template():
     settings = KubeSettings(trainer_image="ours:1", image_pull_secrets=("ours", "both"))
-    container = {"name": "trainer"}
-    own = kube_job("own", {"template": {"spec": {"containers": [container], "imagePullSecrets": [{"name": "both"}]}}})
+    own = kube_job("own", {"template": template({"image": None}, imagePullSecrets=[{"name": "both"}])})
     assert spec_of(own, settings=settings)["imagePullSecrets"] == [{"name": "both"}, {"name": "ours"}]
     theirs = kube_job("theirs", {"template": template()})
     assert "imagePullSecrets" not in spec_of(theirs, settings=settings)

@@ -1,4 +1,4 @@
-"""What the operator serves over HTTP: its health, whether it is ready, its metrics, and, on the loopback only, what the scheduler saw.
+"""What the operator serves over HTTP: its health and metrics, and, on the loopback only, what the scheduler saw.
 
 The snapshot names other people's jobs. So it is served on 127.0.0.1 and reached by `kubectl port-forward`, which needs
 a separate right at the API server.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ import pytest
 from operator_process import OperatorProcess
 from operators import World
 
-from espalier_operator.facts import Snapshot
+from espalier_operator.planning import Admit, Snapshot, plan, policy_named
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,8 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
     world.kubelet.add_node("node", 3)
 
     def started(name: str, lease: str = f"--lease-seconds={LEASE_SECONDS}") -> OperatorProcess:
-        options = (lease, "--log-format=json", f"--fair-share-half-life-seconds={LEASE_SECONDS}")
+        audit = f"--audit-dir={tmp_path / name}-audit"
+        options = (lease, audit, "--log-format=json", f"--fair-share-half-life-seconds={LEASE_SECONDS}")
         process = OperatorProcess(world.server, tmp_path, name, *options, namespace=world.namespace)
         return stack.enter_context(process)
 
@@ -70,6 +72,13 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
         assert first.ask("/snapshot").status_code == 404, "the public address does not give it"  # type: ignore[union-attr]
 
         assert first.end(signal.SIGTERM) == 0
+        decisions = [
+            json.loads(line) for line in (tmp_path / "first-audit" / "decisions.jsonl").read_text().splitlines()
+        ]
+        (admitted,) = (line for line in decisions if any(entry["action"] == "Admit" for entry in line["actions"]))
+        snapshot = gzip.decompress((tmp_path / "first-audit" / admitted["snapshot"]).read_bytes()).decode()
+        again = plan(Snapshot.from_json(snapshot), policy_named("fair"), admitted["at"])
+        assert Admit(job=f"{world.namespace}/job-1", gpu_type="") in again.actions, "its log tells why"
         world.until("the second was given the lease", lambda: second.says(HOLDS))
         used = recent_use(world)
         assert used > 0, "the first left a note of what it counted when it released the lease"
@@ -103,6 +112,7 @@ def test_what_cannot_be_is_refused_at_the_start(world: World, tmp_path: Path) ->
         ("--persist-seconds=-1",): (2, "'--persist-seconds': -1 seconds cannot be; give 0 or more"),
         ("--agent-url=agent:80",): (2, "is no URL; write http://HOST:PORT"),
         ("--snapshot-http=0.0.0.0:81",): (2, "give 127.0.0.1:PORT"),
+        ("--audit-dir=/proc/audit",): (4, "--audit-dir: /proc/audit cannot be written"),
         ("--http=256.0.0.1:1",): (4, "give another address to --http"),
     }
     for number, (options, (code, words)) in enumerate(refused.items()):

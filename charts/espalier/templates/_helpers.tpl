@@ -149,6 +149,10 @@ affinity:
 {{- if and $policy.subPath (ne $policy.source "PersistentVolumeClaim") -}}
 {{- fail (printf "agent.policy.subPath is %q, and agent.policy.source is %s: only a PersistentVolumeClaim has one" $policy.subPath $policy.source) -}}
 {{- end -}}
+{{- $audit := .Values.operator.audit -}}
+{{- if and $audit.claim (not $audit.enabled) -}}
+{{- fail (printf "operator.audit.claim is %q, and operator.audit.enabled is false: enable it, or leave the claim out" $audit.claim) -}}
+{{- end -}}
 {{- $outcomes := .Values.agent.outcomes -}}
 {{- if and $outcomes.claim (not $outcomes.enabled) -}}
 {{- fail (printf "agent.outcomes.claim is %q, and agent.outcomes.enabled is false: enable it, or leave the claim out" $outcomes.claim) -}}

@@ -109,8 +109,7 @@ class Loop:
             logger.warning("the world cannot be seen, trying again in %g s: %s", RETRY_SECONDS, error)
             self._failed("observe")
             return RETRY_SECONDS
-        now = self._clock.now()
-        planned = plan(snapshot, self._policy, now)
+        planned = plan(snapshot, self._policy, snapshot.taken_at)
         thought = self._monotonic() - began
         wait, failed = self._resync, False
         for action in planned.actions:

@@ -67,6 +67,10 @@ def test_the_operator_is_told_every_setting(helm: Helm) -> None:
         "debug",
         "json",
     )
+    assert (context.params["audit_dir"], context.params["audit_mib"]) == (Path("/audit"), 512)
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "audit")
+    assert volume["persistentVolumeClaim"] == {"claimName": "decisions"}
+    assert {"name": "audit", "mountPath": "/audit"} in pod["containers"][0]["volumeMounts"]
 
 
 def test_images_are_as_they_are_given(helm: Helm) -> None:

@@ -78,6 +78,7 @@ TEMPLATES: list[tuple[dict[str, str], str]] = [
         {"agent.autoscaling": '{"enabled": true, "minReplicas": 5}'},
         "agent.autoscaling.minReplicas is 5, more than agent.autoscaling.maxReplicas, which is 4",
     ),
+    ({"operator.audit.claim": '"kept"'}, 'operator.audit.claim is "kept", and operator.audit.enabled is false'),
     ({"networkPolicy.workers": "true"}, "networkPolicy.workers is true, and watchNamespaces is empty: name the"),
     (
         {"operator.seconds.restart": "61"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +69,10 @@ def snapshot(namespace: str | None, output: Path, cluster: Cluster, settings: Ku
         )
 
 
+def _unpacked(body: bytes) -> bytes:
+    return gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
+
+
 def _check(seen: Snapshot) -> None:
     """Reject counts that no job can have (`SnapshotError`), because they determine the time and memory of planning."""
     for index, job in enumerate(seen.jobs):
@@ -82,7 +88,7 @@ def _check(seen: Snapshot) -> None:
     "source",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     required=True,
-    help="File from `espalier snapshot`; - is stdin.",
+    help="File from `espalier snapshot`, or from the operator's audit log; - is stdin.",
 )
 @click.option(
     "--after",
@@ -102,9 +108,11 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
     """
     name = "stdin" if str(source) == "-" else str(source)
     try:
-        with click.open_file(str(source), encoding="utf-8") as file:
-            seen = Snapshot.from_json(file.read())
+        with click.open_file(str(source), "rb") as file:
+            seen = Snapshot.from_json(_unpacked(file.read()).decode())
         _check(seen)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{name}: is not complete gzip: {error}", _HINT) from error
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}", _HINT) from error
     except UnicodeDecodeError as error:

@@ -24,6 +24,7 @@ from espalier_operator.clock import Clock
 from espalier_operator.facts import NOWHERE, Rules, Snapshot
 from espalier_operator.kube.apply.workqueue import WorkQueue
 from espalier_operator.kube.apply.writer import Writer
+from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.signals import Signals
@@ -52,9 +53,10 @@ class KubeBackend:
         signals: Signals,
         wake: Callable[[], None],
         recent_use: RecentUse,
+        audit: AuditLog | None = None,
     ) -> None:
         """Join the parts; `signals` times how long decisions take to arrive, `wake` asks for a tick."""
-        self._recent_use = recent_use
+        self._recent_use, self._audit = recent_use, audit
         self._signals, self._wake = signals, wake
         self._store, self._writer, self._settings, self._clock, self._rules = store, writer, settings, clock, rules
         self.jobs: dict[str, ManagedJob] = {}
@@ -151,6 +153,8 @@ class KubeBackend:
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
         """Record why jobs get no more, and queue the jobs that have something to write or to do."""
         self.snapshot = snapshot
+        if self._audit is not None:
+            self._audit.add(snapshot, plan)
         now = self._clock.now()
         for uid, job in self.jobs.items():
             refusal = plan.refusals.get(job.key)

@@ -19,7 +19,7 @@ from espalier_operator.kube.process.service import LEASE_NAME, Invocation, run_o
 
 TEXT, JSON = "text", "json"
 _EXITS = """Exit codes: 0 stopped by SIGTERM or SIGINT; 1 a fault of the program; 2 options that are not valid;
-3 the lease was lost; 4 no credentials for an API server, or an address that is in use."""
+3 the lease was lost; 4 no credentials for an API server, or an address or folder that cannot be had."""
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> Address | None:
@@ -75,6 +75,18 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     show_default=True,
     callback=_address,
     help="Loopback address of /snapshot, for kubectl port-forward; '' switches it off.",
+)
+@click.option(
+    "--audit-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for a log of all decisions, with the snapshots by which `espalier plan` makes them again.",
+)
+@click.option(
+    "--audit-mib",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="Maximum size of that folder in MiB; the oldest entries are removed.",
 )
 @click.option(
     "--log-level",

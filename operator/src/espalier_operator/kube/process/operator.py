@@ -10,6 +10,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.apply.writer import Writer
+from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
@@ -51,6 +52,7 @@ class Operator:
         all_known: Callable[[], None] = lambda: None,
         metrics: Metrics | None = None,
         recent_use: str | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """Nothing is read or written before `run`. `configuration` is the one of `client`; kopf gets the same.
 
@@ -66,8 +68,9 @@ class Operator:
         self.store = Store(settings, clock.now, changed=self._store_changed, doubted=doubt.set)
         writer = Writer(client, self.store, settings, clock, metrics)
         self.backend = KubeBackend(
-            self.store, writer, settings, clock, rules, metrics.signals, self._wake, self.recent_use
+            self.store, writer, settings, clock, rules, metrics.signals, self._wake, self.recent_use, audit
         )
+        self._audit = audit
         self.loop = Loop(self.backend, policy or policy_named(rules.policy), clock, observer=metrics)
         self._informer = Informer(client, configuration, self.store, settings, clock, self._listed, doubt, kopf_started)
         self._all_known = all_known
@@ -87,14 +90,17 @@ class Operator:
         stopped = asyncio.create_task(self._stop.wait())
         watching = asyncio.create_task(self._informer.run(), name="watch")
         planning = asyncio.create_task(self._plan(), name="plan")
-        tasks = (stopped, watching, planning)
+        auditing = [] if self._audit is None else [asyncio.create_task(self._audit.run(), name="audit")]
+        tasks = (stopped, watching, planning, *auditing)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for failed in (watching, planning):
+            for failed in (watching, planning, *auditing):
                 if failed.done():
                     failed.result()
             planning.cancel()
             await self.backend.close(FLUSH_SECONDS)
+            if self._audit is not None:
+                await asyncio.wait([asyncio.ensure_future(self._audit.written())], timeout=FLUSH_SECONDS)
         finally:
             for task in tasks:
                 task.cancel()

@@ -18,6 +18,7 @@ from pathlib import Path
 from kubernetes.aio.client.api_client import ApiClient
 
 from espalier_operator.facts import Snapshot
+from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.process.access import AccessError, api_access
@@ -51,10 +52,16 @@ class Invocation:
     """Namespace and name of the Lease."""
     http: Address | None
     snapshot_http: Address | None
+    audit_dir: Path | None = None
+    audit_mib: int = 1024
 
 
 class AddressError(Exception):
     """An address to listen on cannot be had."""
+
+
+class AuditError(Exception):
+    """The audit log cannot be written."""
 
 
 async def run_operator(settings: KubeSettings, invocation: Invocation) -> Exit:
@@ -63,7 +70,7 @@ async def run_operator(settings: KubeSettings, invocation: Invocation) -> Exit:
     service.catch_signals()
     try:
         await service.run()
-    except (AccessError, AddressError) as error:
+    except (AccessError, AddressError, AuditError) as error:
         logger.error("%s", error)
         return Exit.NO_ACCESS
     except LeaseLostError as error:
@@ -87,6 +94,7 @@ class _Service:
         self._metrics = Metrics()
         self._lease: Lease | None = None
         self._operator: Operator | None = None
+        self._audit: AuditLog | None = None
 
     def catch_signals(self) -> None:
         """Stop on a signal. kopf catches them too when it starts, so this is done once more after that."""
@@ -96,6 +104,11 @@ class _Service:
     async def run(self) -> None:
         """Wait for the Lease, then act."""
         given = self._invocation
+        if given.audit_dir is not None:
+            try:
+                self._audit = AuditLog(given.audit_dir, given.audit_mib << 20)
+            except OSError as error:
+                raise AuditError(f"--audit-dir: {given.audit_dir} cannot be written: {error.strerror}") from error
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(api_access(given.kubeconfig))
             pulse = Pulse(age=self._age, waits_for=self._waits_for, snapshot=self._snapshot, metrics=self._scrape)
@@ -130,6 +143,7 @@ class _Service:
             all_known=_spare_garbage_search,
             metrics=self._metrics,
             recent_use=None if self._lease is None else self._lease.note,
+            audit=self._audit,
         )
         if self._lease is not None:
             self._lease.keep_note(self._operator.recent_use.to_json)

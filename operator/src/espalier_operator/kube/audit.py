@@ -1,0 +1,92 @@
+"""The audit log: every plan that decided something, as a line of JSON, and the snapshot that it was made by.
+
+`espalier plan --snapshot FILE` decides the same again. A line has `at` (epoch seconds), `snapshot` (the name of its
+file in the same folder) and `actions`. Plans are written in a thread while the operator goes on. A plan that is not
+written, because the disk is full or too slow, is reported in the operator's log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from espalier_operator.actions import Plan
+from espalier_operator.facts import Snapshot
+
+logger = logging.getLogger(__name__)
+
+DECISIONS: Final = "decisions.jsonl"
+EARLIER: Final = "decisions.1.jsonl"
+"""What `DECISIONS` was before it became too large."""
+_ENDING: Final = ".json.gz"
+_WAITING: Final = 32
+"""How many plans may wait to be written: their snapshots are kept in memory."""
+_LINES_PART: Final = 8
+"""One part in so many of the limit is for lines, twice: those of now and the earlier ones."""
+
+
+class AuditLog:
+    """Writes to one folder, at most as many bytes as it may; the oldest go first."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        """Make `folder`. `OSError` where nothing can be written there."""
+        self._folder, self._limit = folder, limit_bytes
+        self._plans: asyncio.Queue[tuple[Snapshot, Plan]] = asyncio.Queue(_WAITING)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / DECISIONS).open("a").close()
+
+    def add(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Have a plan written if it decided something."""
+        if not plan.actions:
+            return
+        try:
+            self._plans.put_nowait((snapshot, plan))
+        except asyncio.QueueFull:
+            logger.error("the audit log lacks the plan of %s: writing takes too long", _name(snapshot))
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            snapshot, plan = await self._plans.get()
+            try:
+                await asyncio.to_thread(self._write, snapshot, plan)
+            except OSError as error:
+                logger.error("the audit log lacks the plan of %s: %s", _name(snapshot), error)
+            finally:
+                self._plans.task_done()
+
+    async def written(self) -> None:
+        """Wait until everything is."""
+        await self._plans.join()
+
+    def _write(self, snapshot: Snapshot, plan: Plan) -> None:
+        file = self._folder / f"{_name(snapshot)}{_ENDING}"
+        file.write_bytes(gzip.compress(snapshot.to_json().encode(), compresslevel=1, mtime=0))
+        actions = [{"action": type(action).__name__, **asdict(action)} for action in plan.actions]
+        line = json.dumps({"at": snapshot.taken_at, "snapshot": file.name, "actions": actions})
+        lines = self._folder / DECISIONS
+        if lines.exists() and lines.stat().st_size > self._limit / _LINES_PART:
+            lines.replace(self._folder / EARLIER)
+        with lines.open("a", encoding="utf-8") as log:
+            log.write(f"{line}\n")
+        self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        sizes = {file: file.stat().st_size for file in sorted(self._folder.glob(f"*{_ENDING}"))}
+        total, most = sum(sizes.values()), self._limit * (1 - 2 / _LINES_PART)
+        for file, size in list(sizes.items())[:-1]:
+            if total <= most:
+                return
+            file.unlink(missing_ok=True)
+            total -= size
+
+
+def _name(snapshot: Snapshot) -> str:
+    """Return when it was taken, in microseconds: names sort by time."""
+    return f"{datetime.fromtimestamp(snapshot.taken_at, UTC):%Y%m%dT%H%M%S.%fZ}"

@@ -24,6 +24,16 @@ _GPUS: Final = Row(
         decimals=0,
     ),
     Panel(
+        title="GPUs of queues",
+        about="Base GPUs that the jobs of each queue hold, and its nominal quota (of all types together). A queue above"
+        " its quota has borrowed GPUs of its cohort.",
+        queries=(
+            apart("sum", "queue", "espalier_queue_gpus"),
+            apart("sum", "queue", "espalier_queue_nominal_gpus", "{{queue}}, nominal"),
+        ),
+        decimals=0,
+    ),
+    Panel(
         title="GPUs in training",
         about="GPU-seconds per second of jobs in training, base and extra: how many of the GPUs above are really in"
         " use. Workers that start, wait or pause hold GPUs that are not counted here.",

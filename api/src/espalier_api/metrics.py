@@ -169,6 +169,8 @@ FAMILIES: Final = (
         (_H, "espalier_queue_seconds", "Time from the creation of a job to its first GPUs.", ("queue",), _WAITS),
         (_H, "espalier_start_seconds", "Time from a job's first GPUs to the start of training.", ("queue",), _WAITS),
         (_G, "espalier_gpus", "GPUs of all nodes.", ("gpu_type", "state"), ()),
+        (_G, "espalier_queue_gpus", "Base GPUs that jobs of the queue hold.", ("queue", "gpu_type"), ()),
+        (_G, "espalier_queue_nominal_gpus", "Base GPUs that they may hold in any case.", ("queue", "gpu_type"), ()),
         (_G, "espalier_gpus_waited_for", "GPUs requested by jobs in the queue.", ("queue",), ()),
         (_C, "espalier_gpus_lent_total", "GPUs that were lent.", _OWNER, ()),
         (

@@ -1,4 +1,4 @@
-"""Read job files and report every problem at once, with its position, what is wrong and what is allowed."""
+"""Read files with jobs and queues, and report every problem: its position, what is wrong and what is allowed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from espalier_api.job import API_VERSION, GROUP, KIND, AdaptiveTrainingJob
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
+from espalier_api.queue import QUEUE_KIND, Queue
 from espalier_api.wording import kind_of, message_of
 
 MAX_NODES = 100_000
@@ -61,43 +62,68 @@ def load_job(path: Path, resource: str | None = DEFAULT_GPU_RESOURCE) -> Adaptiv
 def load_jobs(path: Path, resource: str | None = DEFAULT_GPU_RESOURCE) -> tuple[AdaptiveTrainingJob, ...]:
     """Read all jobs of a YAML or JSON file; documents of other API groups (a PersistentVolumeClaim, say) are skipped.
 
+    Queues are checked and left out.
+
     `resource` is the name of the GPU resource; None leaves the templates' GPU limits unread. Raises `JobFileError` with
     every problem of every job.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise JobFileError([Problem(str(path), 0, "", f"cannot be read: {error.strerror}")]) from error
-    except UnicodeDecodeError as error:
-        raise JobFileError([Problem(str(path), 0, "", "is not UTF-8 text")]) from error
-    return parse_jobs(text, str(path), resource)
+    return parse_jobs(_text(path), str(path), resource)
 
 
 def parse_jobs(text: str, source: str, resource: str | None = DEFAULT_GPU_RESOURCE) -> tuple[AdaptiveTrainingJob, ...]:
     """Parse the text of a job file; `source` names it in problems. See `load_jobs`."""
+    jobs, _ = _parse(text, source, resource)
+    if not jobs:
+        raise JobFileError([Problem(source, 0, "", f"holds no {KIND} (apiVersion {API_VERSION})")])
+    return jobs
+
+
+def check_file(path: Path) -> tuple[str, ...]:
+    """Return the names of all jobs and queues of a YAML or JSON file. Raises `JobFileError` as `load_jobs` does."""
+    jobs, queues = _parse(_text(path), str(path), DEFAULT_GPU_RESOURCE)
+    if not jobs and not queues:
+        message = f"holds no {KIND} and no {QUEUE_KIND} (apiVersion {API_VERSION})"
+        raise JobFileError([Problem(str(path), 0, "", message)])
+    return (*(job.metadata.name for job in jobs), *(queue.metadata.name for queue in queues))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise JobFileError([Problem(str(path), 0, "", f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise JobFileError([Problem(str(path), 0, "", "is not UTF-8 text")]) from error
+
+
+def _parse(text: str, source: str, resource: str | None) -> tuple[tuple[AdaptiveTrainingJob, ...], tuple[Queue, ...]]:
     problems: list[Problem] = []
     jobs: list[AdaptiveTrainingJob] = []
+    queues: list[Queue] = []
     for document in _documents(text, source):
         if not isinstance(document, CommentedMap):
             line = document.lc.line + 1 if isinstance(document, CommentedSeq) else 1
             problems.append(Problem(source, line, "", f"is {kind_of(document)}; must be a mapping (a job)"))
         elif _belongs_to_others(document):
             continue
+        elif document.get("kind") == QUEUE_KIND:
+            found, queue = _check_queue(document, source)
+            problems.extend(found)
+            if queue is not None:
+                queues.append(queue)
         else:
             found, job = _check(document, source, resource)
             problems.extend(found)
             if job is not None:
                 jobs.append(job)
-    if not problems and not jobs:
-        problems.append(Problem(source, 0, "", f"holds no {KIND} (apiVersion {API_VERSION})"))
-    names = [job.key for job in jobs]
-    problems.extend(
-        Problem(source, 0, "metadata.name", f"{name!r} is used by {names.count(name)} jobs; names must differ")
-        for name in sorted({name for name in names if names.count(name) > 1})
-    )
+    for what, names in (("jobs", [job.key for job in jobs]), ("queues", [queue.metadata.name for queue in queues])):
+        problems.extend(
+            Problem(source, 0, "metadata.name", f"{name!r} is used by {names.count(name)} {what}; names must differ")
+            for name in sorted({name for name in names if names.count(name) > 1})
+        )
     if problems:
         raise JobFileError(problems)
-    return tuple(jobs)
+    return tuple(jobs), tuple(queues)
 
 
 def with_spec(job: AdaptiveTrainingJob, **changes: Any) -> AdaptiveTrainingJob:
@@ -152,6 +178,15 @@ def _check(
         return [*found, *_template_problems(_template_of(plain), document, source, resource)], None
     found = _template_problems(job.spec.template, document, source, resource)
     return found, None if found else job
+
+
+def _check_queue(document: CommentedMap, source: str) -> tuple[list[Problem], Queue | None]:
+    try:
+        return [], Queue.model_validate_json(json.dumps(_plain(document)), strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        return [_problem(details, document, source) for details in _most_specific(error.errors())], None
+    except ValueError as error:
+        return [Problem(source, 0, "", str(error))], None
 
 
 def _template_of(plain: Any) -> PodTemplate | None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from espalier_agent.commands.lazy import LazyGroup
 from espalier_api.documents import DocumentError
-from espalier_api.validation import JobFileError, load_jobs
+from espalier_api.validation import JobFileError, check_file
 from espalier_cli.errors import InputError
 
 EXIT_CODES = """\
@@ -45,17 +45,17 @@ def cli() -> None:
 @cli.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 def validate(files: tuple[Path, ...]) -> None:
-    """Print every problem in job FILES as `file:line: field: what is wrong, what is allowed`."""
+    """Print every problem in FILES with jobs or queues as `file:line: field: what is wrong, what is allowed`."""
     bad = False
     for path in files:
         try:
-            jobs = load_jobs(path)
+            names = check_file(path)
         except JobFileError as error:
             bad = True
             for problem in error.problems:
                 click.echo(str(problem))
         else:
-            click.echo(f"{path}: {', '.join(job.metadata.name for job in jobs)}: valid", err=True)
+            click.echo(f"{path}: {', '.join(names)}: valid", err=True)
     if bad:
         sys.exit(2)
 

@@ -8,7 +8,7 @@ read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -363,6 +363,12 @@ class Snapshot:
     placements: Mapping[str, Placement] = field(default_factory=dict, hash=False)
     """By job: what the last plan chose for workers that are not seen yet, so that this one keeps to it."""
     rules: Rules = Rules()
+
+    def held_claims(self) -> Iterator[tuple[Claim, str]]:
+        """Yield what each admitted job holds of its queue, and on which type of GPU."""
+        for job in self.jobs:
+            if job.admitted_at is not None and not job.finished:
+                yield job.claim, job.gpu_type or ""
 
     def to_json(self) -> str:
         """Return the snapshot as JSON text from which `from_json` makes an equal one."""

@@ -133,8 +133,7 @@ class _Tick:
             snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label
         )
         self._prior = snapshot.placements
-        admitted = (job for job in snapshot.jobs if job.admitted_at is not None and not job.finished)
-        self._ledger = Ledger(snapshot.queues, ((job.claim, job.gpu_type or "") for job in admitted))
+        self._ledger = Ledger(snapshot.queues, snapshot.held_claims())
         for job in snapshot.jobs:
             if job.stopping is not None and job.admitted_at is not None and not job.finished:
                 self._ledger.give_back(job.claim, job.gpu_type or "")

@@ -7,7 +7,7 @@ use. Extra GPUs are not counted: they are lent from what is spare, and are recla
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from espalier_api.reasons import Reason
@@ -115,6 +115,12 @@ class Ledger:
         """By queue: what its jobs wait for within its nominal quota."""
         for claim, gpu_type in held:
             self.hold(claim, gpu_type)
+
+    def usage(self) -> Iterator[tuple[str, _Kind, int, int]]:
+        """Yield each quota: its queue, its type of GPU, how many are nominal, and how many are held."""
+        for queue in self._queues.values():
+            for quota in queue.quotas:
+                yield queue.name, quota.gpu_type, quota.nominal, self._used[queue.name, quota.gpu_type]
 
     def refusal(self, claim: Claim) -> Reason | None:
         """Return why the queue does not take the job at all; None: it does."""

@@ -112,6 +112,28 @@ def test_validate_prints_problems_to_stdout_and_exits_2(tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["validate", str(path)]).exit_code == 0
 
 
+def test_validate_checks_queues_too(tmp_path: Path) -> None:
+    path = tmp_path / "queues.yaml"
+    path.write_text(
+        f"apiVersion: {API_VERSION}\nkind: Queue\nmetadata: {{name: a}}\nspec:\n"
+        "  quotas:\n  - nominal: -1\n  weight: 0\n  cohorts: all\n"
+    )
+    outcome = CliRunner().invoke(cli, ["validate", str(path)])
+    assert outcome.exit_code == 2
+    assert [line.removeprefix(f"{path}:").split(": is")[0] for line in outcome.stdout.splitlines()][:2] == [
+        "6: spec.quotas[0].nominal",
+        "7: spec.weight",
+    ]
+    assert "spec.cohorts" in outcome.stdout
+    path.write_text(f"apiVersion: {API_VERSION}\nkind: Queue\nmetadata: {{name: a}}\n---\n" * 2)
+    outcome = CliRunner().invoke(cli, ["validate", str(path)])
+    assert "metadata.name: 'a' is used by 2 queues; names must differ" in outcome.stdout
+    teams = Path(__file__).parents[3] / "examples" / "queues" / "two-teams.yaml"
+    outcome = CliRunner().invoke(cli, ["validate", str(teams)])
+    assert (outcome.exit_code, outcome.stdout) == (0, ""), outcome.output
+    assert CliRunner().invoke(cli, ["run", str(teams)]).exit_code == 2, "there is no job in it"
+
+
 def test_the_pictures_are_pngs_of_a_useful_size(
     tmp_path: Path, result: RunResult, events: tuple[AnyEvent, ...]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from hypothesis import given
@@ -23,6 +24,7 @@ from espalier_api.status import (
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.kube.metrics.measurements import Owner
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, gpus_of, series_of
+from espalier_operator.queues import Queue, Quota
 
 NOW = 1_000.0
 TIME = datetime.fromtimestamp(NOW - 10, UTC)
@@ -150,6 +152,26 @@ def test_all_labels_fit_and_nothing_else_is_scraped() -> None:
         assert all(len(labels) == len(family(metric).labels) for labels in values)
     operators = {each.name for each in FAMILIES if each.exporter is Exporter.OPERATOR}
     assert set(SCRAPED) <= operators
+
+
+def test_each_quota_is_told_with_what_is_held_of_it() -> None:
+    queues = (
+        Queue(name="a", quotas=(Quota(gpu_type="x", nominal=3), Quota(nominal=5))),
+        Queue(name="free"),
+        Queue(name="unused", quotas=(Quota(nominal=1),)),
+    )
+    terms = Terms(min_replicas=2, max_replicas=2, queue="a", time_budget_seconds=100.0)
+    one = JobFacts(key="team/one", terms=terms, submitted_at=0.0, admitted_at=1.0, gpu_type="x")
+    more = replace(terms, min_replicas=4)
+    jobs = (
+        one,
+        replace(one, key="team/two", terms=more, gpu_type="y"),
+        replace(one, key="team/over", finished=True),
+        replace(one, key="team/waits", admitted_at=None),
+    )
+    made = series_of([], Snapshot(taken_at=NOW, jobs=jobs, queues=queues), NOW)
+    assert made["espalier_queue_nominal_gpus"] == {("a", "x"): 3, ("a", ""): 5, ("unused", ""): 1}
+    assert made["espalier_queue_gpus"] == {("a", "x"): 2, ("a", ""): 4, ("unused", ""): 0}
 
 
 nodes = st.builds(

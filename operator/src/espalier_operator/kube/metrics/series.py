@@ -18,6 +18,7 @@ from espalier_api.report import MAX_METRICS, MAX_NAME, MAX_PROBABILITIES, WORKER
 from espalier_api.status import ConditionStatus, ConditionType, JobPhase, JobStatus
 from espalier_operator.facts import JobFacts, Role, Snapshot
 from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds
+from espalier_operator.queues import Ledger
 
 SCRAPED: Final = (
     "espalier_jobs",
@@ -39,6 +40,8 @@ SCRAPED: Final = (
     "espalier_job_adaptations_total",
     "espalier_job_decision_probability_ratio",
     "espalier_gpus",
+    "espalier_queue_gpus",
+    "espalier_queue_nominal_gpus",
     "espalier_gpus_waited_for",
     "espalier_watch_age_seconds",
     "espalier_operator_misattributed_objects",
@@ -90,6 +93,9 @@ def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float) ->
     made["espalier_jobs_waiting"] = dict(waiting)
     made["espalier_gpus_waited_for"] = dict(waited_for)
     made["espalier_gpus"] = gpus_of(snapshot)
+    for queue, gpu_type, nominal, held in Ledger(snapshot.queues, snapshot.held_claims()).usage():
+        made["espalier_queue_gpus"][queue, gpu_type or ""] = held
+        made["espalier_queue_nominal_gpus"][queue, gpu_type or ""] = nominal
     return {
         metric: {label_values(labels): value for labels, value in values.items()} for metric, values in made.items()
     }

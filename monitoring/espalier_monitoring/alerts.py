@@ -36,6 +36,8 @@ class Alert:
 
 
 _JOB: Final = "by (namespace, job_name)"
+_WRITTEN: Final = '{stage="written"}'
+_WRITTEN_IN_TIME: Final = '{stage="written", le="2.5"}'
 _BAD_CODES: Final = '{code=~"0|429|5.."}'
 
 ALERTS: Final = (
@@ -115,6 +117,17 @@ ALERTS: Final = (
         summary="Jobs in {{ $labels.namespace }} get no advice from the agent",
         description="In half an hour, {{ $value | humanizePercentage }} of the consultations were decided by a "
         "fallback: the agent did not answer in time, or its advice was not legal.",
+    ),
+    Alert(
+        name="EspalierSignalsSlow",
+        expression=f"1 - sum (increase(espalier_signal_seconds_bucket{_WRITTEN_IN_TIME}[1h])) "
+        f"/ sum (increase(espalier_signal_seconds_count{_WRITTEN}[1h])) > 0.05 "
+        f"and sum (increase(espalier_signal_seconds_count{_WRITTEN}[1h])) > 20",
+        lasts="10m",
+        severity=Severity.WARNING,
+        summary="Jobs learn late that GPUs are free for them",
+        description="In the last hour, {{ $value | humanizePercentage }} of the grants took more than 2.5 s from the "
+        "free GPU to the status of the job.",
     ),
     Alert(
         name="EspalierAgentSlow",

@@ -18,6 +18,7 @@ QUEUE = 'namespace="team", queue="default"'
 RECLAIMS = f'espalier_reclaims_total{{{QUEUE}, reason="NeededByOtherJob"'
 DECISIONS = f'espalier_adaptations_total{{{QUEUE}, action="Deepen", result="Grown"'
 ADVICE = "espalier_agent_advice_seconds_bucket"
+SIGNALS = "espalier_signal_seconds"
 RECORDS_LOST = "espalier_agent_records_lost_total"
 
 
@@ -215,6 +216,39 @@ CASES = (
         about="nothing was asked for an hour, after nothing but fallbacks",
         series={f'{DECISIONS}, source="agent"}}': "0x90", f'{DECISIONS}, source="fallback"}}': "7x90"},
         at="80m",
+    ),
+    Case(
+        alert="EspalierSignalsSlow",
+        about="a tenth comes late",
+        series={
+            f'{SIGNALS}_bucket{{stage="written", le="2.5"}}': "0+9x90",
+            f'{SIGNALS}_count{{stage="written"}}': "0+10x90",
+            f'{SIGNALS}_bucket{{stage="acknowledged", le="2.5"}}': "0+10x90",
+            f'{SIGNALS}_count{{stage="acknowledged"}}': "0+10x90",
+        },
+        at="80m",
+        labels={},
+        words={"$value | humanizePercentage": "10%"},
+    ),
+    Case(
+        alert="EspalierSignalsSlow",
+        about="trainers take long steps, the operator does not",
+        series={
+            f'{SIGNALS}_bucket{{stage="written", le="2.5"}}': "0+10x90",
+            f'{SIGNALS}_count{{stage="written"}}': "0+10x90",
+            f'{SIGNALS}_bucket{{stage="acknowledged", le="2.5"}}': "0x90",
+            f'{SIGNALS}_count{{stage="acknowledged"}}': "0+10x90",
+        },
+        at="80m",
+    ),
+    Case(
+        alert="EspalierSignalsSlow",
+        about="one of two in a quiet hour",
+        series={
+            f'{SIGNALS}_bucket{{stage="written", le="2.5"}}': "0x20 1x90",
+            f'{SIGNALS}_count{{stage="written"}}': "0x20 2x90",
+        },
+        at="60m",
     ),
     Case(
         alert="EspalierAgentSlow",

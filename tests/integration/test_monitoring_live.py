@@ -89,6 +89,7 @@ BOUNDED = {
 }
 """What more jobs may bring to light, as pods end and answers come in another order: of a few values, not of jobs."""
 PATIENCE = 180.0
+QUEUES = "/apis/espalier.dev/v1alpha1/queues"
 """Seconds; the machine may be slow."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -162,10 +163,13 @@ def run(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
             directory=directory,
         )
         world.kubelet.add_node("node", 1, gpu_type="H200")
+        queue = {"apiVersion": "espalier.dev/v1alpha1", "kind": "Queue", "metadata": {"name": "default"}}
+        world.server.request("POST", QUEUES, {**queue, "spec": {"quotas": [{"nominal": 100}]}})
         _train(made)
         _play(made)
         _consult(made)
         yield made
+        world.server.request("DELETE", f"{QUEUES}/default")
     api_server.clear()
 
 

@@ -22,6 +22,7 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError, Loop
 from espalier_operator.policies import Policy
+from espalier_operator.recent_use import RecentUse
 from operator_world.kube_api import ConflictError, NotFoundError, owner_of
 from operator_world.kube_objects import Raw
 from operator_world.kubernetes import Kubernetes
@@ -147,7 +148,8 @@ class LiveOperator:
         self.client = Client(world)
         self.store = Store(settings, clock.now)
         writer = Writer(self.client, self.store, settings, clock, metrics)
-        self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals, self._wake)
+        recent_use = RecentUse(rules.fair_share_half_life_seconds)
+        self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals, self._wake, recent_use)
         self._loop = Loop(self.backend, policy, clock, resync_seconds=1e9, wall=clock.now, observer=self)
         self.view: dict[str, dict[str, Raw]] = {}
         """What is seen of the world, by kind; old until `see`."""

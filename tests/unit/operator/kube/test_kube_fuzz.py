@@ -35,6 +35,7 @@ from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.plan import plan
 from espalier_operator.policies import policy_named
+from espalier_operator.recent_use import RecentUse
 from operator_world.kube_objects import (
     EPOCH,
     Raw,
@@ -203,7 +204,9 @@ async def _live(turns: list[tuple[Objects, str]]) -> None:
     store = Store(SETTINGS, clock.now)
     for resource, listed in lists_of(NODES, GOOD, BAD).items():
         store.replace(resource, listed.items, 1)
-    backend = KubeBackend(store, cast("Any", None), SETTINGS, clock, SETTINGS.rules, metrics.signals, lambda: None)
+    backend = KubeBackend(
+        store, cast("Any", None), SETTINGS, clock, SETTINGS.rules, metrics.signals, lambda: None, RecentUse(3600.0)
+    )
     for version, (bad, event) in enumerate([((), "MODIFIED"), *turns], start=2):
         clock.time += 5
         for resource, raw in bad:

@@ -332,6 +332,9 @@ class Rules:
     """After so long, GPUs that were held count half as much in the order of admission; 0: they do not count."""
     aging_seconds: float = 0.0
     """A job that waits rises by a step of priority in the order of admission each time so long has passed; 0: never."""
+    backfill_depth: int = 100
+    """How many different gangs that find no GPUs are tried, by types of GPUs; as Slurm's bf_max_job_test, it limits the
+    time of a plan. Jobs after these wait."""
     reservations: int = 8
     """How many jobs that wait keep GPUs, the first ones of the queue: none that comes later delays them."""
     evaluation_seconds: float = 60.0

@@ -153,6 +153,8 @@ class _Tick:
         )
         self._vain: dict[_Attempt, Reason] = {}
         """Which gangs found no GPUs, and why: nor do others like them."""
+        self._tried: Counter[tuple[str, ...]] = Counter()
+        """By types of GPUs: how many found none."""
         self._nodes: dict[str, set[str]] = {}
         """By job: where its workers are, or will be."""
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
@@ -401,7 +403,9 @@ class _Tick:
         """Start a job on one of `sites` without touching what is kept for others when it still runs, or let it wait."""
         gpus, workers, until = job.terms.gpus_per_worker, job.terms.min_replicas, ends_by(job, self._now, self._rules)
         attempt = tuple(sites), gpus, workers, self._reservations.kept_from(until)
-        reason = self._vain.get(attempt)
+        reason, types = self._vain.get(attempt), tuple(site.gpu_type for site in sites)
+        if reason is None and self._tried[types] >= self._rules.backfill_depth:
+            reason = Reason.NO_FREE_GPU
         if reason is None:
             self._reservations.lift(until)
             started = self._start(job, sites)
@@ -409,6 +413,7 @@ class _Tick:
             if not isinstance(started, Reason):
                 return
             reason = self._vain[attempt] = started
+            self._tried[types] += 1
         # Where it fits only once others' pods have left, it keeps nothing from those who fit before.
         fitting = (site for site in sites if self._capacity.could_hold_without_jobs(site, gpus, workers))
         reserved = self._reservations.reserve(fitting, gpus, workers, self._now, until - self._now)

@@ -135,6 +135,18 @@ def test_the_gpu_budget_ends_a_job_earlier() -> None:
     assert admitted(planned) == {"short"}, "100 s for its GPU-seconds, 30 to stop and 10 to start"
 
 
+def test_only_so_many_different_gangs_are_tried() -> None:
+    nodes, workers = ALMOST_FULL
+    wide = tuple(waits(f"wide{size}", size, at=float(size)) for size in (4, 3, 2))
+    alike = tuple(waits(f"alike{number}", 4, at=10.0 + number) for number in range(5))
+    late = waits("late", budget=10.0, at=20)
+    for depth, expected in ((3, set()), (4, {"late"})):
+        rules = replace(RULES, backfill_depth=depth, reservations=1)
+        planned = decide(nodes, (HOLDER, *wide, *alike, late), workers, rules=rules)
+        assert admitted(planned) == expected, "those alike are not tried again"
+        assert planned.refusals["alike0"].reason is Reason.NO_FREE_GPU
+
+
 @pytest.mark.parametrize(("cpus", "starts"), [(6000, True), (5000, False)])
 def test_other_resources_are_kept_too(cpus: int, starts: bool) -> None:
     """The holder gives 3000 back and the head needs 4500, so 1500 of what is free are kept for it."""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -23,6 +23,7 @@ MAX_NODES = 100_000
 """A job file with more values than this (YAML aliases multiply) is rejected unread."""
 
 _Loc = tuple[str | int, ...]
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +171,9 @@ def _check(
     except ValueError as error:
         return [Problem(source, 0, "", str(error))], None
     try:
-        # Through JSON: strict mode then means the same as in Kubernetes (no "3" for 3, no true for 1), but accepts
-        # lists for tuples and strings for enums. Fields have their camelCase names only, as in Kubernetes.
-        job = AdaptiveTrainingJob.model_validate_json(json.dumps(plain), strict=True, by_alias=True, by_name=False)
+        job = _read(AdaptiveTrainingJob, plain)
     except ValidationError as error:
-        found = [_problem(details, document, source) for details in _most_specific(error.errors())]
+        found = _problems(error, document, source)
         return [*found, *_template_problems(_template_of(plain), document, source, resource)], None
     found = _template_problems(job.spec.template, document, source, resource)
     return found, None if found else job
@@ -182,19 +181,30 @@ def _check(
 
 def _check_queue(document: CommentedMap, source: str) -> tuple[list[Problem], Queue | None]:
     try:
-        return [], Queue.model_validate_json(json.dumps(_plain(document)), strict=True, by_alias=True, by_name=False)
+        return [], _read(Queue, _plain(document))
     except ValidationError as error:
-        return [_problem(details, document, source) for details in _most_specific(error.errors())], None
+        return _problems(error, document, source), None
     except ValueError as error:
         return [Problem(source, 0, "", str(error))], None
+
+
+def _read(model: type[_Model], plain: Any) -> _Model:
+    """Return `plain` as a `model`; `ValidationError` where it is none.
+
+    Through JSON: strict mode then means the same as in Kubernetes (no "3" for 3, no true for 1), but accepts lists for
+    tuples and strings for enums. Fields have their camelCase names only, as in Kubernetes.
+    """
+    return model.model_validate_json(json.dumps(plain), strict=True, by_alias=True, by_name=False)
+
+
+def _problems(error: ValidationError, document: CommentedMap, source: str) -> list[Problem]:
+    return [_problem(details, document, source) for details in _most_specific(error.errors())]
 
 
 def _template_of(plain: Any) -> PodTemplate | None:
     """Return the template of a job that is invalid elsewhere; None if it has none or an invalid one."""
     try:
-        return PodTemplate.model_validate_json(
-            json.dumps(plain["spec"]["template"]), strict=True, by_alias=True, by_name=False
-        )
+        return _read(PodTemplate, plain["spec"]["template"])
     except (KeyError, TypeError, ValidationError):
         return None
 

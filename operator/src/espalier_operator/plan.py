@@ -432,7 +432,9 @@ class _Tick:
             if self._pool.take_gang(site, gpus, workers):
                 return self._admit(job, site, mark)
         surplus = self._reclaims.surplus
-        has_gpus = any(self._pool.has_gang(replace(site, requests=()), gpus, workers) for site in sites)
+        # Where they request nothing but GPUs, it was tried just now.
+        free = (site.requests and self._pool.has_gang(replace(site, requests=()), gpus, workers) for site in sites)
+        reason = Reason.UNSCHEDULABLE if any(free) else Reason.NO_FREE_GPU
         for site in sites:
             mark = self._capacity.mark()
             supply = self._pool.await_gang(site, gpus, workers)
@@ -442,9 +444,9 @@ class _Tick:
                 if self._reclaims.surplus > surplus:
                     self._vain.clear()
                 self._ledger.hold(job.claim, site.gpu_type)
-                self._refuse(job, Reason.UNSCHEDULABLE if has_gpus else Reason.NO_FREE_GPU)
+                self._refuse(job, reason)
                 return None
-        return Reason.UNSCHEDULABLE if has_gpus else Reason.NO_FREE_GPU
+        return reason
 
     def _admit(self, job: JobFacts, site: Site, mark: int) -> Holding:
         """Admit a job whose workers were placed on `site` since `mark`; return what they hold."""

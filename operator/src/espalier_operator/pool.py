@@ -46,7 +46,7 @@ class Pool:
         """
         capacity_mark, reclaims_mark = self._capacity.mark(), self._reclaims.mark()
         supply = Supply.NOW
-        while workers > 0:
+        while gpus > 0 and workers > 0:
             kept = self._capacity.keep_some(site, gpus, workers)
             if kept is None:
                 supply = min(supply, self._reclaims.cover(self._capacity, site, gpus))

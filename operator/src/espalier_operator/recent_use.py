@@ -17,7 +17,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from espalier_operator.facts import JobFacts, Snapshot
-from espalier_operator.queues import Queue
+from espalier_operator.queues import Claim, Queue
 
 SHARES_KEPT: Final = 200
 """How many shares the text of `to_json` names, the largest: it is kept in an annotation."""
@@ -58,9 +58,8 @@ class RecentUse:
         """Count up to the time of `snapshot`, and return it with what its waiting jobs are ranked by."""
         queues = {queue.name: queue for queue in snapshot.queues}
         held = Counter[str]()
-        for job in snapshot.jobs:
-            if job.admitted_at is not None and not job.finished:
-                held[_share_of(job, queues)] += job.claim.gpus
+        for claim, _ in snapshot.held_claims():
+            held[_share_of(claim, queues)] += claim.gpus
         self._count(snapshot.taken_at, held if self._held is None else self._held)
         self._held = held
         return replace(snapshot, jobs=tuple(self._ranked(job, queues, snapshot) for job in snapshot.jobs))
@@ -82,7 +81,7 @@ class RecentUse:
     def _ranked(self, job: JobFacts, queues: Mapping[str, Queue], snapshot: Snapshot) -> JobFacts:
         if job.admitted_at is not None or job.finished:
             return job
-        share, aging = _share_of(job, queues), snapshot.rules.aging_seconds
+        share, aging = _share_of(job.claim, queues), snapshot.rules.aging_seconds
         weight = queues[job.terms.queue].weight if job.terms.queue in queues else 1
         waited = max(0.0, snapshot.taken_at - job.submitted_at)
         return replace(
@@ -92,6 +91,6 @@ class RecentUse:
         )
 
 
-def _share_of(job: JobFacts, queues: Mapping[str, Queue]) -> str:
+def _share_of(claim: Claim, queues: Mapping[str, Queue]) -> str:
     """Return whose use a job counts for. No name of a queue or of a namespace contains a space."""
-    return f"queue {job.terms.queue}" if job.terms.queue in queues else f"namespace {job.claim.namespace}"
+    return f"queue {claim.queue}" if claim.queue in queues else f"namespace {claim.namespace}"

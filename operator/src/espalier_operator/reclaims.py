@@ -170,10 +170,10 @@ class ReclaimQueue:
                 asked, all_known = self._ask_for(tried, node)
                 for each in asked:
                     capacity.expect(each.worker.node, each.worker.gpus, each.goods.requests)
-                if not _is_even(capacity, asked, site, gpus):
+                is_even = _is_even(capacity, asked, site, gpus)
+                if not is_even:
                     self.surplus += 1
-                    self._futile.clear()
-                elif not all_known:
+                if not (is_even and all_known):
                     self._futile.clear()
                 line.pass_over(self._is_out)
                 return capacity.hold_at(site, node, gpus)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from kubernetes.aio.client.configuration import Configuration
 
@@ -100,7 +101,9 @@ class Operator:
             planning.cancel()
             await self.backend.close(FLUSH_SECONDS)
             if self._audit is not None:
-                await asyncio.wait([asyncio.ensure_future(self._audit.written())], timeout=FLUSH_SECONDS)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FLUSH_SECONDS):
+                        await self._audit.written()
         finally:
             for task in tasks:
                 task.cancel()

@@ -107,6 +107,8 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
             not_before=moment,
             unplaced=2,
             hold_until=moment,
+            extra_losses=1,
+            lend_after=moment,
         ),
     )
     unset = _names(JobStatus) - _names_in(status.to_json())

@@ -150,6 +150,10 @@ class SchedulingStatus(Record):
     """How often in a row kube-scheduler found no node for the workers that the job was granted GPUs for."""
     hold_until: AwareDatetime | None = None
     """After that, the job is granted no more GPUs before this time."""
+    extra_losses: int = Field(default=0, ge=0)
+    """How often in a row lent extra workers ended by themselves or were ended from outside."""
+    lend_after: AwareDatetime | None = None
+    """After that, no extra GPUs are lent to the job before this time."""
 
 
 class JobStatus(Record):

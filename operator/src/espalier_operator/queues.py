@@ -133,6 +133,12 @@ class Ledger:
             return Reason.PRIORITY_TOO_HIGH
         return None
 
+    def priority(self, claim: Claim) -> int:
+        """Return the priority that counts: a job that runs may have raised its own above what its queue allows."""
+        queue = self._queues.get(claim.queue)
+        limit = None if queue is None else queue.max_priority
+        return claim.priority if limit is None else min(claim.priority, limit)
+
     def hold(self, claim: Claim, gpu_type: str) -> None:
         """Count GPUs that were granted."""
         share = self._share(claim, gpu_type)

@@ -120,6 +120,8 @@ def _plain_states() -> st.SearchStrategy[JobState]:
         failures=COUNTS,
         unplaced=COUNTS,
         hold_until=maybe_time,
+        extra_losses=COUNTS,
+        lend_after=maybe_time,
         last_failure=TEXTS,
         restarts=COUNTS,
         preemptions=COUNTS,

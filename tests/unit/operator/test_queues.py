@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, Plan, Requeue, Stop
+from espalier_operator.actions import Admit, GrantExtra, Plan, Requeue, Stop
 from espalier_operator.facts import JobFacts, Node, Snapshot, Stopping, Terms
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -55,6 +55,23 @@ def refused(planned: Plan) -> dict[str, Reason]:
 
 def queue(name: str = "a", nominal: int = 2, limit: int | None = None, cohort: str | None = None) -> Queue:
     return Queue(name=name, cohort=cohort, quotas=(Quota(nominal=nominal, borrowing_limit=limit),))
+
+
+def test_a_running_job_that_raises_its_priority_counts_with_what_its_queue_allows() -> None:
+    """So it shares lent GPUs as before, and is stopped in the same order."""
+    low = Queue(name="a", max_priority=0)
+
+    def lent(queues: tuple[Queue, ...]) -> dict[str, int]:
+        jobs = []
+        for name, priority in (("raised", 50), ("other", 0)):
+            facts = runs(job(name, priority=priority))
+            facts = replace(facts, terms=replace(facts.terms, max_replicas=9))
+            jobs.append(replace(facts, leader_running=True, has_reported=True, training=True, trained=True))
+        planned = decide(queues, *jobs)
+        return {action.job: action.extra for action in planned.actions if isinstance(action, GrantExtra)}
+
+    assert lent((low,)) == {"team/raised": 3, "team/other": 3}
+    assert lent(()) == {"team/raised": 5, "team/other": 1}
 
 
 def test_without_queues_nothing_is_limited() -> None:

@@ -14,6 +14,7 @@ from espalier_api.job import Fallback
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationSource
 from espalier_trainer.advisor import AdvisorError, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
+from espalier_trainer.core.services import build_advisor
 
 
 def _architecture() -> Architecture:
@@ -159,6 +160,18 @@ def test_an_outcome_carries_the_token_as_it_is_then_and_advice_carries_none(agen
     token.unlink()
     advisor.report_outcome(outcome)
     assert server.authorizations == [None, "Bearer first", "Bearer second", None, None, None, None, None]
+
+
+def test_only_the_agent_of_the_installation_is_sent_the_proof_of_the_job(agent_server, make_job, tmp_path):
+    ours, own = (agent_server(lambda body: (200, b"{}")) for _ in range(2))
+    token = tmp_path / "token"
+    token.write_text("proof")
+    outcome = OutcomeReport(job="default/t", decision_ids=("d-1",), final_accuracy=0.9, time_budget_seconds=10)
+    for adaptation in ({"mode": "Auto"}, {"mode": "Auto", "agent": {"url": own.url}}):
+        advisor = build_advisor(make_job(adaptation=adaptation), ours.url, 0, lambda: False, token)
+        assert advisor is not None
+        advisor.report_outcome(outcome)
+    assert (ours.authorizations, own.authorizations) == (["Bearer proof"], [None])
 
 
 @pytest.mark.parametrize(

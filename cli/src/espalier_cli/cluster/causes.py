@@ -51,6 +51,13 @@ def _scarcity(case: Case) -> list[str]:
     return [first, *scarcity(case.facts, case.snapshot)]
 
 
+def _extra_lost(case: Case) -> list[str]:
+    facts = case.facts
+    if facts is None or facts.lend_after is None or facts.lend_after <= case.now:
+        return []
+    return [f"It can be lent GPUs again in {duration(facts.lend_after - case.now)}."]
+
+
 def _cooldown(case: Case) -> list[str]:
     facts = case.facts
     if facts is None or facts.changed_at is None:
@@ -166,6 +173,7 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.QUOTA_EXCEEDED: _scarcity,
     Reason.GPU_LOST: _scarcity,
     Reason.COOLDOWN: _cooldown,
+    Reason.EXTRA_WORKERS_LOST: _extra_lost,
     Reason.TOO_LITTLE_BUDGET_LEFT: _little_budget,
     Reason.AT_MAX_REPLICAS: _most,
     Reason.RECLAIM_PENDING: _reclaim,

@@ -74,6 +74,10 @@ class JobState:
     """How often in a row kube-scheduler found no node for what was granted."""
     hold_until: float | None = None
     """After that, nothing more is granted earlier."""
+    extra_losses: int = 0
+    """How often in a row lent workers ended by themselves or were ended from outside."""
+    lend_after: float | None = None
+    """After that, nothing is lent to it earlier."""
     outcome: Ended | None = None
     """How the job ended, if it has."""
     ended: Ended | None = None

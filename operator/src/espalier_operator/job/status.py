@@ -30,8 +30,19 @@ _TIMES: Final = (
     "counted_until",
     "not_before",
     "hold_until",
+    "lend_after",
 )
-_PLAIN: Final = ("gpu_type", "extra", "extra_generation", "trained", "failures", "last_failure", "attempts", "unplaced")
+_PLAIN: Final = (
+    "gpu_type",
+    "extra",
+    "extra_generation",
+    "trained",
+    "failures",
+    "last_failure",
+    "attempts",
+    "unplaced",
+    "extra_losses",
+)
 
 
 def utc(seconds: float) -> datetime:

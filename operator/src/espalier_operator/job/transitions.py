@@ -64,6 +64,7 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
             )
             if action.reason is Reason.UNSCHEDULABLE:
                 less = _held_back(less, now, timing)
+            less = _lent_later(less, now, timing) if action.reason is Reason.GPU_LOST else replace(less, extra_losses=0)
             replicas = terms.min_replicas + action.extra
             if state.grant.replicas == replicas:
                 return less
@@ -131,6 +132,14 @@ def _held_back(state: JobState, now: float, timing: Timing) -> JobState:
     """Grant nothing more for a while, twice as long each time in a row: kube-scheduler cannot use it."""
     wait = min(timing.hold * 2.0 ** min(state.unplaced, 30), timing.max_hold)
     return replace(state, unplaced=state.unplaced + 1, hold_until=now + wait)
+
+
+def _lent_later(state: JobState, now: float, timing: Timing) -> JobState:
+    """Lend nothing for a while, twice as long each time in a row: the node may be gone, or the workers end at once."""
+    lasted = now - (now if state.granted_at is None else state.granted_at)
+    losses = 0 if lasted > timing.max_hold else state.extra_losses
+    wait = min(timing.hold * 2.0 ** min(losses, 30), timing.max_hold)
+    return replace(state, extra_losses=losses + 1, lend_after=now + wait)
 
 
 def _without_workers(state: JobState) -> JobState:

@@ -59,6 +59,7 @@ def facts_of(
         refused_since=state.refused_since,
         pinned=not state.unpinned and not state.unplaced,
         hold_until=state.hold_until,
+        lend_after=state.lend_after,
         preemptions=state.preemptions,
         stopping=state.stopping,
         ended=state.ended,

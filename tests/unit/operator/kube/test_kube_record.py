@@ -162,7 +162,10 @@ def test_release_after_a_notice_says_nothing_new(forced, reason, preemptions):
 
 @pytest.mark.parametrize(
     ("reason", "preemptions", "held"),
-    [(Reason.GPU_LOST, 1, {}), (Reason.UNSCHEDULABLE, 0, {"unplaced": 1, "hold_until": NOW + 31 + TIMING.hold})],
+    [
+        (Reason.GPU_LOST, 1, {"extra_losses": 1, "lend_after": NOW + 31 + TIMING.hold}),
+        (Reason.UNSCHEDULABLE, 0, {"unplaced": 1, "hold_until": NOW + 31 + TIMING.hold}),
+    ],
 )
 def test_release_of_what_is_gone_is_a_new_allocation(reason, preemptions, held):
     released = does(LENT, ReleaseExtra(job=J, extra=0, forced=True, reason=reason), NOW + 31)
@@ -186,6 +189,20 @@ def test_a_job_that_cannot_be_placed_is_held_back_longer_each_time():
         waits.append((state.hold_until or 0.0) - NOW)
     assert waits == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0, 3600.0]
     assert (state.unplaced, state.last_failure, state.admitted_at) == (9, "4 Insufficient cpu", None)
+
+
+def test_a_job_whose_extra_workers_do_not_last_is_lent_some_less_and_less_often():
+    """At most once an hour, until some that it was lent are given back in order, or have lasted for an hour."""
+    state, waits = ADMITTED, []
+    lost = ReleaseExtra(job=J, extra=0, forced=True, reason=Reason.GPU_LOST)
+    for _ in range(9):
+        state = does(does(state, GrantExtra(job=J, extra=2)), lost, NOW + 5)
+        waits.append((state.lend_after or 0.0) - NOW - 5)
+    assert waits == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0, 3600.0]
+    again = does(state, GrantExtra(job=J, extra=2))
+    given = does(again, ReleaseExtra(job=J, extra=0, forced=False, reason=Reason.RECLAIM_ACKNOWLEDGED))
+    assert given.extra_losses == 0
+    assert does(again, lost, NOW + 3601).extra_losses == 1
 
 
 def test_what_is_left_of_a_promise_stands_after_a_release():

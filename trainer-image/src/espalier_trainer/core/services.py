@@ -169,11 +169,11 @@ def build_advisor(
 ) -> Advisor | None:
     """Return the job's advisor: its own agent, the installation's, or only the fallback; None in mode Off.
 
-    `token_file` contains the proof of the job for the agent.
+    `token_file` contains the proof of the job for the installation's agent; no other is sent it.
     """
     adaptation = job.spec.adaptation
     if adaptation.mode is AdaptationMode.OFF:
         return None
     url = adaptation.agent.url if adaptation.agent else default_url
-    agent: Advisor = HTTPAdvisor(url, stop, token_file) if url else NoAgent()
+    agent: Advisor = HTTPAdvisor(url, stop, token_file if url == default_url else None) if url else NoAgent()
     return WithFallback(agent, FallbackPolicy(adaptation.fallback, seed))

@@ -16,8 +16,10 @@ class Reason(StrEnum):
     QUEUE_NOT_FOUND = "QueueNotFound"
     PRIORITY_TOO_HIGH = "PriorityTooHigh"
     TOO_LARGE = "TooLarge"
+    HELD_BY_POLICY = "HeldByPolicy"
     TOO_LITTLE_BUDGET_LEFT = "TooLittleBudgetLeft"
     COOLDOWN = "Cooldown"
+    EXTRA_WORKERS_LOST = "ExtraWorkersLost"
     AT_MAX_REPLICAS = "AtMaxReplicas"
     NO_REPORT = "NoReport"
     ADAPTATION_OFF = "AdaptationOff"
@@ -67,8 +69,10 @@ SENTENCES: dict[Reason, str] = {
     Reason.QUEUE_NOT_FOUND: "spec.queue names no queue that jobs of its namespace may use",
     Reason.PRIORITY_TOO_HIGH: "spec.priority is above the maxPriority of its queue; lower it or use another queue",
     Reason.TOO_LARGE: "it requests more GPUs than there are in total; lower minReplicas or add GPUs",
+    Reason.HELD_BY_POLICY: "the scheduling policy gives it no more workers for now",
     Reason.TOO_LITTLE_BUDGET_LEFT: "too little of its time budget is left for extra GPUs to be worthwhile",
     Reason.COOLDOWN: "its allocation has just changed (preemption.cooldownSeconds)",
+    Reason.EXTRA_WORKERS_LOST: "its extra workers ended or were evicted; each time in a row it waits twice as long",
     Reason.AT_MAX_REPLICAS: "it has all the workers that maxReplicas allows",
     Reason.NO_REPORT: "its workers sent no report: the image does not use the trainer library, or is still starting",
     Reason.ADAPTATION_OFF: "adaptation.mode is Off and training.elasticBatch is absent, so extra GPUs would be idle",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from espalier_api.reasons import Reason
 from espalier_operator.facts import Placement
@@ -124,5 +125,7 @@ class Plan:
     """By job key."""
     placements: Mapping[str, Placement] = field(default_factory=dict)
     """By job key: where its workers that are still to be made will run."""
+    policy_memory: Mapping[str, Any] = field(default_factory=dict)
+    """What the policy asked to keep for the next snapshot."""
     wake_at: float | None
     """The earliest time at which the passing of time alone may change the plan."""

@@ -274,6 +274,8 @@ class JobFacts:
     """The planner chooses the nodes of its workers; False once kube-scheduler has refused such a node."""
     hold_until: float | None = None
     """It is granted nothing more before: what it was granted could not be bound."""
+    lend_after: float | None = None
+    """It is lent nothing before: its extra workers did not last."""
     preemptions: int = 0
     """How often GPUs were taken from it by force, or its leader was ended from outside."""
     stopping: Stopping | None = None
@@ -366,6 +368,8 @@ class Snapshot:
     placements: Mapping[str, Placement] = field(default_factory=dict, hash=False)
     """By job: what the last plan chose for workers that are not seen yet, so that this one keeps to it."""
     rules: Rules = Rules()
+    policy_memory: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What the policy's last decision asked to keep."""
 
     def held_claims(self) -> Iterator[tuple[Claim, str]]:
         """Yield what each admitted job holds of its queue, and on which type of GPU."""

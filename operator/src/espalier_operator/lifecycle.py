@@ -111,6 +111,8 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
             return Reason.TOO_LITTLE_BUDGET_LEFT
     if is_held_back(job, now):
         return Reason.UNSCHEDULABLE
+    if job.lend_after is not None and now < job.lend_after:
+        return Reason.EXTRA_WORKERS_LOST
     if job.changed_at is not None and now < job.changed_at + terms.cooldown_seconds:
         return Reason.COOLDOWN
     return most

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, Protocol
 
 from espalier_operator.actions import Action, Plan
 from espalier_operator.clock import Clock
@@ -78,6 +79,7 @@ class Loop:
         self._event = asyncio.Event()
         self._last_tick: float | None = None
         self._rests_until = 0.0
+        self._policy_memory: Mapping[str, Any] = {}
 
     def wake(self) -> None:
         """Report that facts have changed."""
@@ -109,7 +111,9 @@ class Loop:
             logger.warning("the world cannot be seen, trying again in %g s: %s", RETRY_SECONDS, error)
             self._failed("observe")
             return RETRY_SECONDS
+        snapshot = replace(snapshot, policy_memory=self._policy_memory)
         planned = plan(snapshot, self._policy, snapshot.taken_at)
+        self._policy_memory = planned.policy_memory
         thought = self._monotonic() - began
         wait, failed = self._resync, False
         for action in planned.actions:

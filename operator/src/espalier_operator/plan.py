@@ -57,7 +57,8 @@ from espalier_operator.constraints import Constraints
 from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
 from espalier_operator.goods import Goods
 from espalier_operator.lifecycle import ending, ends_by, is_held_back, lendable, most_extra, turning_points
-from espalier_operator.policies import Policy, Rank
+from espalier_operator.order import Order, Rank, decided
+from espalier_operator.policies import Policy
 from espalier_operator.pool import Pool, hold_promised
 from espalier_operator.queues import Ledger
 from espalier_operator.reclaims import ReclaimQueue
@@ -82,7 +83,7 @@ class _Tick:
     """One call of `plan`, in steps; each step works with the GPUs that the earlier ones left."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, now: float) -> None:
-        self._policy, self._now, self._rules = policy, now, snapshot.rules
+        self._now, self._rules = now, snapshot.rules
         self._actions: list[Action] = []
         self._refusals: dict[str, Refusal] = {}
         self._wake_at: float | None = None
@@ -117,8 +118,13 @@ class _Tick:
                 elif worker.node is None and worker.pinned_to is None:
                     self._foreign.append(worker)
         self._promises = {promise.job: promise for promise in snapshot.promises}
-        open_jobs = [job for job in snapshot.jobs if not job.finished and not self._ends(job)]
-        open_jobs.sort(key=lambda job: policy.admission_rank(job, now))
+        self._ledger = Ledger(snapshot.queues, snapshot.held_claims())
+        open_jobs = [self._within_limits(job) for job in snapshot.jobs if not job.finished and not self._ends(job)]
+        self._decision = decided(policy, snapshot, open_jobs, now)
+        if self._decision.until is not None:
+            self._wake(self._decision.until)
+        self._order = Order(self._decision, open_jobs)
+        open_jobs = self._order.sorted(open_jobs)
         self._waiting = [job for job in open_jobs if job.admitted_at is None]
         self._running = [job for job in open_jobs if job.admitted_at is not None]
         self._preemptible = sorted(
@@ -133,7 +139,6 @@ class _Tick:
             snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label
         )
         self._prior = snapshot.placements
-        self._ledger = Ledger(snapshot.queues, snapshot.held_claims())
         for job in snapshot.jobs:
             if job.stopping is not None and job.admitted_at is not None and not job.finished:
                 self._ledger.give_back(job.claim, job.gpu_type or "")
@@ -146,7 +151,7 @@ class _Tick:
             promised = hold_promised(self._capacity, job, promise, own, kept, now, chosen)
             self._extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
             own += promised
-        self._reclaims = ReclaimQueue(self._running, self._extras, leaving, policy, now)
+        self._reclaims = ReclaimQueue(self._running, self._extras, leaving, self._order, now)
         self._pool = Pool(self._capacity, self._reclaims)
         self._reservations = Reservations(
             self._capacity, snapshot.rules.reservations, self._running_until, self._reclaims.loans
@@ -205,6 +210,8 @@ class _Tick:
             self._refuse(job, Reason.SUSPENDED)
         elif not_taken is not None:
             self._refuse(job, not_taken)
+        elif self._order.waits(job):
+            self._refuse(job, Reason.HELD_BY_POLICY)
         elif gpus == 0:
             self._base_nodes[job.key].update(dict.fromkeys(range(workers)))
             self._act(Admit(job=job.key, gpu_type=None))
@@ -274,14 +281,19 @@ class _Tick:
                 continue
             asked = self._reclaims.is_asked(job.key)
             most = Reason.RECLAIM_PENDING if asked else lendable(job, self._now, self._rules)
+            if not isinstance(most, Reason):
+                allowed = self._order.most_extra(job) - job.extra
+                most = min(most, allowed) if allowed > 0 else Reason.HELD_BY_POLICY
             if isinstance(most, Reason):
                 self._refuse(job, most)
                 if most is Reason.COOLDOWN and job.changed_at is not None:
                     self._wake(job.changed_at + job.terms.cooldown_seconds)
                 if most is Reason.UNSCHEDULABLE and job.hold_until is not None:
                     self._wake(job.hold_until)
+                if most is Reason.EXTRA_WORKERS_LOST and job.lend_after is not None:
+                    self._wake(job.lend_after)
             else:
-                wishes.append((self._policy.lending_rank(job, job.extra, self._now), place, most))
+                wishes.append((self._order.lending_rank(job, job.extra), place, most))
         heapq.heapify(wishes)
         granted: dict[str, int] = {}
         hoped: dict[str, int] = {}
@@ -301,7 +313,7 @@ class _Tick:
                 self._refuse(job, Reason.NO_FREE_GPU)
             if supply is not Supply.NEVER and most > 1:
                 hoped[job.key] = extra + 1
-                rank = self._policy.lending_rank(job, extra + 1, self._now)
+                rank = self._order.lending_rank(job, extra + 1)
                 heapq.heappush(wishes, (rank, place, most - 1))
         self._actions += [GrantExtra(job=key, extra=extra) for key, extra in granted.items()]
         for key in granted:
@@ -319,6 +331,7 @@ class _Tick:
             refusals=self._refusals,
             placements=self._placements(),
             wake_at=self._wake_at,
+            policy_memory=self._decision.memory,
         )
 
     def _placements(self) -> dict[str, Placement]:
@@ -349,6 +362,13 @@ class _Tick:
             else:
                 own = self._extras[job.key]
                 own[own.index(worker)] = replace(worker, node=worker.pinned_to)
+
+    def _within_limits(self, job: JobFacts) -> JobFacts:
+        """Return a job with the priority that its queue allows once it runs; a waiting one would be refused."""
+        priority = self._ledger.priority(job.claim)
+        if job.admitted_at is None or priority == job.terms.priority:
+            return job
+        return replace(job, terms=replace(job.terms, priority=priority))
 
     def _ends(self, job: JobFacts) -> bool:
         """Plan the job's end or stop; return True where nothing else is to be planned for it."""
@@ -551,7 +571,7 @@ class _Tick:
             return Supply.NOW if self._pool.take(site, gpus, near) else Supply.NEVER
 
         def may_take(holder: JobFacts, keeps: int) -> bool:
-            return self._policy.may_take(job, extra, holder, keeps, self._now)
+            return self._order.may_take(job, extra, holder, keeps)
 
         def spared(holder: JobFacts) -> bool:
             runtime = holder.terms.min_runtime_seconds

@@ -24,12 +24,19 @@ from espalier_operator.facts import (
     Worker,
     WorkerState,
 )
+from espalier_operator.order import (
+    Order,
+    decided,
+)
 from espalier_operator.plan import (
     plan,
 )
 from espalier_operator.policies import (
     POLICIES,
     policy_named,
+)
+from espalier_operator.policies.settings import (
+    configured,
 )
 
 __all__ = [
@@ -43,6 +50,7 @@ __all__ = [
     "JobFacts",
     "Node",
     "NoticeReclaim",
+    "Order",
     "Plan",
     "Refusal",
     "ReleaseExtra",
@@ -54,6 +62,8 @@ __all__ = [
     "Stop",
     "Worker",
     "WorkerState",
+    "configured",
+    "decided",
     "plan",
     "policy_named",
 ]

@@ -12,7 +12,7 @@ from espalier_operator.actions import NoticeReclaim
 from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.facts import JobFacts, Worker
 from espalier_operator.goods import NOTHING, Goods
-from espalier_operator.policies import Policy, Rank
+from espalier_operator.order import Order, Rank
 from espalier_operator.sites import Site
 
 
@@ -80,7 +80,7 @@ class ReclaimQueue:
         jobs: Iterable[JobFacts],
         extras: Mapping[str | None, Sequence[Worker]],
         leaving: Container[str],
-        policy: Policy,
+        order: Order,
         now: float,
     ) -> None:
         """Take the running jobs and their live or promised extra workers; those named in `leaving` are excluded."""
@@ -100,7 +100,7 @@ class ReclaimQueue:
             holders[job.gpu_type or ""].append(job)
 
         def rank(loan: _Loan) -> Rank:
-            return policy.lending_rank(loan.job, loan.worker.index, now)
+            return order.lending_rank(loan.job, loan.worker.index)
 
         self._lines = {
             gpu_type: _Line(heapq.merge(*map(self._loans, some), key=rank, reverse=True))

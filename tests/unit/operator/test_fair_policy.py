@@ -17,7 +17,7 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import GrantExtra, NoticeReclaim, ReleaseExtra, Requeue
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, WorkerState
 from espalier_operator.plan import plan
-from espalier_operator.policies.fair import FairPolicy, share
+from espalier_operator.policies.fair import FairPolicy, weight_of
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
 
@@ -123,6 +123,12 @@ def others_need(snapshot: Snapshot) -> bool:
     waiting = any(job.admitted_at is None and not job.finished for job in snapshot.jobs)
     unbound = (w for w in snapshot.workers if w.node is None and w.state is WorkerState.PENDING)
     return waiting or any(worker.role is not Role.EXTRA for worker in unbound)
+
+
+def share(job: JobFacts, extra: int) -> float:
+    """Return the GPUs of `extra` extra workers over the job's weight."""
+    weight = weight_of(job.terms.priority)
+    return extra * job.terms.gpus_per_worker * weight.denominator / weight.numerator
 
 
 def level(job: JobFacts, extra: int) -> tuple[float, int]:

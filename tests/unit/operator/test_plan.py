@@ -336,6 +336,7 @@ def test_spare_gpus_are_shared_by_weight_up_to_the_maximum():
         ({"has_reported": False}, Reason.NO_REPORT),
         ({"training": False}, Reason.STARTING),
         ({"changed_at": NOW - 59}, Reason.COOLDOWN),
+        ({"lend_after": NOW + 1}, Reason.EXTRA_WORKERS_LOST),
         ({"used_seconds": 476.0}, Reason.TOO_LITTLE_BUDGET_LEFT),
         ({"gpu_seconds_budget": 100.0, "gpu_seconds_used": 60.0}, Reason.TOO_LITTLE_BUDGET_LEFT),
         ({"stopping": Stopping(reason=Reason.SUSPENDED, deadline=NOW + 9)}, Reason.SUSPENDED),
@@ -350,6 +351,13 @@ def test_nothing_is_lent_to_a_job_that_cannot_use_it(changes, reason):
     planned = decide([node("n", 4)], [one], workers_of(one, "n"))
     assert planned.actions == ()
     assert refused(planned) == {"one": reason}
+
+
+def test_the_plan_says_when_a_job_is_lent_gpus_again_that_lost_its_extra_workers():
+    one = trains("one", lend_after=NOW + 90)
+    assert decide([node("n", 4)], [one], workers_of(one, "n")).wake_at == NOW + 90
+    late = replace(one, lend_after=NOW)
+    assert decide([node("n", 4)], [late], workers_of(late, "n")).actions == (GrantExtra(job="one", extra=3),)
 
 
 def test_the_plan_says_when_a_cooldown_ends():

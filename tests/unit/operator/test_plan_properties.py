@@ -19,6 +19,7 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.constraints import ANYWHERE, Constraints, Taint
 from espalier_operator.facts import Ended, Node, Role, Rules, Snapshot
+from espalier_operator.order import Order, decided
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.queues import Queue, Quota
@@ -250,7 +251,8 @@ class PlannerMachine(RuleBasedStateMachine):
             job for job in snapshot.jobs if job.admitted_at is None and not job.finished and not job.terms.suspend
         ]
         waiting = [job for job in waiting if job.hold_until is None or job.hold_until <= self.cluster.now]
-        for job in sorted(waiting, key=lambda job: FairPolicy().admission_rank(job, self.cluster.now))[:1]:
+        order = Order(decided(FairPolicy(), snapshot, waiting, self.cluster.now), waiting)
+        for job in order.sorted(waiting)[:1]:
             if job.terms.constraints.requests:
                 continue  # GPUs are not all that it lacks
             for gpu_type in GPU_TYPES if job.terms.gpu_type is None else (job.terms.gpu_type,):

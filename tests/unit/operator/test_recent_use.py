@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from espalier_operator.actions import Admit
 from espalier_operator.facts import JobFacts, Node, Rules, Snapshot, Terms
+from espalier_operator.order import Order, decided
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.queues import Queue
@@ -88,7 +89,8 @@ def test_who_waits_rises_by_a_step_of_priority_at_a_time() -> None:
     assert [each.aged for each in seen.jobs] == [9, 0, 0]
     first, second = job("x/a", at=0, priority=0), job("x/b", at=900, priority=8)
     ranked = use.seen(world(1000.0, first, second, aging=100.0)).jobs
-    assert min(ranked, key=lambda each: FairPolicy().admission_rank(each, 1000.0)).key == "x/a"
+    order = Order(decided(FairPolicy(), Snapshot(taken_at=1000.0), ranked, 1000.0), ranked)
+    assert order.sorted(ranked)[0].key == "x/a"
 
 
 def test_a_successor_continues() -> None:

@@ -45,10 +45,20 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "More nodes, or a new job with a smaller minReplicas or fewer GPUs per worker.",
         (_TOP,),
     ),
+    Reason.HELD_BY_POLICY: Remedy(
+        "Wait: the policy decides again when jobs come, go or progress. `espalier plan --policy` shows what another "
+        "policy would do.",
+        (_TOP, "espalier plan --policy fair"),
+    ),
     Reason.TOO_LITTLE_BUDGET_LEFT: Remedy(
         "No action is needed: it trains with its base GPUs to the end of its budget."
     ),
     Reason.COOLDOWN: Remedy("Wait; a smaller spec.preemption.cooldownSeconds in the next job makes the time shorter."),
+    Reason.EXTRA_WORKERS_LOST: Remedy(
+        "A node that stays, or extra workers that last: events of their pods say how they ended (memory, ephemeral "
+        "storage, an exit code).",
+        ("kubectl get events -n {namespace}", _TOP),
+    ),
     Reason.AT_MAX_REPLICAS: Remedy("Only a larger spec.maxReplicas."),
     Reason.NO_REPORT: Remedy(
         "An image that uses the trainer library (espalier_trainer), with the job's ServiceAccount, so that it can "

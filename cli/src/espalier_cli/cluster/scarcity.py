@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type
 from espalier_cli.cluster.wording import count, duration, listed, of_type
-from espalier_operator.planning import JobFacts, Node, Snapshot, plan, policy_named
+from espalier_operator.planning import JobFacts, Node, Order, Snapshot, decided, plan, policy_named
 
 HOLDERS_NAMED = 5
 
@@ -125,12 +125,12 @@ def _reservation(job: JobFacts, snapshot: Snapshot) -> list[str]:
 
 
 def _queue(job: JobFacts, snapshot: Snapshot) -> list[str]:
-    policy, now = policy_named(snapshot.rules.policy), snapshot.taken_at
-    waiting = [other for other in snapshot.jobs if other.admitted_at is None and not other.finished]
-    waiting = [other for other in waiting if not other.terms.suspend]
-    rank = policy.admission_rank(job, now)
-    before = sorted((policy.admission_rank(other, now), other.key) for other in waiting if other.key != job.key)
-    names = [key for place, key in before if place < rank]
+    policy = policy_named(snapshot.rules.policy)
+    unfinished = [other for other in snapshot.jobs if not other.finished]
+    order = Order(decided(policy, snapshot, unfinished, snapshot.taken_at), unfinished)
+    waiting = [other for other in unfinished if other.admitted_at is None and not other.terms.suspend]
+    keys = [other.key for other in order.sorted([job, *(other for other in waiting if other.key != job.key)])]
+    names = keys[: keys.index(job.key)]
     if not names:
         return []
     named = ", ".join(names[:HOLDERS_NAMED]) + (", ..." if len(names) > HOLDERS_NAMED else "")

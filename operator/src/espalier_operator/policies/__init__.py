@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from espalier_api.registry import Registry
-from espalier_operator.facts import DEFAULT_POLICY, JobFacts
-
-Rank = tuple[float | str, ...]
-"""Smaller goes first. Ranks of one policy compare with each other; the last element makes them unique."""
+from espalier_operator.facts import DEFAULT_POLICY
+from espalier_operator.policies.view import Decision, View
 
 
 class Policy(Protocol):
-    """Who goes first, and whose lent GPUs another's wish may take. Pure: no clock, no I/O, no state."""
+    """Who should have which GPUs. Pure: no clock, no I/O; what it must remember it returns with its decision."""
 
     @property
     def name(self) -> str:
@@ -23,29 +21,19 @@ class Policy(Protocol):
     def queue_order(self) -> str:
         """The order of admission, to follow "these jobs wait before it, ": `by priority, recent use and age`."""
 
-    def admission_rank(self, job: JobFacts, now: float) -> Rank:
-        """Return the place of a waiting job in the queue for base GPUs."""
-
-    def lending_rank(self, job: JobFacts, extra: int, now: float) -> Rank:
-        """Return the place of `job`, were it to have `extra` extra workers, in the queue for one more.
-
-        Must not fall as `extra` rises: what is needed elsewhere is asked back in the reverse of this order.
-        """
-
-    def may_take(self, taker: JobFacts, has: int, holder: JobFacts, keeps: int, now: float) -> bool:
-        """Return whether `taker`, with `has` extra workers, may be given one that leaves `holder` with `keeps`.
-
-        Must be monotone: whoever may not take what is asked back first takes nothing, and what `taker` may not take,
-        no wish may that comes later by `lending_rank`. Must not be true both ways: where a worker may move, it may not
-        move back.
-        """
+    def decide(self, view: View) -> Decision:
+        """Return what each job should have."""
 
 
-POLICIES: Final[Registry[Callable[[], Policy]]] = Registry(
+POLICIES: Final[Registry[Callable[..., Policy]]] = Registry(
     "scheduling policy",
     "espalier.scheduling_policies",
     {
         DEFAULT_POLICY: "espalier_operator.policies.fair:FairPolicy",
+        "fifo": "espalier_operator.policies.fifo:FifoPolicy",
+        "las": "espalier_operator.policies.las:LasPolicy",
+        "tiresias": "espalier_operator.policies.las:tiresias",
+        "optimus": "espalier_operator.policies.optimus:OptimusPolicy",
     },
 )
 

@@ -1,0 +1,130 @@
+"""What a policy's decision means for the planner: who is next, and whose lent GPUs another may take. Pure.
+
+Lent GPUs go first to jobs that have fewer workers than their share, in the order of shares. What is left is shared by
+progressive filling (Bertsekas and Gallager, Data Networks, 2nd edition, 6.5.2), by whole workers: each worker more
+goes to the job with the fewest spare GPUs over its weight; of equals to the larger weight, then to the earlier share.
+So nobody has two while somebody who wants one has none. What is lent moves to another job where its holder has more
+than its share and the other less; or where both have theirs and the holder is left with more over its weight than the
+taker had, or with as much and a smaller weight. By that strict order no move is ever answered by its reverse, and
+among equals a holder keeps what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from espalier_operator.facts import JobFacts, Snapshot
+from espalier_operator.policies import Policy
+from espalier_operator.policies.view import Candidate, Decision, Share, View
+
+Rank = tuple[float, ...]
+"""Smaller goes first."""
+_BELOW, _SPARE = 0, 1
+_NO_SHARE: Final = Share(job="", workers=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A share in the form in which it is compared."""
+
+    place: int
+    workers: int
+    target: int
+    """The extra workers that the share includes."""
+    most: int
+    """The extra workers that it allows."""
+    gpus: int
+    """Of a worker, over the weight, less the division: equal shares are equal floats."""
+    divisor: int
+    weight: float
+
+    def level(self, spare: int) -> tuple[float, float]:
+        return spare * self.gpus / self.divisor, -self.weight
+
+
+class Order:
+    """The order of `jobs`, and of what is lent to them, by one decision."""
+
+    def __init__(self, decision: Decision, jobs: Iterable[JobFacts]) -> None:
+        shares = {share.job: (place, share) for place, share in enumerate(decision.shares)}
+        none = (len(shares), _NO_SHARE)
+        self._standings = {job.key: _standing(job, *shares.get(job.key, none)) for job in jobs}
+
+    def sorted(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
+        """Return `jobs` in the order in which they are served; those without a share last, the oldest first."""
+        return sorted(jobs, key=lambda job: (self._standings[job.key].place, job.submitted_at, job.key))
+
+    def waits(self, job: JobFacts) -> bool:
+        """Return whether the job, which is not admitted, is to have no workers."""
+        return self._standings[job.key].workers < job.terms.min_replicas
+
+    def most_extra(self, job: JobFacts) -> int:
+        """Return how many extra workers the job may be lent."""
+        return self._standings[job.key].most
+
+    def lending_rank(self, job: JobFacts, extra: int) -> Rank:
+        """Return the place of `job`, were it to have `extra` extra workers, in the queue for one more.
+
+        It does not fall as `extra` rises: what is needed elsewhere is asked back in the reverse of this order.
+        """
+        standing = self._standings[job.key]
+        spare = extra - standing.target
+        if spare < 0:
+            return (_BELOW, standing.place)
+        return (_SPARE, *standing.level(spare), standing.place)
+
+    def may_take(self, taker: JobFacts, has: int, holder: JobFacts, keeps: int) -> bool:
+        """Return whether `taker`, with `has` extra workers, may be given one that leaves `holder` with `keeps`.
+
+        It is monotone: whoever may not take what is asked back first takes nothing, and what `taker` may not take, no
+        wish may that comes later by `lending_rank`. It is not true both ways.
+        """
+        wants, gives = self._standings[taker.key], self._standings[holder.key]
+        spare, left = has - wants.target, keeps - gives.target
+        if left < 0:
+            return False
+        return spare < 0 or wants.level(spare) < gives.level(left)
+
+
+def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> Decision:
+    """Return what `policy` decides for `jobs`, unfinished ones of the snapshot."""
+    return policy.decide(
+        View(
+            now=now,
+            gpus=sum(node.allocatable for node in snapshot.nodes if node.ready and node.schedulable),
+            jobs=tuple(candidate_of(job) for job in jobs),
+            memory=snapshot.policy_memory,
+        )
+    )
+
+
+def candidate_of(job: JobFacts) -> Candidate:
+    """Return a job as policies see it."""
+    terms, waits = job.terms, job.admitted_at is None
+    return Candidate(
+        key=job.key,
+        submitted_at=job.submitted_at,
+        min_workers=terms.min_replicas,
+        max_workers=terms.max_replicas,
+        gpus_per_worker=terms.gpus_per_worker,
+        priority=terms.priority,
+        aged=job.aged if waits else 0,
+        recent_use=job.recent_use if waits else 0.0,
+        workers=0 if waits else terms.min_replicas + job.extra,
+        service=job.gpu_seconds_used,
+    )
+
+
+def _standing(job: JobFacts, place: int, share: Share) -> _Standing:
+    base = job.terms.min_replicas
+    return _Standing(
+        place=place,
+        workers=share.workers,
+        target=max(0, share.workers - base),
+        most=max(0, share.workers + share.spare - base),
+        gpus=job.terms.gpus_per_worker * share.weight.denominator,
+        divisor=share.weight.numerator,
+        weight=float(share.weight),
+    )

@@ -1,0 +1,42 @@
+"""Policies with settings, as people write them: `las:thresholds=3600/7200,promote=8`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from espalier_api.registry import RegistryError
+from espalier_operator.policies import POLICIES, Policy
+
+
+def configured(text: str) -> Policy:
+    """Return the policy of `NAME` or `NAME:key=value,...`; several values of one key are separated by `/`.
+
+    Raises `RegistryError` for an unknown name, and `ValueError` for a setting that the policy does not have or take.
+    """
+    name, _, rest = text.partition(":")
+    make = POLICIES.load(name)
+    known = {key: hint for key, hint in _settings(make).items() if key != "name"}
+    given: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or key not in known:
+            takes = ", ".join(known) or "no settings"
+            raise RegistryError(f"{text}: {key}: unknown setting of policy {name}; it takes {takes}")
+        raw: Any = value.split("/") if str(known[key]).startswith("tuple") else value
+        try:
+            given[key] = TypeAdapter(known[key]).validate_python(raw)
+        except ValidationError as error:
+            raise ValueError(f"{text}: {key}: {value!r}: {error.errors()[0]['msg']}") from error
+    try:
+        return make(**given)
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from error
+
+
+def _settings(make: Any) -> dict[str, Any]:
+    """Return the parameters of a policy's class or function, with their types."""
+    hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    return {name: hints.get(name, str) for name in inspect.signature(make).parameters}

@@ -1,0 +1,86 @@
+"""What a scheduling policy may know, and what it decides: the same on a cluster, a laptop and in simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final, Protocol
+
+ONE: Final = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An unfinished job as policies see it."""
+
+    key: str
+    submitted_at: float
+    min_workers: int
+    """Fewer do not train: base workers."""
+    max_workers: int
+    gpus_per_worker: int = 1
+    priority: int = 0
+    aged: int = 0
+    """By how many steps of priority its waiting has raised it."""
+    recent_use: float = 0.0
+    """Base GPUs that its queue or namespace held lately on average, over the weight of the queue; 0 once it runs."""
+    workers: int = 0
+    """Those that it has now; 0: it waits."""
+    service: float = 0.0
+    """GPU-seconds that it has held so far."""
+
+
+class Outlook(Protocol):
+    """What is known, or expected, of the speed of a job. Measured in the job, or true in a simulation."""
+
+    @property
+    def remaining_steps(self) -> float:
+        """Optimizer steps until the job ends."""
+
+    def step_seconds(self, workers: int) -> float:
+        """Return the seconds of one optimizer step with `workers` workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a policy decides from. All times are seconds of the clock of `now`."""
+
+    now: float
+    gpus: int
+    """Of all nodes that take workers."""
+    jobs: tuple[Candidate, ...]
+    """Unfinished ones, in the order in which they came to be known."""
+    outlooks: Mapping[str, Outlook] = field(default_factory=dict)
+    """By job, where something is known."""
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    """What the policy's last decision asked to keep; empty at first, and after the scheduler was restarted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a job should have."""
+
+    job: str
+    workers: int
+    """All of them. With fewer than its base workers the job waits."""
+    spare: int = 0
+    """More than that, while no share needs their GPUs."""
+    weight: Fraction = ONE
+    """Spare GPUs are shared in proportion to it: the smallest number of GPUs over the weight is raised first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Who should have what. It is a wish: the planner decides what is possible, when, and with what notice."""
+
+    shares: tuple[Share, ...]
+    """In the order in which they are served. A job without a share waits, and keeps what it holds."""
+    preempts: bool = False
+    """A running job yields its base GPUs to an earlier share, if its terms allow it."""
+    until: float | None = None
+    """The passing of time alone may change the decision then; None: it does not."""
+    follows_progress: bool = False
+    """The progress of jobs may change the decision too."""
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    """For the next view; plain JSON."""

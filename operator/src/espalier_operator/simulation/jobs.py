@@ -1,0 +1,170 @@
+"""Simulated jobs: how they advance with the workers that they have. Seconds of simulated time throughout."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Final
+
+from espalier_operator.policies.view import Outlook
+from espalier_operator.simulation.profiles import Application
+
+RESTART_SECONDS: Final = 30.0
+"""A job whose workers have changed does not train for so long (Qiao et al., OSDI 2021, 5.3)."""
+_ROUNDING: Final = 1e-8
+
+
+class SimulatedJob(ABC):
+    """A job of a trace, and its state."""
+
+    def __init__(self, name: str, submitted_at: float, workers: int, most: int) -> None:
+        """Take what its author asked for, and the workers with which it can train at most; one GPU a worker."""
+        self.name, self.submitted_at = name, submitted_at
+        self.requested, self.most_workers = workers, max(workers, most)
+        self.placement: tuple[int, ...] = ()
+        """Its workers on each of its nodes."""
+        self.workers = 0
+        self.service = 0.0
+        """GPU-seconds that it has held."""
+        self.restarts = -1
+        self.completed_at: float | None = None
+        self._pause = 0.0
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """Its true speed, for policies that ask for it; None where the trace does not say."""
+        return None
+
+    def place(self, placement: tuple[int, ...]) -> None:
+        """Give it these workers, from now on, and take all others."""
+        self.placement, self.workers = placement, sum(placement)
+        if placement:
+            self.restarts += 1
+            self._pause = RESTART_SECONDS
+            self._placed()
+
+    def advance(self, now: float, seconds: float) -> bool:
+        """Let `seconds` pass from `now` on; return whether something changed that a policy could know of."""
+        if not self.workers:
+            return False
+        pause = min(self._pause, seconds)
+        self._pause -= pause
+        before = self.completed_at
+        changed = self._train(now + pause, seconds - pause)
+        held = seconds if self.completed_at is before or self.completed_at is None else self.completed_at - now
+        self.service += held * self.workers
+        return changed
+
+    def _placed(self) -> None:
+        """Prepare for other workers; nothing by default."""
+        return
+
+    @abstractmethod
+    def _train(self, now: float, seconds: float) -> bool:
+        """Train for `seconds`, or until it is complete; return whether a policy could know of progress."""
+
+
+class FixedJob(SimulatedJob):
+    """A job that runs for a time with the workers that it asked for, and as much longer with fewer as it has fewer."""
+
+    def __init__(self, name: str, submitted_at: float, workers: int, duration: float) -> None:
+        super().__init__(name, submitted_at, workers, workers)
+        self._left = duration
+
+    def _train(self, now: float, seconds: float) -> bool:
+        speed = self.workers / self.requested
+        if self._left > seconds * speed:
+            self._left -= seconds * speed
+            return False
+        self.completed_at = now + self._left / speed
+        return True
+
+
+class ProfiledJob(SimulatedJob):
+    """A job of a measured application with a global batch size, as in the simulator of the Pollux artifact."""
+
+    def __init__(self, name: str, submitted_at: float, workers: int, batch: int, application: Application) -> None:
+        # ncf was measured on one worker only (the artifact limits it too).
+        most = 1 if application.name == "ncf" else max(1, batch // application.min_local)
+        super().__init__(name, submitted_at, workers, most)
+        self.application, self.batch = application, batch
+        self.epoch, self._progress = 0, 0.0
+        self._goodput, self._epoch_ends = 0.0, application.progress_after(1)
+        self._remaining = self._count_remaining()
+        self._known: dict[int, float] = {}
+
+    @property
+    def outlook(self) -> Outlook:
+        """Its true speed and what is left of it: Optimus+Oracle of the Pollux paper."""
+        return self
+
+    @property
+    def remaining_steps(self) -> float:
+        """Steps until the last epoch is complete; 1 in that epoch."""
+        return self._remaining
+
+    def step_seconds(self, workers: int) -> float:
+        """Return the seconds of a step with `workers` workers, four a node."""
+        known = self._known.get(workers)
+        if known is None:
+            full, rest = divmod(workers, 4)
+            placement = (4,) * full + ((rest,) if rest else ())
+            local, accumulations = self._split(workers, always=workers == 1)
+            step, sync = self.application.times(placement, local)
+            known = self._known[workers] = step + (step - sync) * accumulations
+        return known
+
+    def _count_remaining(self) -> float:
+        last = self.application.epochs - 1
+        if last <= self.epoch:
+            return 1.0
+        return self.application.iterations(self.batch, last) - self.application.iterations(self.batch, self.epoch)
+
+    def _split(self, workers: int, *, always: bool) -> tuple[int, int]:
+        """Return the examples of a worker in a forward pass, and the accumulation steps before the last pass."""
+        application = self.application
+        local = math.ceil(self.batch / workers - _ROUNDING)
+        accumulations = math.ceil(local / application.max_local - _ROUNDING) - 1
+        if always:
+            accumulations = max(1, accumulations)
+        atomic = math.ceil(local / (accumulations + 1) - _ROUNDING)
+        return min(atomic, int(application.max_batch / (workers * (accumulations + 1)))), accumulations
+
+    def _placed(self) -> None:
+        application = self.application
+        local, accumulations = self._split(
+            self.workers, always=self.workers == 1 and self.batch > application.initial_batch
+        )
+        step, sync = application.times(self.placement, local)
+        self._step = step + (step - sync) * accumulations
+        self._trained_batch = self.workers * local * (accumulations + 1)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Work out the goodput in this epoch: steps of the initial batch size per second (AdaScale's gain)."""
+        scale = self._trained_batch / self.application.initial_batch
+        square, variance = self.application.gradient(self._trained_batch, self.epoch)
+        gain = (variance + square) / (variance / scale + square)
+        self._goodput = gain / self._step
+
+    def _train(self, now: float, seconds: float) -> bool:
+        if self._progress + self._goodput * seconds < self._epoch_ends:
+            self._progress += self._goodput * seconds
+            return False
+        changed = False
+        while seconds > 0 and self.completed_at is None:
+            if self._progress + self._goodput * seconds < self._epoch_ends:
+                self._progress += self._goodput * seconds
+                break
+            changed = True
+            self.epoch += 1
+            passed = round((self._epoch_ends - self._progress) / self._goodput)
+            self._progress = self._epoch_ends
+            now, seconds = now + passed, seconds - passed
+            if self.epoch == self.application.epochs:
+                self.completed_at = now
+                break
+            self._epoch_ends = self.application.progress_after(self.epoch + 1)
+            self._remaining = self._count_remaining()
+            self._measure()
+        return changed

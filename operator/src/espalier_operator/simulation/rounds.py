@@ -1,0 +1,138 @@
+"""The driver by rounds: the bare policy decides each minute, and what it decides happens at once.
+
+It has no notices, cooldowns or quotas: for comparisons with published simulators, and for learning. A policy is asked
+again when a job comes, ends or, if it follows that, progresses, and when its decision says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from espalier_operator.policies import Policy
+from espalier_operator.policies.view import Candidate, Decision, View
+from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.jobs import SimulatedJob
+from espalier_operator.simulation.spares import fill
+
+ROUND_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A simulated node."""
+
+    name: str
+    gpus: int
+
+
+class Rounds:
+    """One simulation by rounds."""
+
+    def __init__(self, jobs: Sequence[SimulatedJob], nodes: Sequence[Node], policy: Policy) -> None:
+        """Prepare. Raises `TraceError` for a job that never fits."""
+        self._jobs, self._policy = sorted(jobs, key=lambda job: job.submitted_at), policy
+        self._nodes = [node.gpus for node in nodes]
+        self._gpus = sum(self._nodes)
+        self._smallest = getattr(policy, "resizes", False)
+        """The policy gives jobs other numbers of workers than they asked for, from one on."""
+        for job in jobs:
+            if self._base(job) > self._gpus:
+                raise TraceError(f"job {job.name}: needs {job.requested} GPUs; the cluster has {self._gpus}")
+        self.now = 0.0
+        self._memory: Any = {}
+        self._held: dict[str, list[int]] = {}
+        """By job: the node of each of its workers."""
+        self.gpu_seconds = 0.0
+
+    def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
+        """Run until all jobs are complete; `progress` is called with the number of those that are."""
+        coming, active = list(reversed(self._jobs)), list[SimulatedJob]()
+        until, follows, completed = math.inf, False, 0
+        while coming or active:
+            if not active:
+                ahead = coming[-1].submitted_at - self.now
+                self.now += max(0, math.ceil(ahead / ROUND_SECONDS) - 1) * ROUND_SECONDS
+            changed = False
+            for job in active:
+                changed |= job.advance(self.now, ROUND_SECONDS) and follows
+            self.now += ROUND_SECONDS
+            ended = [job for job in active if job.completed_at is not None]
+            if ended:
+                active = [job for job in active if job.completed_at is None]
+                completed += len(ended)
+                progress(completed)
+                for job in ended:
+                    self._held.pop(job.name, None)
+            while coming and coming[-1].submitted_at <= self.now:
+                active.append(coming.pop())
+                changed = True
+            if active and (changed or ended or self.now >= until):
+                decision = self._decide(active)
+                self._carry_out(decision, active)
+                until = math.inf if decision.until is None else decision.until
+                follows = decision.follows_progress
+
+    def _base(self, job: SimulatedJob) -> int:
+        return 1 if self._smallest else job.requested
+
+    def _decide(self, active: Sequence[SimulatedJob]) -> Decision:
+        outlooks = {job.name: job.outlook for job in active}
+        decision = self._policy.decide(
+            View(
+                now=self.now,
+                gpus=self._gpus,
+                jobs=tuple(
+                    Candidate(
+                        key=job.name,
+                        submitted_at=job.submitted_at,
+                        min_workers=self._base(job),
+                        max_workers=job.most_workers,
+                        workers=job.workers,
+                        service=job.service,
+                    )
+                    for job in active
+                ),
+                outlooks={name: outlook for name, outlook in outlooks.items() if outlook is not None},
+                memory=self._memory,
+            )
+        )
+        self._memory = decision.memory
+        return decision
+
+    def _carry_out(self, decision: Decision, active: Iterable[SimulatedJob]) -> None:
+        """Give workers in the order of shares: all or none of the base, more as there are, then the spare ones."""
+        jobs = {job.name: job for job in active}
+        workers = fill(decision.shares, {name: self._base(job) for name, job in jobs.items()}, self._gpus)
+        held = {name: nodes for name, nodes in self._held.items() if len(nodes) == workers.get(name)}
+        free = list(self._nodes)
+        for nodes in held.values():
+            for node in nodes:
+                free[node] -= 1
+        for name, count in workers.items():
+            if count and name not in held:
+                held[name] = _spread(free, count)
+        for name, job in jobs.items():
+            nodes = held.get(name, [])
+            if nodes != self._held.get(name, []):
+                job.place(_placement(nodes))
+        self._held = held
+
+
+def _spread(free: list[int], count: int) -> list[int]:
+    """Take GPUs, from the node with the most free ones on; return the node of each."""
+    taken: list[int] = []
+    while len(taken) < count:
+        most = max(free)
+        node = free.index(most)
+        number = min(most, count - len(taken))
+        free[node] -= number
+        taken += [node] * number
+    return taken
+
+
+def _placement(nodes: Sequence[int]) -> tuple[int, ...]:
+    """Return the workers on each node, in the order of `nodes`."""
+    return tuple(nodes.count(node) for node in dict.fromkeys(nodes))

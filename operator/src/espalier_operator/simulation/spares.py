@@ -1,0 +1,33 @@
+"""How many workers each job gets by a decision, where nothing but the number of GPUs counts. Pure; a GPU a worker."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+
+from espalier_operator.policies.view import Share
+
+
+def fill(shares: Iterable[Share], base: Mapping[str, int], gpus: int) -> dict[str, int]:
+    """Return the workers of each job that has a share, in the order of shares.
+
+    Each in turn gets its share, or as much of it as is left, but not fewer than its base workers; then spare GPUs go to
+    the job with the fewest over its weight (as in `espalier_operator.order`).
+    """
+    workers: dict[str, int] = {}
+    spare: list[tuple[float, float, int, int, Share]] = []
+    for place, share in enumerate(shares):
+        count = min(share.workers, gpus)
+        workers[share.job] = count = count if count >= base[share.job] else 0
+        gpus -= count
+        if count and count == share.workers and share.spare:
+            spare.append((0.0, -float(share.weight), place, 1, share))
+    heapq.heapify(spare)
+    while gpus and spare:
+        _, heavy, place, more, share = heapq.heappop(spare)
+        workers[share.job] += 1
+        gpus -= 1
+        if more < share.spare:
+            level = more * share.weight.denominator / share.weight.numerator
+            heapq.heappush(spare, (level, heavy, place, more + 1, share))
+    return workers

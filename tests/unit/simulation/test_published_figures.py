@@ -1,0 +1,43 @@
+"""Gates: completion times as published with Pollux (Qiao et al., OSDI 2021), job for job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from espalier_operator.policies.settings import configured
+from espalier_operator.simulation.cluster import nodes_of
+from espalier_operator.simulation.profiles import Profiles
+from espalier_operator.simulation.rounds import Rounds
+from espalier_operator.simulation.traces import read_pollux
+
+LOADS = {"half-load": "half-load-", "full-load": "", "double-load": "double-load-"}
+
+
+@pytest.fixture(scope="module")
+def profiles(pollux: Path) -> Profiles:
+    return Profiles(pollux / "traces")
+
+
+@pytest.mark.parametrize("workload", [1, 2, 3, 6])
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("policy", ["tiresias", "optimus"])
+def test_each_job_completes_when_it_was_published_to(
+    policy: str, load: str, workload: int, pollux: Path, profiles: Profiles
+) -> None:
+    published = json.loads((pollux / "published" / f"{policy}-{load}.json").read_text())
+    jobs = read_pollux(pollux / "workloads" / f"{LOADS[load]}workload-{workload}.csv", profiles)
+    Rounds(jobs, nodes_of("16x4"), configured(policy)).run()
+    took = {job.name: (job.completed_at or 0.0) - job.submitted_at for job in jobs}
+    assert took == published["jcts"][f"workload-{workload}"]
+
+
+def test_tiresias_is_las_with_other_settings(pollux: Path, profiles: Profiles) -> None:
+    completed = []
+    for policy in ("tiresias", "las:thresholds=57600,lend=false,promote=0"):
+        jobs = read_pollux(pollux / "workloads" / "workload-6.csv", profiles)
+        Rounds(jobs, nodes_of("16x4"), configured(policy)).run()
+        completed.append([job.completed_at for job in jobs])
+    assert completed[0] == completed[1]

@@ -1,0 +1,110 @@
+"""The driver by rounds: what holds whatever the trace and the policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier_operator.policies.settings import configured
+from espalier_operator.policies.view import Decision, View
+from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
+from espalier_operator.simulation.outcome import outcome_of
+from espalier_operator.simulation.rounds import Node, Rounds
+
+POLICIES = ("fair", "fifo", "las", "las:thresholds=600/1200,promote=1", "tiresias", "optimus")
+NODES = (Node("a", 4), Node("b", 2))
+JOBS = st.lists(
+    st.tuples(st.floats(0, 5000), st.integers(1, 6), st.floats(0.5, 5000)), min_size=1, max_size=12
+)  # submitted at, GPUs, duration
+
+
+def jobs_of(drawn: Sequence[tuple[float, int, float]]) -> list[SimulatedJob]:
+    return [FixedJob(f"j{index}", *each) for index, each in enumerate(drawn)]
+
+
+class Watched(Rounds):
+    """Checks what is held after each decision."""
+
+    def _carry_out(self, decision: Decision, active: Sequence[SimulatedJob]) -> None:
+        super()._carry_out(decision, active)
+        used = Counter(node for nodes in self._held.values() for node in nodes)
+        assert all(used[index] <= node.gpus for index, node in enumerate(NODES)), "over-allocated"
+        for job in active:
+            assert job.workers == len(self._held.get(job.name, ()))
+            assert job.workers in (0, job.requested) or self._policy.name == "optimus"
+
+
+@given(JOBS, st.sampled_from(POLICIES))
+@settings(max_examples=200)
+def test_all_jobs_complete_and_no_gpu_is_given_twice(drawn: list[tuple[float, int, float]], policy: str) -> None:
+    jobs = jobs_of(drawn)
+    Watched(jobs, NODES, configured(policy)).run()
+    for job, (submitted, gpus, duration) in zip(jobs, drawn, strict=True):
+        assert job.completed_at is not None
+        assert job.completed_at - submitted >= duration - 1e-6, "faster than alone"
+        assert job.service >= gpus * duration - 1e-3
+    assert outcome_of(jobs, 6).utilisation <= 1 + 1e-9
+
+
+@given(JOBS)
+@settings(max_examples=50)
+def test_a_run_repeats_itself(drawn: list[tuple[float, int, float]]) -> None:
+    ends = []
+    for _ in range(2):
+        jobs = jobs_of(drawn)
+        Rounds(jobs, NODES, configured("las")).run()
+        ends.append([job.completed_at for job in jobs])
+    assert ends[0] == ends[1]
+
+
+def test_a_short_job_passes_a_long_one_by_least_attained_service() -> None:
+    """And not first in, first out."""
+
+    def completed(policy: str) -> list[float | None]:
+        jobs = jobs_of([(0.0, 6, 20_000.0), (100.0, 6, 60.0)])
+        Rounds(jobs, NODES, configured(policy)).run()
+        return [job.completed_at for job in jobs]
+
+    long, short = completed("fifo")
+    assert short is not None
+    assert long is not None
+    assert short > long
+    long, short = completed("las:thresholds=1000")
+    assert short is not None
+    assert short < 1000
+
+
+def test_a_job_that_waits_for_long_returns_to_the_first_queue() -> None:
+    """Without promotion it waits for all that come after it."""
+    stream = [(600.0 * index, 6, 540.0) for index in range(1, 40)]
+
+    def first(policy: str) -> float:
+        jobs = jobs_of([(0.0, 6, 1200.0), *stream])
+        Rounds(jobs, NODES, configured(policy)).run()
+        return jobs[0].completed_at or 0.0
+
+    assert first("las:thresholds=3600,promote=2") < first("las:thresholds=3600") / 2
+
+
+def test_a_policy_is_asked_again_only_when_something_may_have_changed() -> None:
+    asked = []
+
+    class Counted:
+        name, queue_order = "counted", "by age"
+
+        def decide(self, view: View) -> Decision:
+            asked.append(view.now)
+            return configured("fifo").decide(view)
+
+    Rounds(jobs_of([(0.0, 1, 100_000.0), (50_000.0, 1, 10.0)]), NODES, Counted()).run()
+    assert asked == [60.0, 50_040.0, 50_100.0]
+
+
+def test_a_job_that_never_fits_is_refused_by_name() -> None:
+    with pytest.raises(TraceError, match="job j0: needs 7 GPUs; the cluster has 6"):
+        Rounds(jobs_of([(0.0, 7, 1.0)]), NODES, configured("fifo"))

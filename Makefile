@@ -107,8 +107,8 @@ format: .venv/.ready  ## format with ruff, and apply its fixes
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-.PHONY: bench bench-growth bench-advice bench-plan bench-agent bench-digits
-bench: bench-growth bench-advice bench-plan bench-agent bench-digits  ## run the short benchmarks and the agent's
+.PHONY: bench bench-growth bench-advice bench-plan bench-policies bench-agent bench-digits
+bench: bench-growth bench-advice bench-plan bench-policies bench-agent bench-digits  ## run the short benchmarks and the agent's
 
 bench-growth: .venv/.ready  ## time and exactness of a growth, compared with naive insertion and published Net2WiderNet
 	.venv/bin/python benchmarks/growth.py
@@ -119,6 +119,9 @@ bench-advice: .venv/.ready  ## latency of the agent's advice
 
 bench-plan: .venv/.ready  ## time of one plan()
 	.venv/bin/python benchmarks/plan.py
+
+bench-policies: .venv/.ready  ## simulated completion times beside published ones, and the speed of the simulator (1 minute)
+	.venv/bin/python benchmarks/policies.py $(ARGS)
 
 bench-agent: .venv/.ready  ## the agent's learners: speed, fit, generalization, controls (20 minutes); ARGS=--quick
 	.venv/bin/python benchmarks/agent.py $(ARGS)

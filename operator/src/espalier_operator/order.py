@@ -95,6 +95,7 @@ def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: f
             now=now,
             gpus=sum(node.allocatable for node in snapshot.nodes if node.ready and node.schedulable),
             jobs=tuple(candidate_of(job) for job in jobs),
+            ended={job.key: job.gpu_seconds_used for job in snapshot.jobs if job.finished},
             memory=snapshot.policy_memory,
         )
     )

@@ -18,7 +18,7 @@ from espalier_operator.kube.process.options import settings_of, settings_options
 from espalier_operator.policies import POLICIES, policy_named
 
 OWN = "youngest-first"
-KNOWN = f"fair, fifo, las, tiresias, optimus, {OWN}"
+KNOWN = f"fair, fifo, las, tiresias, gittins, optimus, {OWN}"
 
 
 def job(name: str, submitted_at: float) -> JobFacts:

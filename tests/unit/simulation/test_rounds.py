@@ -16,7 +16,7 @@ from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
 from espalier_operator.simulation.outcome import outcome_of
 from espalier_operator.simulation.rounds import Node, Rounds
 
-POLICIES = ("fair", "fifo", "las", "las:thresholds=600/1200,promote=1", "tiresias", "optimus")
+POLICIES = ("fair", "fifo", "las", "las:thresholds=600/1200,promote=1", "tiresias", "gittins:quantum=60", "optimus")
 NODES = (Node("a", 4), Node("b", 2))
 JOBS = st.lists(
     st.tuples(st.floats(0, 5000), st.integers(1, 6), st.floats(0.5, 5000)), min_size=1, max_size=12

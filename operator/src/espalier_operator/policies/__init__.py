@@ -33,6 +33,7 @@ POLICIES: Final[Registry[Callable[..., Policy]]] = Registry(
         "fifo": "espalier_operator.policies.fifo:FifoPolicy",
         "las": "espalier_operator.policies.las:LasPolicy",
         "tiresias": "espalier_operator.policies.las:tiresias",
+        "gittins": "espalier_operator.policies.gittins:GittinsPolicy",
         "optimus": "espalier_operator.policies.optimus:OptimusPolicy",
     },
 )

@@ -53,6 +53,8 @@ class View:
     """Unfinished ones, in the order in which they came to be known."""
     outlooks: Mapping[str, Outlook] = field(default_factory=dict)
     """By job, where something is known."""
+    ended: Mapping[str, float] = field(default_factory=dict)
+    """Jobs that have ended and are not forgotten yet, and the GPU-seconds that they took."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     """What the policy's last decision asked to keep; empty at first, and after the scheduler was restarted."""
 

@@ -45,7 +45,8 @@ class Rounds:
         self._memory: Any = {}
         self._held: dict[str, list[int]] = {}
         """By job: the node of each of its workers."""
-        self.gpu_seconds = 0.0
+        self._ended: dict[str, float] = {}
+        """Jobs that have ended since the last decision, and the GPU-seconds that they took."""
 
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
         """Run until all jobs are complete; `progress` is called with the number of those that are."""
@@ -66,12 +67,14 @@ class Rounds:
                 progress(completed)
                 for job in ended:
                     self._held.pop(job.name, None)
+                    self._ended[job.name] = job.service
             while coming and coming[-1].submitted_at <= self.now:
                 active.append(coming.pop())
                 changed = True
             if active and (changed or ended or self.now >= until):
                 decision = self._decide(active)
                 self._carry_out(decision, active)
+                self._ended.clear()
                 until = math.inf if decision.until is None else decision.until
                 follows = decision.follows_progress
 
@@ -96,6 +99,7 @@ class Rounds:
                     for job in active
                 ),
                 outlooks={name: outlook for name, outlook in outlooks.items() if outlook is not None},
+                ended=dict(self._ended),
                 memory=self._memory,
             )
         )

@@ -209,12 +209,18 @@ class Nodes:
     @contextlib.contextmanager
     def frozen(self, name: str) -> Iterator[None]:
         """Freeze a node: its container stands still, so that it answers nobody."""
-        subprocess.run(["docker", "pause", name], check=True, capture_output=True, timeout=60)
+        # A process that waits for a disk cannot be frozen at once.
+        wait_for(f"{name} is frozen", lambda: _docker("pause", name), 20)
         try:
             yield
         finally:
             subprocess.run(["docker", "unpause", name], check=True, capture_output=True, timeout=60)
             wait_for(f"{name} Ready again", lambda: self.ready(name), 120)
+
+
+def _docker(*arguments: str) -> bool:
+    """Return whether the command did what it should."""
+    return subprocess.run(["docker", *arguments], check=False, capture_output=True, timeout=60).returncode == 0
 
 
 def workers() -> dict[str, int]:

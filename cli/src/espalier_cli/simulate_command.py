@@ -13,12 +13,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from espalier_api.registry import RegistryError
 from espalier_cli.cluster.output import Row, print_table
 from espalier_cli.errors import InputError
 from espalier_operator.planning import configured
 from espalier_operator.simulation.cluster import nodes_of
-from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.outcome import Outcome, outcome_of
 from espalier_operator.simulation.profiles import Profiles
 from espalier_operator.simulation.rounds import Node, Rounds
@@ -89,7 +87,7 @@ def simulate(
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             runs = [_simulated(trace, form, known, nodes, policy, bar) for trace, policy in product(traces, policies)]
-    except (RegistryError, TraceError, ValueError) as error:
+    except ValueError as error:
         raise InputError(str(error)) from error
     if as_json:
         click.echo(json.dumps({"runs": [_document(run) for run in runs]}, indent=2))

@@ -118,6 +118,19 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
     return most
 
 
+def lendable_at(job: JobFacts, reason: Reason) -> float | None:
+    """Return when `lendable` may no longer refuse for `reason` by the passing of time alone; None where it will not."""
+    match reason:
+        case Reason.COOLDOWN if job.changed_at is not None:
+            return job.changed_at + job.terms.cooldown_seconds
+        case Reason.UNSCHEDULABLE:
+            return job.hold_until
+        case Reason.EXTRA_WORKERS_LOST:
+            return job.lend_after
+        case _:
+            return None
+
+
 def _enforced_at(job: JobFacts, rules: Rules) -> float:
     """Return the used seconds at which the job is ended by force: its budget and a grace, a longer one to evaluate."""
     evaluation = rules.evaluation_seconds if job.evaluating else 0.0

@@ -26,6 +26,25 @@ _NO_SHARE: Final = Share(job="", workers=0)
 
 
 @dataclass(frozen=True, slots=True)
+class Weighing:
+    """Compares jobs by their spare GPUs over their weight."""
+
+    gpus: int
+    """Of a worker, over the weight, less the division: equal shares are equal floats."""
+    divisor: int
+    weight: float
+
+    @classmethod
+    def of(cls, share: Share, gpus_per_worker: int) -> Weighing:
+        """Return the weighing of a job by its share."""
+        return cls(gpus_per_worker * share.weight.denominator, share.weight.numerator, float(share.weight))
+
+    def level(self, spare: int) -> tuple[float, float]:
+        """Return the place among others with `spare` spare workers, the smallest first."""
+        return spare * self.gpus / self.divisor, -self.weight
+
+
+@dataclass(frozen=True, slots=True)
 class _Standing:
     """A share in the form in which it is compared."""
 
@@ -35,13 +54,7 @@ class _Standing:
     """The extra workers that the share includes."""
     most: int
     """The extra workers that it allows."""
-    gpus: int
-    """Of a worker, over the weight, less the division: equal shares are equal floats."""
-    divisor: int
-    weight: float
-
-    def level(self, spare: int) -> tuple[float, float]:
-        return spare * self.gpus / self.divisor, -self.weight
+    weighing: Weighing
 
 
 class Order:
@@ -73,7 +86,7 @@ class Order:
         spare = extra - standing.target
         if spare < 0:
             return (_BELOW, standing.place)
-        return (_SPARE, *standing.level(spare), standing.place)
+        return (_SPARE, *standing.weighing.level(spare), standing.place)
 
     def may_take(self, taker: JobFacts, has: int, holder: JobFacts, keeps: int) -> bool:
         """Return whether `taker`, with `has` extra workers, may be given one that leaves `holder` with `keeps`.
@@ -85,7 +98,7 @@ class Order:
         spare, left = has - wants.target, keeps - gives.target
         if left < 0:
             return False
-        return spare < 0 or wants.level(spare) < gives.level(left)
+        return spare < 0 or wants.weighing.level(spare) < gives.weighing.level(left)
 
 
 def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> Decision:
@@ -125,7 +138,5 @@ def _standing(job: JobFacts, place: int, share: Share) -> _Standing:
         workers=share.workers,
         target=max(0, share.workers - base),
         most=max(0, share.workers + share.spare - base),
-        gpus=job.terms.gpus_per_worker * share.weight.denominator,
-        divisor=share.weight.numerator,
-        weight=float(share.weight),
+        weighing=Weighing.of(share, job.terms.gpus_per_worker),
     )

@@ -56,7 +56,7 @@ from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
 from espalier_operator.goods import Goods
-from espalier_operator.lifecycle import ending, ends_by, is_held_back, lendable, most_extra, turning_points
+from espalier_operator.lifecycle import ending, ends_by, is_held_back, lendable, lendable_at, most_extra, turning_points
 from espalier_operator.order import Order, Rank, decided
 from espalier_operator.policies import Policy
 from espalier_operator.pool import Pool, hold_promised
@@ -286,12 +286,8 @@ class _Tick:
                 most = min(most, allowed) if allowed > 0 else Reason.HELD_BY_POLICY
             if isinstance(most, Reason):
                 self._refuse(job, most)
-                if most is Reason.COOLDOWN and job.changed_at is not None:
-                    self._wake(job.changed_at + job.terms.cooldown_seconds)
-                if most is Reason.UNSCHEDULABLE and job.hold_until is not None:
-                    self._wake(job.hold_until)
-                if most is Reason.EXTRA_WORKERS_LOST and job.lend_after is not None:
-                    self._wake(job.lend_after)
+                if (again := lendable_at(job, most)) is not None:
+                    self._wake(again)
             else:
                 wishes.append((self._order.lending_rank(job, job.extra), place, most))
         heapq.heapify(wishes)

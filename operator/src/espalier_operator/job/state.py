@@ -150,6 +150,10 @@ class Timing:
     quiet: float = 25.0
     """A leader that trains reports at least every ten seconds, unless one step takes longer."""
 
+    def held(self, times: int) -> float:
+        """Return for how long nothing is granted after so many attempts in a row that came to nothing before."""
+        return min(self.hold * 2.0 ** min(times, 30), self.max_hold)
+
     def scaled(self, scale: float) -> Timing:
         """Return these times for a clock that advances `scale` seconds in one second of this one."""
         return Timing(**{name: scale * getattr(self, name) for name in self.__dataclass_fields__})

@@ -130,16 +130,14 @@ def _is_done(state: JobState, action: Action) -> bool:
 
 def _held_back(state: JobState, now: float, timing: Timing) -> JobState:
     """Grant nothing more for a while, twice as long each time in a row: kube-scheduler cannot use it."""
-    wait = min(timing.hold * 2.0 ** min(state.unplaced, 30), timing.max_hold)
-    return replace(state, unplaced=state.unplaced + 1, hold_until=now + wait)
+    return replace(state, unplaced=state.unplaced + 1, hold_until=now + timing.held(state.unplaced))
 
 
 def _lent_later(state: JobState, now: float, timing: Timing) -> JobState:
     """Lend nothing for a while, twice as long each time in a row: the node may be gone, or the workers end at once."""
     lasted = now - (now if state.granted_at is None else state.granted_at)
     losses = 0 if lasted > timing.max_hold else state.extra_losses
-    wait = min(timing.hold * 2.0 ** min(losses, 30), timing.max_hold)
-    return replace(state, extra_losses=losses + 1, lend_after=now + wait)
+    return replace(state, extra_losses=losses + 1, lend_after=now + timing.held(losses))
 
 
 def _without_workers(state: JobState) -> JobState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from espalier_operator.policies.view import Candidate, Decision, Share, View
+from espalier_operator.policies.view import Candidate, Decision, View, base_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,8 @@ class FairPolicy:
 
     def decide(self, view: View) -> Decision:
         """Return a share for each job, by (−priority less what waiting adds, recent use, submission time, key)."""
-        shares = (
-            Share(
-                job=job.key,
-                workers=job.min_workers,
-                spare=job.max_workers - job.min_workers,
-                weight=weight_of(job.priority),
-            )
-            for job in sorted(view.jobs, key=_rank)
-        )
-        return Decision(shares=tuple(shares))
+        jobs = sorted(view.jobs, key=_rank)
+        return Decision(shares=tuple(base_share(job, weight=weight_of(job.priority)) for job in jobs))
 
 
 def weight_of(priority: int) -> Fraction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from espalier_operator.policies.view import Decision, Share, View
+from espalier_operator.policies.view import Decision, View, base_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,4 @@ class FifoPolicy:
     def decide(self, view: View) -> Decision:
         """Return a share for each job, by (submission time, key)."""
         oldest_first = sorted(view.jobs, key=lambda job: (job.submitted_at, job.key))
-        return Decision(
-            shares=tuple(
-                Share(job=job.key, workers=job.min_workers, spare=job.max_workers - job.min_workers)
-                for job in oldest_first
-            )
-        )
+        return Decision(shares=tuple(map(base_share, oldest_first)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from espalier_operator.policies.view import Candidate, Decision, Share, View
+from espalier_operator.policies.view import Candidate, Decision, View, base_share
 
 _ENDED: Final = "ended"
 """GPU-seconds that ended jobs took, rising."""
@@ -58,15 +58,11 @@ class GittinsPolicy:
             rest = attained + self.quantum - job.service
             until.append(view.now + rest / (max(job.workers, job.min_workers) * job.gpus_per_worker))
         return Decision(
-            shares=tuple(self._share(job) for *_, job in sorted(ranked, key=lambda each: each[:4])),
+            shares=tuple(base_share(job, lend=self.lend) for *_, job in sorted(ranked, key=lambda each: each[:4])),
             preempts=True,
             until=min(until, default=None),
             memory={_ENDED: known, _COUNTED: sorted(view.ended)},
         )
-
-    def _share(self, job: Candidate) -> Share:
-        spare = job.max_workers - job.min_workers if self.lend else 0
-        return Share(job=job.key, workers=job.min_workers, spare=spare)
 
 
 def gittins_index(rising: Sequence[float], attained: float) -> float:

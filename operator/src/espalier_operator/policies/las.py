@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from espalier_operator.policies.view import Candidate, Decision, Share, View
+from espalier_operator.policies.view import Decision, View, base_share
 
 _QUEUES: Final = "queues"
 """The keys of jobs by queue, in order."""
@@ -77,15 +77,11 @@ class LasPolicy:
                 rest = self.thresholds[after] - (job.service - marks.get(key, 0.0))
                 until.append(now + rest / (max(job.workers, job.min_workers) * job.gpus_per_worker))
         return Decision(
-            shares=tuple(self._share(jobs[key]) for key in chain.from_iterable(queues)),
+            shares=tuple(base_share(jobs[key], lend=self.lend) for key in chain.from_iterable(queues)),
             preempts=True,
             until=min(until, default=None),
             memory={_QUEUES: queues, _WAITS: waits, _MARKS: marks},
         )
-
-    def _share(self, job: Candidate) -> Share:
-        spare = job.max_workers - job.min_workers if self.lend else 0
-        return Share(job=job.key, workers=job.min_workers, spare=spare)
 
 
 def tiresias() -> LasPolicy:

@@ -7,7 +7,6 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from espalier_api.registry import RegistryError
 from espalier_operator.policies import POLICIES, Policy
 
 
@@ -24,7 +23,7 @@ def configured(text: str) -> Policy:
         key, equals, value = part.partition("=")
         if not equals or key not in known:
             takes = ", ".join(known) or "no settings"
-            raise RegistryError(f"{text}: {key}: unknown setting of policy {name}; it takes {takes}")
+            raise ValueError(f"{text}: {key}: unknown setting of policy {name}; it takes {takes}")
         raw: Any = value.split("/") if str(known[key]).startswith("tuple") else value
         try:
             given[key] = TypeAdapter(known[key]).validate_python(raw)

@@ -72,6 +72,12 @@ class Share:
     """Spare GPUs are shared in proportion to it: the smallest number of GPUs over the weight is raised first."""
 
 
+def base_share(job: Candidate, *, lend: bool = True, weight: Fraction = ONE) -> Share:
+    """Return the base workers of a job, and all others that it can use as spare ones, if spare GPUs are to be lent."""
+    spare = job.max_workers - job.min_workers if lend else 0
+    return Share(job=job.key, workers=job.min_workers, spare=spare, weight=weight)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """Who should have what. It is a wish: the planner decides what is possible, when, and with what notice."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 
+from espalier_operator.order import Weighing
 from espalier_operator.policies.view import Share
 
 
@@ -15,19 +16,18 @@ def fill(shares: Iterable[Share], base: Mapping[str, int], gpus: int) -> dict[st
     the job with the fewest over its weight (as in `espalier_operator.order`).
     """
     workers: dict[str, int] = {}
-    spare: list[tuple[float, float, int, int, Share]] = []
+    spare: list[tuple[tuple[float, float], int, int, Share]] = []
     for place, share in enumerate(shares):
         count = min(share.workers, gpus)
         workers[share.job] = count = count if count >= base[share.job] else 0
         gpus -= count
         if count and count == share.workers and share.spare:
-            spare.append((0.0, -float(share.weight), place, 1, share))
+            spare.append((Weighing.of(share, 1).level(0), place, 1, share))
     heapq.heapify(spare)
     while gpus and spare:
-        _, heavy, place, more, share = heapq.heappop(spare)
+        _, place, more, share = heapq.heappop(spare)
         workers[share.job] += 1
         gpus -= 1
         if more < share.spare:
-            level = more * share.weight.denominator / share.weight.numerator
-            heapq.heappush(spare, (level, heavy, place, more + 1, share))
+            heapq.heappush(spare, (Weighing.of(share, 1).level(more), place, more + 1, share))
     return workers

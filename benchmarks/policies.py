@@ -2,7 +2,9 @@
 
 A row a policy, load and workload of the Pollux artifact (Qiao et al., OSDI 2021), on 16 nodes with 4 GPUs: the mean
 completion time in simulated seconds, the published one, how many jobs differ, and how many simulated jobs a second of
-CPU time takes, the median of three runs. Step times that must be interpolated are worked out once, before.
+CPU time takes, the median of three runs. Step times that must be interpolated are worked out once, before. Then a row a
+policy and trace of Gavel (Narayanan et al., OSDI 2020), on 8 V100, 16 P100 and 24 K80 GPUs, beside the figures that the
+simulator released with it prints with seed 0 and the solver ECOS.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from harness.printed import Columns, columned, environment
 
 from espalier_operator.policies.settings import configured
 from espalier_operator.simulation.cluster import nodes_of
+from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_operator.simulation.outcome import outcome_of
 from espalier_operator.simulation.profiles import Profiles
 from espalier_operator.simulation.rounds import Rounds
 from espalier_operator.simulation.traces import read_pollux
+from espalier_operator.simulation.typed import TypedRounds
 
-ARCHIVE = Path(__file__).parents[1] / "tests" / "data" / "pollux.tar.gz"
+ARCHIVES = Path(__file__).parents[1] / "tests" / "data"
 CLUSTER = "16x4"
 LOADS = {"0.5": "half-load", "1": "full-load", "2": "double-load"}
 POLICIES = ("tiresias", "optimus")
@@ -38,6 +43,30 @@ COLUMNS: Columns = (
     ("mean JCT, s", "meanJctSeconds", ",.1f"),
     ("published", "publishedMeanJctSeconds", ",.1f"),
     ("different", "different", "d"),
+    ("jobs/s", "jobsPerSecond", ",.0f"),
+)
+
+GAVEL_CLUSTER = "8:16:24"
+GAVEL_PUBLISHED = {
+    ("max_min_fairness", "fifo"): (35_904.574, 196_524.281),
+    ("max_min_fairness", "gavel:heterogeneity=false"): (19_989.255, 77_141.0),
+    ("max_min_fairness", "gavel"): (14_622.820, 63_945.0),
+    ("max_min_fairness", "gandiva"): (17_379.358, 67_405.0),
+    ("minimize_makespan", "fifo"): (211_550.984, 274_227.734),
+    ("minimize_makespan", "gandiva"): (35_074.731, 75_994.462),
+    ("minimize_makespan", "gavel"): (35_658.966, 68_521.823),
+    ("minimize_makespan", "gavel:objective=makespan,heterogeneity=false"): (71_950.287, 76_634.707),
+    ("minimize_makespan", "gavel:objective=makespan"): (63_774.726, 64_720.835),
+}
+"""Mean JCT and makespan in seconds, by trace and policy."""
+GAVEL_COLUMNS: Columns = (
+    ("policy", "policy", ""),
+    ("trace", "trace", ""),
+    ("jobs", "jobs", "d"),
+    ("mean JCT, s", "meanJctSeconds", ",.1f"),
+    ("published", "publishedMeanJctSeconds", ",.1f"),
+    ("makespan, s", "makespanSeconds", ",.1f"),
+    ("published", "publishedMakespanSeconds", ",.1f"),
     ("jobs/s", "jobsPerSecond", ",.0f"),
 )
 
@@ -68,23 +97,49 @@ def rows(folder: Path) -> Iterator[dict[str, object]]:
             }
 
 
+def gavel_rows(folder: Path) -> Iterator[dict[str, object]]:
+    """Simulate the traces of `folder` under the policies that figures were published for."""
+    for (trace, policy), (published_jct, published_makespan) in GAVEL_PUBLISHED.items():
+        took = []
+        for _ in range(RUNS):
+            jobs = read_gavel(folder / f"{trace}.trace", Throughputs(folder))
+            rounds, began = TypedRounds(jobs, nodes_by_type(GAVEL_CLUSTER), configured(policy)), time.process_time()
+            rounds.run()
+            took.append(time.process_time() - began)
+        found = outcome_of(jobs, sum(node.gpus for node in nodes_by_type(GAVEL_CLUSTER)))
+        yield {
+            "policy": policy,
+            "trace": trace,
+            "jobs": found.jobs,
+            "meanJctSeconds": found.average_jct,
+            "publishedMeanJctSeconds": published_jct,
+            "makespanSeconds": found.makespan,
+            "publishedMakespanSeconds": published_makespan,
+            "jobsPerSecond": found.jobs / statistics.median(took),
+        }
+
+
+def unpacked(name: str, scratch: Path) -> Path:
+    """Return the folder `name` of the tests' data."""
+    with tarfile.open(ARCHIVES / f"{name}.tar.gz") as archive:
+        archive.extractall(scratch, filter="data")
+    return scratch / name
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with workloads, traces and published; default: the tests'")
+    parser.add_argument("--data", type=Path, help="folder of Pollux: workloads, traces, published; default: the tests'")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.data
-        if folder is None:
-            with tarfile.open(ARCHIVE) as archive:
-                archive.extractall(scratch, filter="data")
-            folder = Path(scratch) / "pollux"
-        found = list(rows(folder))
+        found = list(rows(arguments.data or unpacked("pollux", Path(scratch))))
+        by_type = list(gavel_rows(unpacked("gavel", Path(scratch))))
     if arguments.json:
-        print(json.dumps({"environment": environment(), "rows": found}, indent=1))
+        print(json.dumps({"environment": environment(), "rows": found, "gavelRows": by_type}, indent=1))
         return
     print(columned(f"{CLUSTER} GPUs, {RUNS} runs", COLUMNS, found))
+    print(columned(f"{GAVEL_CLUSTER} V100, P100 and K80 GPUs, {RUNS} runs", GAVEL_COLUMNS, by_type))
     print(environment())
 
 

@@ -14,7 +14,7 @@ import pytest
 from operator_process import OperatorProcess
 from operators import World
 
-from espalier_operator.planning import Admit, Snapshot, plan, policy_named
+from espalier_operator.planning import Admit, Snapshot, configured, plan
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
         ]
         (admitted,) = (line for line in decisions if any(entry["action"] == "Admit" for entry in line["actions"]))
         snapshot = gzip.decompress((tmp_path / "first-audit" / admitted["snapshot"]).read_bytes()).decode()
-        again = plan(Snapshot.from_json(snapshot), policy_named("fair"), admitted["at"])
+        again = plan(Snapshot.from_json(snapshot), configured("fair"), admitted["at"])
         assert Admit(job=f"{world.namespace}/job-1", gpu_type="") in again.actions, "its log tells why"
         world.until("the second was given the lease", lambda: second.says(HOLDS))
         used = recent_use(world)

@@ -120,20 +120,23 @@ class BasePreemption(StrEnum):
     NEVER = "Never"
     """It keeps them to its end."""
     CHECKPOINT = "Checkpoint"
-    """If its queue has borrowed them and their owner needs them, it saves a checkpoint, waits, and resumes later."""
+    """It saves a checkpoint, waits, and resumes later: where its queue has borrowed them and their owner needs them, or
+    where the scheduling policy preempts and serves another job first."""
 
 
 class Preemption(Strict):
     """How extra GPUs are lent and taken back, and whether base GPUs are."""
 
     base: BasePreemption = BasePreemption.NEVER
-    """Whether base GPUs that its queue has borrowed may be taken back while it runs."""
+    """Whether its base GPUs may be taken back while it runs: those that its queue has borrowed, and any by a scheduling
+    policy that preempts."""
     notice_seconds: float = Field(default=30, ge=0, le=3600)
     """Budget seconds between the notice of a reclaim and its deadline."""
     cooldown_seconds: float = Field(default=60, ge=0, le=86400)
     """After a change of its extra GPUs, the job is lent none for this long."""
     min_runtime_seconds: float = Field(default=60, ge=0, le=86400)
-    """After a change of its extra GPUs, none are taken for other jobs' extra GPUs for this long."""
+    """After a change of its extra GPUs, none are taken for other jobs' extra GPUs for this long. After it starts, or
+    starts again, its base GPUs are not taken back for this long."""
 
 
 class AgentRef(Strict):

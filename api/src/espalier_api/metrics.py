@@ -237,6 +237,13 @@ FAMILIES: Final = (
         ),
         (_C, "espalier_operator_errors_total", "Operations that failed and are retried.", ("error",), ()),
         (_G, "espalier_operator_leader", "1 if this replica is active, 0 if it waits.", (), ()),
+        (
+            _G,
+            "espalier_scheduling_policy_info",
+            "Always 1; the label is the scheduling policy with its settings.",
+            ("policy",),
+            (),
+        ),
         (_G, "espalier_build_info", "Always 1; the label is the version of the operator.", ("version",), ()),
     ),
     *_group(

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     NEEDED_BY_OTHER_JOB = "NeededByOtherJob"
     GPU_LOST = "GPULost"
     QUOTA_RECLAIMED = "QuotaReclaimed"
+    PREEMPTED_BY_POLICY = "PreemptedByPolicy"
     RECLAIM_ACKNOWLEDGED = "ReclaimAcknowledged"
     RECLAIM_FORCED = "ReclaimForced"
     AGENT_UNAVAILABLE = "AgentUnavailable"
@@ -82,6 +83,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.NEEDED_BY_OTHER_JOB: "another job needs the GPUs that were lent to it",
     Reason.GPU_LOST: "a GPU that it used is gone, or is announced to go",
     Reason.QUOTA_RECLAIMED: "its queue had borrowed its base GPUs, and their queue needs them; it resumes later",
+    Reason.PREEMPTED_BY_POLICY: "the scheduling policy gives its base GPUs to another job; it resumes later",
     Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",

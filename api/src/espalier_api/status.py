@@ -13,6 +13,8 @@ from espalier_api.report import Adaptation, Metric
 
 MAX_ADAPTATIONS_KEPT = 20
 """How many of the newest entries `status.adaptations` keeps."""
+MAX_POLICY = 512
+"""Maximum length of a scheduling policy with its settings, in characters."""
 
 
 class ConditionType(StrEnum):
@@ -185,4 +187,6 @@ class JobStatus(Record):
     """Wanted number of workers, base and extra."""
     selector: str = ""
     """Label selector of the job's pods, for the scale subresource."""
+    scheduling_policy: str = Field(default="", max_length=MAX_POLICY)
+    """The scheduling policy, with its settings, by which the operator decides about the job."""
     scheduling: SchedulingStatus = SchedulingStatus()

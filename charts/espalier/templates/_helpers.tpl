@@ -134,6 +134,16 @@ affinity:
 {{- if .Values.agent.autoscaling.enabled }}{{ .Values.agent.autoscaling.minReplicas }}{{ else }}{{ .Values.agent.replicas }}{{ end -}}
 {{- end }}
 
+{{/* The scheduling policy, as --policy takes it. */}}
+{{- define "espalier.policy" -}}
+{{- $settings := list -}}
+{{- range $key, $value := .Values.policy.settings -}}
+{{- $text := kindIs "slice" $value | ternary (join "/" $value) (toString $value) -}}
+{{- $settings = append $settings (printf "%s=%s" $key $text) -}}
+{{- end -}}
+{{- .Values.policy.name }}{{ if $settings }}:{{ join "," $settings }}{{ end -}}
+{{- end }}
+
 {{/* What types cannot say of the values. */}}
 {{- define "espalier.check" -}}
 {{- $policy := .Values.agent.policy -}}

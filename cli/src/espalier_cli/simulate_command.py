@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -15,37 +15,63 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from espalier_cli.cluster.output import Row, print_table
 from espalier_cli.errors import InputError
-from espalier_operator.planning import configured
+from espalier_operator.planning import Policy, configured
 from espalier_operator.simulation.cluster import nodes_of
-from espalier_operator.simulation.outcome import Outcome, outcome_of
+from espalier_operator.simulation.gavel import FORMAT as GAVEL
+from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_operator.simulation.outcome import Ended, Outcome, outcome_of
 from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.rounds import Node, Rounds
+from espalier_operator.simulation.rounds import Rounds
 from espalier_operator.simulation.traces import READERS
+from espalier_operator.simulation.typed import TypedRounds
 
 DRIVER = "rounds"
+PICTURES = (".png", ".svg")
 _COLUMNS = ("TRACE", "POLICY", "JOBS", "MEAN-JCT", "MEDIAN", "P99", "MAKESPAN", "IN-USE", "RESTARTS")
 """Times are in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Simulation:
+    jobs: Sequence[Ended]
+    gpus: int
+    run: Callable[[Callable[[int], None]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
     trace: Path
     policy: str
+    simulation: _Simulation
     outcome: Outcome
     seconds: float
+
+
+_Prepare = Callable[[Path, Policy], _Simulation]
 
 
 @click.command()
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--format", "form", type=click.Choice(list(READERS)), default="csv", show_default=True, help="Format of TRACES."
+    "--format",
+    "form",
+    type=click.Choice([*READERS, GAVEL]),
+    default="csv",
+    show_default=True,
+    help="Format of TRACES.",
 )
 @click.option(
     "--profiles",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of measured applications, which traces of the Pollux format name.",
+    type=click.Path(path_type=Path),
+    help="What was measured: for pollux, the folder of applications; for gavel, simulation_throughputs.json or its "
+    "folder, by default that of the trace.",
 )
-@click.option("--cluster", required=True, metavar="NODESxGPUS", help="Nodes and their GPUs: 16x4, or 8x4,2x8.")
+@click.option(
+    "--cluster",
+    required=True,
+    metavar="NODESxGPUS",
+    help="Nodes and their GPUs: 16x4, or 8x4,2x8. For gavel, numbers of V100, P100 and K80 GPUs: 8:16:24.",
+)
 @click.option(
     "--policy",
     "policies",
@@ -62,6 +88,11 @@ class _Run:
     show_default=True,
     help="rounds: the policy decides each minute, and it happens at once.",
 )
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw completion times, unfinished jobs and GPUs held into this file, .png or .svg.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
     traces: tuple[Path, ...],
@@ -70,43 +101,85 @@ def simulate(
     cluster: str,
     policies: tuple[str, ...],
     driver: str,
+    picture: Path | None,
     as_json: bool,
 ) -> None:
     """Simulate the jobs of TRACES on a cluster, under each policy in turn, and compare their completion times.
 
     Formats: pollux (name,time,application,num_replicas,batch_size, with --profiles), csv
-    (timestamp,duration,num_gpus, as Philly and Helios were published). Times are seconds.
+    (timestamp,duration,num_gpus, as Philly and Helios were published), gavel (jobs on V100, P100 and K80 GPUs, with
+    --cluster V100S:P100S:K80S, servers of 4, 4 and 8 GPUs, and rounds of 360 s). Times are seconds.
     """
-    if profiles is not None and not profiles.is_dir():
+    if form != GAVEL and profiles is not None and not profiles.is_dir():
         raise InputError(f"--profiles: {profiles} is not a folder")
-    known = None if profiles is None else Profiles(profiles)
+    if picture is not None and picture.suffix not in PICTURES:
+        raise InputError(f"--picture: {picture} must end with {' or '.join(PICTURES)}")
     try:
-        nodes = nodes_of(cluster)
+        prepare = (_prepared_by_type if form == GAVEL else _prepared)(form, profiles, cluster)
         for policy in policies:
             configured(policy)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            runs = [_simulated(trace, form, known, nodes, policy, bar) for trace, policy in product(traces, policies)]
+            runs = [_simulated(trace, policy, prepare, bar) for trace, policy in product(traces, policies)]
     except ValueError as error:
         raise InputError(str(error)) from error
+    if picture is not None:
+        _draw(runs, picture)
     if as_json:
         click.echo(json.dumps({"runs": [_document(run) for run in runs]}, indent=2))
     else:
         print_table(_COLUMNS, map(_row, runs), right=_COLUMNS[2:])
 
 
-def _simulated(
-    trace: Path, form: str, profiles: Profiles | None, nodes: Sequence[Node], policy: str, bar: Progress
-) -> _Run:
-    jobs = READERS[form](trace, profiles)
-    task = bar.add_task(f"{trace.name} {policy}", total=len(jobs))
-    rounds = Rounds(jobs, nodes, configured(policy))
+def _draw(runs: Sequence[_Run], path: Path) -> None:
+    from espalier_cli.simulation_picture import Course, draw_simulations  # matplotlib takes a second to import
+
+    traces = {run.trace for run in runs}
+    courses = [
+        Course(
+            label=run.policy if len(traces) == 1 else f"{run.trace.name} {run.policy}",
+            gpus=run.simulation.gpus,
+            spans=[(job.submitted_at, job.completed_at or job.submitted_at) for job in run.simulation.jobs],
+            held=[span for job in run.simulation.jobs for span in job.held],
+        )
+        for run in runs
+    ]
+    try:
+        draw_simulations(courses, path)
+    except OSError as error:
+        raise InputError(f"--picture: {path}: cannot be written: {error.strerror or error}") from error
+
+
+def _prepared(form: str, profiles: Path | None, cluster: str) -> _Prepare:
+    known = None if profiles is None else Profiles(profiles)
+    nodes = nodes_of(cluster)
+
+    def prepare(trace: Path, policy: Policy) -> _Simulation:
+        jobs = READERS[form](trace, known)
+        return _Simulation(jobs=jobs, gpus=sum(node.gpus for node in nodes), run=Rounds(jobs, nodes, policy).run)
+
+    return prepare
+
+
+def _prepared_by_type(form: str, profiles: Path | None, cluster: str) -> _Prepare:
+    nodes = nodes_by_type(cluster)
+
+    def prepare(trace: Path, policy: Policy) -> _Simulation:
+        jobs = read_gavel(trace, Throughputs(profiles or trace.parent))
+        return _Simulation(jobs=jobs, gpus=sum(node.gpus for node in nodes), run=TypedRounds(jobs, nodes, policy).run)
+
+    return prepare
+
+
+def _simulated(trace: Path, policy: str, prepare: _Prepare, bar: Progress) -> _Run:
+    simulation = prepare(trace, configured(policy))
+    task = bar.add_task(f"{trace.name} {policy}", total=len(simulation.jobs))
     began = time.perf_counter()
-    rounds.run(lambda completed: bar.update(task, completed=completed))
+    simulation.run(lambda completed: bar.update(task, completed=completed))
     seconds = time.perf_counter() - began
     bar.remove_task(task)
-    outcome = outcome_of(jobs, sum(node.gpus for node in nodes))
-    return _Run(trace=trace, policy=policy, outcome=outcome, seconds=seconds)
+    outcome = outcome_of(simulation.jobs, simulation.gpus)
+    return _Run(trace=trace, policy=policy, simulation=simulation, outcome=outcome, seconds=seconds)
 
 
 def _document(run: _Run) -> dict[str, object]:

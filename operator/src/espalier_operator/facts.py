@@ -312,7 +312,7 @@ class Rules:
     """The scheduler's own settings; part of the snapshot, so that a replay decides by the same ones."""
 
     policy: str = DEFAULT_POLICY
-    """Name of the scheduling policy (`espalier_operator.policies.POLICIES`)."""
+    """The scheduling policy with its settings, as `espalier_operator.policies.settings.configured` reads it."""
     lend_min_fraction: float = 0.05
     """Nothing is lent to a job with less than this share of its time budget left. Growth at 95 % of the budget still
     improved accuracy (digits, rate restarted and linear to the deadline, +.05 in 5 of 5 seeds). Later growth was not

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_operator.actions import Action, Fail, Finish, Requeue, Stop
 from espalier_operator.facts import JobFacts, Rules, Terms
+
+RESUMED_LATER: Final = frozenset((Reason.SUSPENDED, Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY))
+"""A job that is stopped for one of these waits again, with its budget kept."""
 
 
 def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
@@ -26,7 +30,7 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
     if job.stopping is not None:
         if job.leader_running and now < job.stopping.deadline:
             return None
-        if job.stopping.reason in (Reason.SUSPENDED, Reason.QUOTA_RECLAIMED):
+        if job.stopping.reason in RESUMED_LATER:
             return Requeue(job=job.key, reason=job.stopping.reason)
         return Finish(job=job.key, reason=job.stopping.reason)
     if _gpu_budget_used_up(job):

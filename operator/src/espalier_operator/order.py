@@ -63,14 +63,21 @@ class Order:
     def __init__(self, decision: Decision, jobs: Iterable[JobFacts]) -> None:
         shares = {share.job: (place, share) for place, share in enumerate(decision.shares)}
         none = (len(shares), _NO_SHARE)
+        self.preempts = decision.preempts
+        """Running jobs yield their base GPUs to jobs before them, if their terms allow it."""
         self._standings = {job.key: _standing(job, *shares.get(job.key, none)) for job in jobs}
 
     def sorted(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
         """Return `jobs` in the order in which they are served; those without a share last, the oldest first."""
         return sorted(jobs, key=lambda job: (self._standings[job.key].place, job.submitted_at, job.key))
 
+    def is_before(self, job: JobFacts, holder: JobFacts) -> bool:
+        """Return whether `job`, which waits, is served before `holder`, which runs; a share of none comes last."""
+        own, other = self._standings[job.key], self._standings[holder.key]
+        return self.waits(holder) or own.place < other.place
+
     def waits(self, job: JobFacts) -> bool:
-        """Return whether the job, which is not admitted, is to have no workers."""
+        """Return whether the job is to have no workers."""
         return self._standings[job.key].workers < job.terms.min_replicas
 
     def most_extra(self, job: JobFacts) -> int:

@@ -10,12 +10,13 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
 4.  Base GPUs are granted all at once or not at all, on one type of GPU, and are never taken from a running job.
     Where they are physically gone and no lent GPU can replace them, or kube-scheduler finds no node for a worker
     though they are free, the whole job waits again with its budget kept; the latter with back-off. Only a job that
-    allows it is stopped, with notice, where its queue has borrowed its GPUs and a job waits for their quota.
+    allows it is stopped, with notice and not before `minRuntimeSeconds`: where its queue has borrowed its GPUs and a
+    job waits for their quota, or where the policy preempts and an earlier job waits for them (`preemption`).
 5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold is reclaimed. A GPU
     is reclaimed by a notice, followed by the holder's acknowledgement or the deadline. Only GPUs that no longer exist
     are released without a notice.
-6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice. Other people's pods count only on
-    nodes that their constraints admit: one that fits on no node delays nobody.
+6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice, or the stop of their holder.
+    Other people's pods count only on nodes that their constraints admit: one that fits on no node delays nobody.
 7.  The extra workers of an allocation do not increase within `cooldownSeconds` of their last change. To give extra
     GPUs to another job they are not reduced within `minRuntimeSeconds` of their last change; where they must be
     reduced anyway, not within `minRuntimeSeconds` of their last increase.
@@ -60,6 +61,7 @@ from espalier_operator.lifecycle import ending, ends_by, is_held_back, lendable,
 from espalier_operator.order import Order, Rank, decided
 from espalier_operator.policies import Policy
 from espalier_operator.pool import Pool, hold_promised
+from espalier_operator.preemption import Preemption
 from espalier_operator.queues import Ledger
 from espalier_operator.reclaims import ReclaimQueue
 from espalier_operator.reservations import Holding, Reservations
@@ -156,6 +158,15 @@ class _Tick:
         self._reservations = Reservations(
             self._capacity, snapshot.rules.reservations, self._running_until, self._reclaims.loans
         )
+        self._preemption = Preemption(
+            running=[job for job in self._running if job.terms.base_preemptible] if self._order.preempts else (),
+            order=self._order,
+            capacity=self._capacity,
+            pool=self._pool,
+            holding=self._base_holding,
+            now=now,
+            wake=self._wake,
+        )
         self._vain: dict[_Attempt, Reason] = {}
         """Which gangs found no GPUs, and why: nor do others like them."""
         self._tried: Counter[tuple[str, ...]] = Counter()
@@ -234,21 +245,36 @@ class _Tick:
         return True
 
     def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> None:
-        """Stop jobs whose queues have borrowed what the queue of `job` needs, as few as free enough of one type."""
+        """Stop jobs that hold the quota that `job` needs, as few as free enough of one type.
+
+        Where it is that of other queues they have borrowed it; where it is its own the policy must preempt.
+        """
         for gpu_type in gpu_types:
+            exceeds = self._ledger.exceeds(job.claim, gpu_type) if self._order.preempts else None
+            if exceeds is not None:
+                yielding = self._preemption.of_queue(job, gpu_type, exceeds, self._is_busy)
+                if yielding is None:
+                    continue
+                self._stop(yielding, Reason.PREEMPTED_BY_POLICY)
+                self._ledger.promise(job.claim, gpu_type)
+                return
             lacks = self._ledger.lacks(job.claim, gpu_type)
             if lacks is None:
                 continue
             stopped = self._borrowers(job, gpu_type, lacks)
             if lacks > sum(holder.claim.gpus for holder in stopped):
                 continue
-            for holder in stopped:
-                self._ledger.give_back(holder.claim, gpu_type)
-                grace = max(self._rules.stop_grace_seconds, holder.terms.notice_seconds)
-                self._act(Stop(job=holder.key, reason=Reason.QUOTA_RECLAIMED, deadline=self._now + grace))
-                self._wake(self._now + grace)
+            self._stop(stopped, Reason.QUOTA_RECLAIMED)
             self._ledger.promise(job.claim, gpu_type)
             return
+
+    def _stop(self, jobs: Iterable[JobFacts], reason: Reason) -> None:
+        """Stop running jobs, with time for a checkpoint."""
+        for job in jobs:
+            self._ledger.give_back(job.claim, job.gpu_type or "")
+            grace = max(self._rules.stop_grace_seconds, job.terms.notice_seconds)
+            self._act(Stop(job=job.key, reason=reason, deadline=self._now + grace))
+            self._wake(self._now + grace)
 
     def _borrowers(self, job: JobFacts, gpu_type: str, lacks: int) -> list[JobFacts]:
         """Return running jobs that would give back `lacks` borrowed GPUs, the least important and youngest first."""
@@ -408,7 +434,8 @@ class _Tick:
     def _leaving(self, snapshot: Snapshot) -> set[str]:
         """Return the workers whose GPUs become free without another action."""
         leaving = {worker.name for worker in snapshot.workers if worker.state is WorkerState.TERMINATING}
-        over = {job.key for job in snapshot.jobs} - self._kept.keys()
+        stays = {job.key for job in self._running if job.stopping is None}
+        over = {job.key for job in snapshot.jobs} - stays
         if over:
             leaving |= {worker.name for worker in snapshot.workers if worker.job in over}
         for key, kept in self._kept.items():
@@ -430,6 +457,8 @@ class _Tick:
                 return
             reason = self._vain[attempt] = started
             self._tried[types] += 1
+        if self._preempt(job, sites, until, reason):
+            return
         # Where it fits only once others' pods have left, it keeps nothing from those who fit before.
         fitting = (site for site in sites if self._capacity.could_hold_without_jobs(site, gpus, workers))
         reserved = self._reservations.reserve(fitting, gpus, workers, self._now, until - self._now)
@@ -464,6 +493,24 @@ class _Tick:
                 return None
         return reason
 
+    def _is_busy(self, job: JobFacts) -> bool:
+        """Return whether a running job does not yield in this tick: others wait for what it gives back."""
+        return job.key in self._touched or self._reclaims.is_asked(job.key)
+
+    def _preempt(self, job: JobFacts, sites: Sequence[Site], until: float, reason: Reason) -> bool:
+        """Let jobs yield their base GPUs to a job that would run until `until`, if that gives it all its workers."""
+        mark = self._capacity.mark()
+        room = self._preemption.make_room(job, sites, self._reservations.relied_on(until), self._is_busy)
+        if room is None:
+            return False
+        site, yielding = room
+        taken = Holding(self._capacity.placed_since(mark), Goods(job.terms.gpus_per_worker, site.requests))
+        self._reservations.replace(map(self._base_holding, yielding), until, taken)
+        self._stop(yielding, Reason.PREEMPTED_BY_POLICY)
+        self._ledger.hold(job.claim, site.gpu_type)
+        self._refuse(job, reason)
+        return True
+
     def _admit(self, job: JobFacts, site: Site, mark: int) -> Holding:
         """Admit a job whose workers were placed on `site` since `mark`; return what they hold."""
         self._base_nodes[job.key].update(enumerate(self._placed(job, mark)))
@@ -474,10 +521,14 @@ class _Tick:
     def _running_until(self) -> Iterator[tuple[float, Holding]]:
         """Yield until when at the latest the jobs that run hold what."""
         for job in self._running:
-            waiting = (node for _, node in self._pinned[job.key].values())
-            nodes = [*self._bound[job.key].values(), *waiting, *filter(None, self._base_nodes[job.key].values())]
-            each = Goods(job.terms.gpus_per_worker, job.terms.constraints.requests)
-            yield ends_by(job, self._now, self._rules), Holding(nodes, each)
+            if job.stopping is None:
+                yield ends_by(job, self._now, self._rules), self._base_holding(job)
+
+    def _base_holding(self, job: JobFacts) -> Holding:
+        """Return what the base workers of a running job hold."""
+        waiting = (node for _, node in self._pinned[job.key].values())
+        nodes = [*self._bound[job.key].values(), *waiting, *filter(None, self._base_nodes[job.key].values())]
+        return Holding(nodes, Goods(job.terms.gpus_per_worker, job.terms.constraints.requests))
 
     def _placed(self, job: JobFacts, mark: int) -> list[str | None]:
         """Return the nodes that were chosen for workers of `job` since `mark`."""

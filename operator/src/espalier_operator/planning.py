@@ -33,7 +33,7 @@ from espalier_operator.plan import (
 )
 from espalier_operator.policies import (
     POLICIES,
-    policy_named,
+    Policy,
 )
 from espalier_operator.policies.settings import (
     configured,
@@ -52,6 +52,7 @@ __all__ = [
     "NoticeReclaim",
     "Order",
     "Plan",
+    "Policy",
     "Refusal",
     "ReleaseExtra",
     "Replace",
@@ -65,5 +66,4 @@ __all__ = [
     "configured",
     "decided",
     "plan",
-    "policy_named",
 ]

@@ -59,6 +59,14 @@ class Pool:
                 break
         return supply
 
+    def would_await_gang(self, site: Site, gpus: int, workers: int) -> Supply:
+        """Return what `await_gang` would."""
+        capacity_mark, reclaims_mark = self._capacity.mark(), self._reclaims.mark()
+        supply = self.await_gang(site, gpus, workers)
+        self._capacity.undo(capacity_mark)
+        self._reclaims.undo(reclaims_mark)
+        return supply
+
     def await_one(
         self,
         site: Site,

@@ -164,6 +164,17 @@ class Ledger:
         """Let no later job of the queue pass one that waits until those are served whose queues do not borrow."""
         self._deferred.update(share.kind for share in self._shares(claim, gpu_types))
 
+    def exceeds(self, claim: Claim, gpu_type: str) -> int | None:
+        """Return how many GPUs jobs of its own queue must give back for a job to fit into the nominal quota.
+
+        0 where they are doing so; None where it fits already, or never will.
+        """
+        share = self._share(claim, gpu_type)
+        if share is None or claim.gpus > share.quota.nominal:
+            return None
+        over = self._used[share.kind] + self._awaited[share.kind] + claim.gpus - share.quota.nominal
+        return None if over <= 0 else max(0, over - self._leaving[share.kind])
+
     def lacks(self, claim: Claim, gpu_type: str) -> int | None:
         """Return how many GPUs others must give back for a job within the nominal quota of its queue.
 

@@ -104,6 +104,10 @@ class Reservations:
         """Return the numbers of the reservations that a job must not touch that runs until `ends_by`."""
         return tuple(number for number, each in enumerate(self._made) if each.starts_before(ends_by))
 
+    def relied_on(self, ends_by: float) -> set[str]:
+        """Return the nodes on which reservations count that a job must not touch that runs until `ends_by`."""
+        return {node for each in self._made if each.starts_before(ends_by) for node in each.expected}
+
     def lift(self, ends_by: float) -> None:
         """Allow what a job may use that has ended by then, until `restore`."""
         self._lifted = [each for each in self._made if not each.starts_before(ends_by)]
@@ -122,6 +126,14 @@ class Reservations:
         for each in self._lifted:
             self._keep(each)
         self._lifted = []
+
+    def replace(self, gone: Iterable[Holding], ends_by: float, by: Holding) -> None:
+        """Count running jobs that hold `gone` as ended, and what they give back as held until `ends_by`."""
+        ends = list(self._endings())
+        for holding in gone:
+            ends.remove(next(each for each in ends if each[2] == holding))
+        self._ends = ends
+        self._add_end(ends_by, by)
 
     def end(self) -> None:
         """End all reservations: what follows can be asked back when they start."""
@@ -180,7 +192,7 @@ class Reservations:
         self._vain[site, gpus] = workers
         return None
 
-    def _endings(self) -> Sequence[tuple[float, int, Holding]]:
+    def _endings(self) -> list[tuple[float, int, Holding]]:
         if self._running is not None:
             self._ends += [(time, number, holding) for number, (time, holding) in enumerate(self._running())]
             self._ends.sort()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import (
@@ -55,6 +56,7 @@ class Cluster:
         self.jobs: dict[str, JobFacts] = {}
         self.promises: dict[str, Promise] = {}
         self.placements: Mapping[str, Placement] = {}
+        self.policy_memory: Mapping[str, Any] = {}
         self.queues: tuple[Queue, ...] = ()
         self.rules = Rules()
         self.raised_at: dict[str, list[float]] = {}
@@ -71,6 +73,7 @@ class Cluster:
             queues=self.queues,
             placements=self.placements,
             rules=self.rules,
+            policy_memory=self.policy_memory,
         )
 
     # ---- the world moves
@@ -200,8 +203,8 @@ class Cluster:
     # ---- the scheduler acts
 
     def place(self, plan: Plan) -> None:
-        """Do what any backend does with the nodes that a plan chooses, before it does the actions."""
-        self.placements = plan.placements
+        """Do what any scheduler does with the nodes that a plan chooses, before it does the actions."""
+        self.placements, self.policy_memory = plan.placements, plan.policy_memory
         for key, placement in plan.placements.items():
             for name in placement.moved:
                 self.workers.pop(name, None)

@@ -18,8 +18,11 @@ class InvariantError(AssertionError):
     """A plan breaks an invariant; the message begins with its number."""
 
 
-def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
-    """Raise `InvariantError` where `plan` breaks an invariant that one tick can show."""
+def check(snapshot: Snapshot, plan: Plan, now: float, *, preempts: bool = False) -> None:
+    """Raise `InvariantError` where `plan` breaks an invariant that one tick can show.
+
+    `preempts`: the policy asked for preemption.
+    """
     jobs = {job.key: job for job in snapshot.jobs}
     _grants_fit(snapshot, plan, jobs, now)
     for action in plan.actions:
@@ -60,7 +63,14 @@ def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
                 young = now < (job.admitted_at or 0.0) + job.terms.min_runtime_seconds
                 _demand(not young and job.stopping is None, 10, f"{job.key} is stopped too soon or twice")
                 _demand(_over_quota(snapshot, job) > 0, 10, f"{job.terms.queue} has borrowed nothing")
-            case Requeue() if action.reason is Reason.QUOTA_RECLAIMED:
+            case Stop() if action.reason is Reason.PREEMPTED_BY_POLICY:
+                _demand(preempts and job.terms.base_preemptible, 4, f"{job.key} keeps its base GPUs")
+                young = now < (job.admitted_at or 0.0) + job.terms.min_runtime_seconds
+                _demand(not young and job.stopping is None, 4, f"{job.key} is stopped too soon or twice")
+                notice = max(snapshot.rules.stop_grace_seconds, job.terms.notice_seconds)
+                _demand(action.deadline >= now + notice, 4, f"{job.key} has no time for a checkpoint")
+                _demand(bool(_waits_for(job, plan, jobs)), 4, f"nobody waits for the GPUs of {job.key}")
+            case Requeue() if action.reason in (Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY):
                 _demand(job.stopping is not None, 10, f"{job.key} is not stopped with notice")
             case Requeue() if action.reason is not Reason.SUSPENDED:
                 bound = sum(worker.role is Role.BASE and worker.node is not None for worker in live)
@@ -76,6 +86,14 @@ def check(snapshot: Snapshot, plan: Plan, now: float) -> None:
     named = {action.job for action in plan.actions} | set(plan.refusals)
     for job in snapshot.jobs:
         _demand(job.finished or job.key in named, 8, f"{job.key} gets neither action nor reason")
+
+
+def _waits_for(holder: JobFacts, plan: Plan, jobs: Mapping[str, JobFacts]) -> list[str]:
+    """Return the jobs that got nothing in this plan and could use the GPUs of `holder`."""
+    reasons = (Reason.NO_FREE_GPU, Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED)
+    refused = [jobs[refusal.job] for refusal in plan.refusals.values() if refusal.reason in reasons]
+    waiting = [job for job in refused if job.admitted_at is None]
+    return [job.key for job in waiting if job.terms.gpu_type in (None, holder.gpu_type)]
 
 
 def _quotas_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts]) -> None:

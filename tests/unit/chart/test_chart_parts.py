@@ -37,7 +37,7 @@ def test_the_operator_is_told_every_setting(helm: Helm) -> None:
     pod = one(helm.render("full", "namespaced"), "Deployment", "gpus-operator")["spec"]["template"]["spec"]
     arguments = list(pod["containers"][0]["args"])
     # The image that has this policy is a user's own.
-    arguments[arguments.index("--policy=theirs")] = "--policy=fair"
+    arguments[arguments.index("--policy=theirs:lend=false,promote=8,thresholds=3600/7200")] = "--policy=fair"
     context = main.make_context("espalier-operator", arguments)
     assert settings_of(context.params) == KubeSettings(
         controller_name="example.com/second",

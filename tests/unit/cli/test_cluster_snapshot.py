@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import click
+import pytest
+from click.testing import CliRunner
 from cluster_objects import (
     NOW,
     SETTINGS,
+    Object,
     acted,
     adaptation,
     admitted,
@@ -20,8 +26,11 @@ from cluster_objects import (
 )
 
 from espalier_api.reasons import Reason
+from espalier_cli.cluster.options import settings_options
+from espalier_cli.policy_option import policy_option
 from espalier_operator.actions import Finish, NoticeReclaim
-from espalier_operator.facts import Role, Snapshot, WorkerState
+from espalier_operator.facts import DEFAULT_POLICY, Role, Snapshot, WorkerState
+from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -150,3 +159,42 @@ def test_a_snapshot_survives_the_file_and_is_planned_the_same() -> None:
     made = plan(snapshot, FairPolicy(), NOW)
     assert made.actions
     assert plan(read, FairPolicy(), NOW) == made
+
+
+# ---- the scheduling policy
+
+
+def policy_of(*jobs: Object, policy: str = AS_RECORDED) -> str:
+    return seen_by_operator(lists(jobs=jobs), NOW, replace(SETTINGS, policy=policy)).snapshot.rules.policy
+
+
+def recorded(name: str, policy: str, **spec: object) -> Object:
+    return {**admitted(job(name, **spec)), "status": {**admitted(job(name))["status"], "schedulingPolicy": policy}}
+
+
+def test_the_policy_is_the_one_that_the_operator_recorded() -> None:
+    assert policy_of(job("new")) == DEFAULT_POLICY
+    assert policy_of(job("new"), recorded("a", "las:promote=3600")) == "las:promote=3600"
+
+
+def test_a_policy_that_another_operator_recorded_or_that_is_not_installed_here_is_passed_over() -> None:
+    assert policy_of(recorded("theirs", "las", controllerName="other.example/x"), recorded("mine", "fifo")) == "fifo"
+    assert policy_of(recorded("a", "of-a-package-not-installed"), recorded("b", "fifo")) == "fifo"
+    assert policy_of(recorded("a", "of-a-package-not-installed")) == DEFAULT_POLICY
+
+
+def test_the_policy_that_is_named_wins() -> None:
+    assert policy_of(recorded("a", "las"), policy="fifo") == "fifo"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [((), AS_RECORDED), (("--policy", "las:promote=3600"), "las:promote=3600")]
+)
+def test_a_command_that_names_no_policy_takes_the_recorded_one(words: tuple[str, ...], expected: str) -> None:
+    @click.command()
+    @settings_options
+    @policy_option("It.", None)
+    def shown(settings: KubeSettings) -> None:
+        click.echo(repr(settings.policy))
+
+    assert CliRunner().invoke(shown, words).stdout == f"{expected!r}\n"

@@ -15,10 +15,11 @@ from click.testing import CliRunner
 from espalier_cli.cluster.plan_command import plan as plan_command
 from espalier_operator.facts import JobFacts, Node, Rules, Snapshot, Terms
 from espalier_operator.kube.process.options import settings_of, settings_options
-from espalier_operator.policies import POLICIES, policy_named
+from espalier_operator.policies import POLICIES
+from espalier_operator.policies.settings import configured
 
 OWN = "youngest-first"
-KNOWN = f"fair, fifo, las, tiresias, gittins, optimus, {OWN}"
+KNOWN = f"fair, fifo, las, tiresias, gittins, gavel, gandiva, optimus, {OWN}"
 
 
 def job(name: str, submitted_at: float) -> JobFacts:
@@ -49,7 +50,7 @@ def admitted(*arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("name", POLICIES.names())
 def test_every_policy_is_called_as_it_is_registered(name: str) -> None:
-    assert policy_named(name).name == name
+    assert configured(name).name == name
 
 
 def test_a_plan_is_made_by_the_policy_that_is_named(snapshot: Path) -> None:

@@ -69,6 +69,8 @@ class Process:
         document = read_document(Path(self.files[names.ALLOCATION_FILE]), AllocationDocument)
         if self.age == STEP:
             self.used = document.time_budget.used_seconds
+        if document.stop is not None and not self.deaf:
+            self.terminate(STEP)
         if self.ends_at is not None and self.age >= self.ends_at:
             self.report(TrainerPhase.STOPPED, document, Reason.INTERRUPTED)
             self.code = -9 if self.deaf else 143
@@ -103,7 +105,7 @@ def job_of(name: str, gpus: int, extra: int, priority: int) -> AdaptiveTrainingJ
         "maxReplicas": gpus + extra,
         "priority": priority,
         "backoffLimit": 100,
-        "preemption": {"noticeSeconds": 3, "cooldownSeconds": 2, "minRuntimeSeconds": 2},
+        "preemption": {"base": "Checkpoint", "noticeSeconds": 3, "cooldownSeconds": 2, "minRuntimeSeconds": 2},
         "template": {"spec": {"containers": [container]}},
     }
     body = {"apiVersion": "espalier.dev/v1alpha1", "kind": "AdaptiveTrainingJob", "metadata": {"name": name}}
@@ -126,8 +128,10 @@ class LocalLife(RuleBasedStateMachine):
     @initialize(
         gpus=st.integers(1, 4),
         sizes=st.lists(st.tuples(st.integers(1, 2), st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=3),
+        policy=st.sampled_from(("fair", "las:thresholds=6/15,promote=2")),
     )
-    def begin(self, gpus: int, sizes: list[tuple[int, int, int]]) -> None:
+    def begin(self, gpus: int, sizes: list[tuple[int, int, int]], policy: str) -> None:
+        self.policy = policy
         self.jobs = [job_of(name, *size) for name, size in zip(BUDGETS, sizes, strict=False)]
         self.gpus = gpus
         self.open()
@@ -135,7 +139,9 @@ class LocalLife(RuleBasedStateMachine):
     def open(self) -> None:
         """Begin the run, or take it up."""
         given: dict[str, Any] = {"restart_wall_seconds": 1.0, "start_up_allowance_wall_seconds": 8.0}
-        local = LocalSettings(directory=Path(self.folder.name), gpus=self.gpus, agent_command=None, **given)
+        local = LocalSettings(
+            directory=Path(self.folder.name), gpus=self.gpus, policy=self.policy, agent_command=None, **given
+        )
         self.run = LocalRun(self.jobs, local, lambda *_: None, start=self.start, monotonic=lambda: self.now)
 
     def start(self, argv: Any, environment: dict[str, str], log: Path, pid_file: Path) -> Process:
@@ -221,3 +227,23 @@ LocalLife.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 TestLocalLife = LocalLife.TestCase
+
+
+def test_jobs_take_turns_under_a_policy_that_preempts() -> None:
+    """Each goes on from where it was when it yielded; at 6 and at 15 GPU-seconds the other is served before."""
+    life = LocalLife()
+    turns: list[tuple[str, float]] = []
+    try:
+        life.begin(1, [(1, 0, 0), (1, 0, 0)], "las:thresholds=6/15")
+        for _ in range(160):
+            life.time_passes(STEP)
+            life.all_is_well()
+            turns += [
+                (job.name, job.used_seconds)
+                for job in life.run.view().jobs
+                if job.base_gpus and (not turns or turns[-1][0] != job.name)
+            ]
+        assert [name for name, _ in turns] == ["a", "b", "a", "b", "a", "b"]
+        assert [round(used) // 6 * 6 for _, used in turns] == [0, 0, 6, 6, 12, 12]
+    finally:
+        life.teardown()

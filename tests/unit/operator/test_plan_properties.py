@@ -21,11 +21,14 @@ from espalier_operator.constraints import ANYWHERE, Constraints, Taint
 from espalier_operator.facts import Ended, Node, Role, Rules, Snapshot
 from espalier_operator.order import Order, decided
 from espalier_operator.plan import plan
+from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.las import LasPolicy
 from espalier_operator.queues import Queue, Quota
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
 from operator_world.strategies import CONSTRAINTS, GPU_TYPES, RACK_LABEL, RESOURCES, TAINTS, ZONES, terms
+from operator_world.whims import WhimsicalPolicy
 
 QUEUES = (
     Queue(
@@ -37,6 +40,12 @@ QUEUES = (
     Queue(name="c", quotas=(Quota(nominal=2),)),
 )
 GRANTS = (Admit, GrantExtra, NoticeReclaim)
+POLICIES: tuple[Policy, ...] = (
+    FairPolicy(),
+    FairPolicy(),
+    LasPolicy(thresholds=(20.0, 100.0), promote=2),
+    WhimsicalPolicy(seed=1),
+)
 
 
 @seed(sweeps.SEED)
@@ -47,6 +56,7 @@ class PlannerMachine(RuleBasedStateMachine):
         super().__init__()
         self.cluster = Cluster()
         self.cluster.rules = Rules(rack_label=RACK_LABEL)
+        self.policy = POLICIES[0]
         self.serial = 0
         self.sizes: tuple[int, ...] = (1,)
         self.constraints: tuple[Constraints, ...] = (ANYWHERE,)
@@ -55,6 +65,7 @@ class PlannerMachine(RuleBasedStateMachine):
         sizes=st.sampled_from(((1,), (1,), (1, 2, 4))),
         constraints=st.sampled_from(((ANYWHERE,), CONSTRAINTS)),
         queues=st.sampled_from(((), (), QUEUES)),
+        policy=st.sampled_from(POLICIES),
         nodes=st.lists(st.integers(1, 6), min_size=1, max_size=3),
         jobs=st.data(),
     )
@@ -63,10 +74,11 @@ class PlannerMachine(RuleBasedStateMachine):
         sizes: tuple[int, ...],
         constraints: tuple[Constraints, ...],
         queues: tuple[Queue, ...],
+        policy: Policy,
         nodes: list[int],
         jobs: st.DataObject,
     ) -> None:
-        self.sizes, self.constraints, self.cluster.queues = sizes, constraints, queues
+        self.sizes, self.constraints, self.cluster.queues, self.policy = sizes, constraints, queues, policy
         for gpus in nodes:
             self.add_node(gpus, GPU_TYPES[0])
         for _ in range(2):
@@ -76,9 +88,9 @@ class PlannerMachine(RuleBasedStateMachine):
 
     def tick(self) -> Plan:
         snapshot = self.cluster.snapshot()
-        planned = plan(snapshot, FairPolicy(), self.cluster.now)
+        planned = plan(snapshot, self.policy, self.cluster.now)
         note(f"{self.cluster.now:g}: {[*planned.actions]}")
-        check(snapshot, planned, self.cluster.now)
+        check(snapshot, planned, self.cluster.now, preempts=not isinstance(self.policy, FairPolicy))
         self.cluster.place(planned)
         for action in planned.actions:
             self.cluster.apply(action)
@@ -100,9 +112,10 @@ class PlannerMachine(RuleBasedStateMachine):
     def submit(self, data: st.DataObject) -> None:
         self.serial += 1
         wanted = data.draw(terms(self.sizes, self.constraints))
+        wanted = replace(wanted, base_preemptible=data.draw(st.booleans()))
         if self.cluster.queues:
-            name, preemptible = data.draw(st.sampled_from(("a", "b", "b", "c", "none"))), data.draw(st.booleans())
-            wanted = replace(wanted, queue=name, base_preemptible=preemptible, priority=min(wanted.priority, 1))
+            name = data.draw(st.sampled_from(("a", "b", "b", "c", "none")))
+            wanted = replace(wanted, queue=name, priority=min(wanted.priority, 1))
         self.cluster.submit(f"ns/job{self.serial}", wanted)
 
     @rule(seconds=st.sampled_from((1.0, 6.0, 15.0, 41.0)))
@@ -243,7 +256,7 @@ class PlannerMachine(RuleBasedStateMachine):
             useful = job.terms.adapts or job.terms.trains_together
             allowed = job.terms.max_replicas - job.terms.min_replicas if useful else 0
             assert job.extra <= allowed or job.stopping is not None, "invariant 5: the rest is given back"
-        refused = any(job.refused_since is not None for job in self.cluster.jobs.values())
+        refused = any(job.refused_since is not None or job.stopping is not None for job in self.cluster.jobs.values())
         if self.sizes != (1,) or self.cluster.promises or refused or self.cluster.queues:
             return
         snapshot = self.cluster.snapshot()
@@ -251,9 +264,10 @@ class PlannerMachine(RuleBasedStateMachine):
             job for job in snapshot.jobs if job.admitted_at is None and not job.finished and not job.terms.suspend
         ]
         waiting = [job for job in waiting if job.hold_until is None or job.hold_until <= self.cluster.now]
-        order = Order(decided(FairPolicy(), snapshot, waiting, self.cluster.now), waiting)
+        unfinished = [job for job in snapshot.jobs if not job.finished]
+        order = Order(decided(self.policy, snapshot, unfinished, self.cluster.now), unfinished)
         for job in order.sorted(waiting)[:1]:
-            if job.terms.constraints.requests:
+            if job.terms.constraints.requests or order.waits(job):
                 continue  # GPUs are not all that it lacks
             for gpu_type in GPU_TYPES if job.terms.gpu_type is None else (job.terms.gpu_type,):
                 assert self.free_and_lent(snapshot, gpu_type, job.terms.constraints) < job.terms.min_replicas

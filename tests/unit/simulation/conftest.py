@@ -1,4 +1,4 @@
-"""The workloads and profiles of the Pollux artifact (tests/data)."""
+"""Traces and profiles of the Pollux artifact and of Gavel (tests/data)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import pytest
 
 @pytest.fixture(scope="session")
 def pollux(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpacked("pollux", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def gavel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpacked("gavel", tmp_path_factory)
+
+
+def unpacked(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    with tarfile.open(Path(__file__).parents[2] / "data" / "pollux.tar.gz") as archive:
+    with tarfile.open(Path(__file__).parents[2] / "data" / f"{name}.tar.gz") as archive:
         archive.extractall(folder, filter="data")
-    return folder / "pollux"
+    return folder / name

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from espalier_cli.simulate_command import simulate
+from espalier_operator.simulation.holdings import Span, hold
 
 HEADER = "timestamp,duration,num_gpus\n"
 
@@ -76,7 +77,7 @@ def test_bad_lines_are_named(line: str, complaint: str, trace: Path) -> None:
         (["--cluster", "1x2", "--policy", "las:limit=3"], "limit: unknown setting of policy las; it takes thresholds"),
         (["--cluster", "1x2", "--policy", "las:thresholds=9/3"], "thresholds: (9.0, 3.0) are to be GPU-seconds"),
         (["--cluster", "1x2", "--policy", "las:promote=often"], "promote: 'often': Input should be a valid number"),
-        (["--cluster", "1x2", "--policy", "fifo:speed=3"], "speed: unknown setting of policy fifo; it takes no"),
+        (["--cluster", "1x2", "--policy", "fair:speed=3"], "speed: unknown setting of policy fair; it takes no"),
         (["--cluster", "1x2", "--format", "pollux"], "name their folder with --profiles"),
         (["--cluster", "1x2", "--profiles", "nowhere"], "--profiles: nowhere is not a folder"),
     ],
@@ -103,3 +104,91 @@ def test_bad_workloads_are_named(line: str, complaint: str, pollux: Path, tmp_pa
     done = run(path, "--cluster", "16x4", "--format", "pollux", "--profiles", pollux / "traces")
     assert done.exit_code == 2
     assert complaint in done.output
+
+
+def test_the_throughputs_of_gavel_are_found_beside_the_trace(gavel: Path) -> None:
+    trace = gavel / "max_min_fairness.trace"
+    done = run(trace, "--format", "gavel", "--cluster", "8:16:24", "--policy", "fifo", "--driver", "rounds", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["runs"][0]
+    assert found["averageJctSeconds"] == pytest.approx(35_904.574, abs=5e-4)
+    assert found["makespanSeconds"] == pytest.approx(196_524.281, abs=5e-4)
+    assert found["jobs"] == 96
+
+
+LINE = ["ResNet-18 (batch size 16)", "python3", ".", "-n", "1", "100", "1", "1", "-1.000000", "0"]
+KIND = "('ResNet-18 (batch size 16)', 1)"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        (0, "Unheard of", "t.trace:1: job type: is 'Unheard of'; with 1 GPUs it is not in"),
+        (5, "0", "t.trace:1: steps: is '0'; it must be a number greater than 0"),
+        (6, "1.5", "t.trace:1: GPUs: is '1.5'; it must be a whole number"),
+        (7, "0.5", "t.trace:1: weight: is '0.5'; it must be a whole number"),
+        (9, "soon", "t.trace:1: arrival: is 'soon'; it must be a number"),
+        (9, "-1", "t.trace:1: arrival: is '-1'; it must be a number of at least 0"),
+        (9, "0\tmore", "t.trace:1: has 11 fields; a line of Gavel has 10"),
+    ],
+)
+def test_bad_lines_of_gavel_are_named(field: int, value: str, complaint: str, tmp_path: Path) -> None:
+    throughputs = {"v100": {KIND: {"null": 10.0}}}
+    (tmp_path / "simulation_throughputs.json").write_text(json.dumps(throughputs))
+    path = tmp_path / "t.trace"
+    path.write_text("\t".join([*LINE[:field], value, *LINE[field + 1 :]]) + "\n")
+    done = run(path, "--cluster", "8:16:24", "--format", "gavel")
+    assert done.exit_code == 2
+    assert complaint in done.output
+
+
+@pytest.mark.parametrize(
+    ("throughputs", "cluster", "complaint"),
+    [
+        (None, "8:16:24", "simulation_throughputs.json: cannot be read: No such file or directory; name the measured"),
+        ("{", "8:16:24", "simulation_throughputs.json: cannot be read: "),
+        ({"v100": {KIND: {"null": "fast"}}}, "8:16:24", "null: is 'fast'; it must be steps per second"),
+        ({"v100": {KIND: {"null": 10.0}}}, "16x4", "cluster '16x4': must be V100S:P100S:K80S"),
+        ({"v100": {KIND: {"null": 10.0}}}, "0:0:0", "cluster '0:0:0': must be V100S:P100S:K80S"),
+        (
+            {"v100": {str((LINE[0], 1)): {"null": 10.0}}},
+            "0:16:24",
+            "job job-0: needs 1 GPUs of one type on which it was",
+        ),
+    ],
+)
+def test_what_gavel_needs_is_named(throughputs: object, cluster: str, complaint: str, tmp_path: Path) -> None:
+    if throughputs is not None:
+        text = throughputs if isinstance(throughputs, str) else json.dumps(throughputs)
+        (tmp_path / "simulation_throughputs.json").write_text(text)
+    path = tmp_path / "t.trace"
+    path.write_text("\t".join(LINE) + "\n")
+    done = run(path, "--cluster", cluster, "--format", "gavel", "--profiles", tmp_path)
+    assert done.exit_code == 2
+    assert complaint in done.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_what_came_out_is_drawn(suffix: str, trace: Path, tmp_path: Path) -> None:
+    picture = tmp_path / f"runs.{suffix}"
+    done = run(trace, "--cluster", "1x2", "--policy", "fifo", "--policy", "las", "--picture", picture)
+    assert done.exit_code == 0, done.output
+    drawn = picture.read_bytes()
+    assert drawn.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+    assert suffix == "png" or b"axes_3" in drawn
+
+
+def test_a_picture_that_cannot_be_written_is_named(trace: Path, tmp_path: Path) -> None:
+    for name, words in (("runs.bmp", "must end with .png or .svg"), ("no/folder/runs.png", "cannot be written")):
+        done = run(trace, "--cluster", "1x2", "--picture", tmp_path / name)
+        assert done.exit_code != 0
+        assert words in str(done.output) + str(done.exception)
+
+
+def test_spans_of_a_job_add_up_to_its_service() -> None:
+    spans: list[Span] = []
+    service = sum(
+        hold(spans, *span) for span in ((0.0, 60.0, 2), (60.0, 120.0, 2), (120.0, 180.0, 0), (180.0, 200.0, 1))
+    )
+    assert spans == [(0.0, 120.0, 2), (180.0, 200.0, 1)]
+    assert service == 260.0

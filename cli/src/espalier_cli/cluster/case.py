@@ -19,7 +19,7 @@ from espalier_operator.kube.inspection import (
     parse_report,
     seen_by_operator,
 )
-from espalier_operator.planning import Action, JobFacts, Role, Snapshot, plan, policy_named
+from espalier_operator.planning import Action, JobFacts, Role, Snapshot, configured, plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSet
         return Case(job=job, now=now, report=report, leader=leader, blind=view.blind)
     controller = found[0]["spec"].get("controllerName", DEFAULT_CONTROLLER)
     seen = seen_by_operator(view.lists, now, replace(settings, controller_name=controller))
-    decided = plan(seen.snapshot, policy_named(seen.snapshot.rules.policy), now).actions
+    decided = plan(seen.snapshot, configured(seen.snapshot.rules.policy), now).actions
     return Case(
         job=job,
         now=now,

@@ -181,6 +181,7 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.RECLAIM_FORCED: _reclaim,
     Reason.SUSPENDED: _stopping,
     Reason.QUOTA_RECLAIMED: _stopping,
+    Reason.PREEMPTED_BY_POLICY: _stopping,
     Reason.GPU_BUDGET_EXHAUSTED: _stopping,
     Reason.AGENT_UNAVAILABLE: _agent,
     Reason.ILLEGAL_ADVICE: _agent,

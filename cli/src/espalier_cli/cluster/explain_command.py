@@ -25,7 +25,6 @@ from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.policy_option import policy_option
 from espalier_kube.resources import EVENTS, JOBS
 from espalier_operator.kube.inspection import KubeSettings
-from espalier_operator.planning import DEFAULT_POLICY
 
 
 @click.command(epilog=EXIT_CODES)
@@ -34,7 +33,7 @@ from espalier_operator.planning import DEFAULT_POLICY
 @output_option("text", "json", "yaml")
 @cluster_options
 @settings_options
-@policy_option("Scheduling policy, as the operator is set.", DEFAULT_POLICY)
+@policy_option("Scheduling policy to explain by.  [default: the operator's]", None)
 def explain(job: str, namespace: str | None, form: str, cluster: Cluster, settings: KubeSettings) -> None:
     """Explain the state of JOB, its reasons, and what would change it.
 

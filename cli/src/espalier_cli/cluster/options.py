@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from espalier_cli.cluster.client import connect
-from espalier_operator.kube.inspection import KubeSettings
+from espalier_operator.kube.inspection import AS_RECORDED, KubeSettings
 
 EXIT_CODES = """\
 Exit codes: 0 it worked, 1 the cluster did not answer or refused, 2 what was given cannot be used."""
@@ -40,7 +40,7 @@ def cluster_options(command: Command) -> Command:
 def settings_options(command: Command) -> Command:
     """Add the operator's settings that affect which GPUs count, with its defaults, and give them as `settings`.
 
-    They contain the scheduling policy of a command that has `--policy`.
+    They contain the scheduling policy of a command that has `--policy`, if one is named; otherwise the operator's.
     """
 
     @click.option(
@@ -81,8 +81,9 @@ def settings_options(command: Command) -> Command:
     )
     @wraps(command)
     def counting(**given: Any) -> None:
-        settings = KubeSettings(**{name: given.pop(name) for name in _DEFAULTS.keys() & given.keys()})
-        command(settings=settings, **given)
+        chosen = {name: given.pop(name) for name in _DEFAULTS.keys() & given.keys()}
+        chosen["policy"] = chosen.get("policy") or AS_RECORDED
+        command(settings=KubeSettings(**chosen), **given)
 
     return counting
 

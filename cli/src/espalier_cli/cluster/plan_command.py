@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from espalier_api.documents import write_text_atomically
-from espalier_api.registry import RegistryError
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.decisions import COLUMNS, document_of, rows_of, wakes
 from espalier_cli.cluster.fetch import fetch
@@ -20,7 +19,7 @@ from espalier_cli.cluster.wording import count
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_operator.kube.inspection import KubeSettings, seen_by_operator
-from espalier_operator.planning import DEFAULT_POLICY, Snapshot, SnapshotError, policy_named
+from espalier_operator.planning import Snapshot, SnapshotError, configured
 from espalier_operator.planning import plan as planned
 
 _MOST_WORKERS = 10_000
@@ -42,7 +41,7 @@ _HINT = "espalier snapshot -o FILE makes one; one edited by hand must stay whole
 )
 @cluster_options
 @settings_options
-@policy_option("Scheduling policy, as the operator is set.", DEFAULT_POLICY)
+@policy_option("Scheduling policy that the snapshot names.  [default: the operator's]", None)
 def snapshot(namespace: str | None, output: Path, cluster: Cluster, settings: KubeSettings) -> None:
     """Write what the scheduler sees now (nodes, workers, promises, jobs and rules) as JSON.
 
@@ -121,8 +120,8 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
         raise InputError(f"{name}: {error}", _HINT) from error
     now = seen.taken_at + seconds
     try:
-        chosen = policy_named(policy or seen.rules.policy)
-    except RegistryError as error:
+        chosen = configured(policy or seen.rules.policy)
+    except ValueError as error:
         raise InputError(f"{name}: rules.policy: {error}", "--policy decides by another one") from error
     made = planned(seen, chosen, now)
     if form != "table":

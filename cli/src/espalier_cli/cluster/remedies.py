@@ -81,6 +81,11 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "Never it would keep its base GPUs.",
         ("kubectl get queues",),
     ),
+    Reason.PREEMPTED_BY_POLICY: Remedy(
+        "No action is needed: it saves a checkpoint, waits for its turn, and resumes. With spec.preemption.base: Never "
+        "it would keep its base GPUs.",
+        (_TOP,),
+    ),
     Reason.RECLAIM_ACKNOWLEDGED: Remedy("No action is needed."),
     Reason.RECLAIM_FORCED: Remedy(
         "A longer spec.preemption.noticeSeconds, if its steps take longer than the notice; its log shows what it did.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type
 from espalier_cli.cluster.wording import count, duration, listed, of_type
-from espalier_operator.planning import JobFacts, Node, Order, Snapshot, decided, plan, policy_named
+from espalier_operator.planning import JobFacts, Node, Order, Snapshot, configured, decided, plan
 
 HOLDERS_NAMED = 5
 
@@ -117,7 +117,7 @@ def _holder(use: JobUse, snapshot: Snapshot) -> str:
 
 
 def _reservation(job: JobFacts, snapshot: Snapshot) -> list[str]:
-    refusal = plan(snapshot, policy_named(snapshot.rules.policy), snapshot.taken_at).refusals.get(job.key)
+    refusal = plan(snapshot, configured(snapshot.rules.policy), snapshot.taken_at).refusals.get(job.key)
     if refusal is None or refusal.starts_by is None:
         return []
     left = duration(refusal.starts_by - snapshot.taken_at)
@@ -125,7 +125,7 @@ def _reservation(job: JobFacts, snapshot: Snapshot) -> list[str]:
 
 
 def _queue(job: JobFacts, snapshot: Snapshot) -> list[str]:
-    policy = policy_named(snapshot.rules.policy)
+    policy = configured(snapshot.rules.policy)
     unfinished = [other for other in snapshot.jobs if not other.finished]
     order = Order(decided(policy, snapshot, unfinished, snapshot.taken_at), unfinished)
     waiting = [other for other in unfinished if other.admitted_at is None and not other.terms.suspend]
@@ -135,4 +135,6 @@ def _queue(job: JobFacts, snapshot: Snapshot) -> list[str]:
         return []
     named = ", ".join(names[:HOLDERS_NAMED]) + (", ..." if len(names) > HOLDERS_NAMED else "")
     verb = "waits" if len(names) == 1 else "wait"
-    return [f"{count(len(names), 'job')} {verb} before it, {policy.queue_order}: {named}."]
+    return [
+        f"{count(len(names), 'job')} {verb} before it, {policy.queue_order} (policy {snapshot.rules.policy}): {named}."
+    ]

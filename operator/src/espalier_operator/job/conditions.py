@@ -20,6 +20,7 @@ from espalier_api.report import (
 )
 from espalier_api.status import (
     MAX_ADAPTATIONS_KEPT,
+    MAX_POLICY,
     Condition,
     ConditionStatus,
     ConditionType,
@@ -48,6 +49,8 @@ class Observed:
     refusal: Reason | None = None
     """Why the last plan gave the job nothing (more)."""
     selector: str = ""
+    policy: str = ""
+    """The scheduling policy, with its settings."""
 
 
 def status_of(
@@ -71,6 +74,7 @@ def status_of(
         "last_checkpoint_time": before.last_checkpoint_time if report is None else report.last_checkpoint_time,
         "replicas": job.terms.min_replicas + job.extra if job.admitted_at is not None else 0,
         "selector": observed.selector,
+        "scheduling_policy": observed.policy[:MAX_POLICY],
     }
     return memory_of(state, job.terms, wall).model_copy(update=seen)
 

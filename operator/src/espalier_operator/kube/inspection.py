@@ -7,10 +7,11 @@ from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.reports import parse_report
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
 
 __all__ = [
+    "AS_RECORDED",
     "JobRef",
     "KubeSettings",
     "Pod",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_operator.facts import DEFAULT_POLICY, Rules
 from espalier_operator.job.state import Timing
+
+AS_RECORDED: Final = ""
+"""Instead of a policy, for those who only look: the one that the status of the operator's jobs names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +19,7 @@ class KubeSettings:
     """An operator's settings."""
 
     policy: str = DEFAULT_POLICY
-    """Scheduling policy: who gets which GPUs. An installed package may add others."""
+    """Scheduling policy, NAME[:KEY=VALUE,...]: who gets which GPUs. An installed package may add others."""
     controller_name: str = DEFAULT_CONTROLLER
     """The operator manages jobs with this controllerName, and ignores others. Several operators in a cluster need a
     name each, or a list of namespaces each."""

@@ -8,19 +8,21 @@ that there was no time before them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.reasons import Reason
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_kube.errors import QUOTA_EXCEEDED
 from espalier_kube.lists import Listing
 from espalier_kube.resources import JOBS, Resource
-from espalier_operator.facts import NOWHERE, Rules, Snapshot, Worker
+from espalier_operator.facts import DEFAULT_POLICY, NOWHERE, Rules, Snapshot, Worker
 from espalier_operator.job.view import Trouble
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.store import Store
+from espalier_operator.policies.settings import configured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,10 @@ def seen_by_operator(
 
     `lists` has jobs, nodes, the ConfigMaps with the report label, and all pods that have not ended besides all workers;
     PriorityClasses and queues may be missing: then the priorities that jobs name themselves hold, and no quotas.
+    The policy `AS_RECORDED` is the one that the operator wrote into the status of its jobs, if it is known here.
     """
+    if settings.policy == AS_RECORDED:
+        settings = replace(settings, policy=_recorded_policy(lists[JOBS], settings.controller_name))
     store = Store(settings, lambda: now)
     # Jobs last: whether one can be run depends on what PriorityClasses there are.
     for resource, listed in sorted(lists.items(), key=lambda item: item[0] is JOBS):
@@ -88,6 +93,19 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
         placements={job.key: job.placement for job in planned if job.placement != NOWHERE},
         rules=rules,
     )
+
+
+def _recorded_policy(jobs: Listing, controller: str) -> str:
+    """Return the policy that the operator named last in a job's status; the default where it is not known here."""
+    for raw in jobs.items:
+        recorded = (raw.get("status") or {}).get("schedulingPolicy")
+        if recorded and raw["spec"].get("controllerName", DEFAULT_CONTROLLER) == controller:
+            try:
+                configured(recorded)
+            except ValueError:
+                continue
+            return str(recorded)
+    return DEFAULT_POLICY
 
 
 def rejection_of(status: JobStatus | None) -> Trouble | None:

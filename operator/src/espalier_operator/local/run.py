@@ -30,7 +30,8 @@ from espalier_operator.local.state import RunState, load_state, run_lock
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
 from espalier_operator.local.workers import PID_FILES, WorkerSpec
 from espalier_operator.loop import Loop
-from espalier_operator.policies import Policy, policy_named
+from espalier_operator.policies import Policy
+from espalier_operator.policies.settings import configured
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class LocalRun:
             stop_wall_seconds=settings.stop_wall_seconds,
             on_planned=self._planned,
         )
-        self._loop = Loop(self._backend, policy or policy_named(rules.policy), self._clock, wall=monotonic)
+        self._loop = Loop(self._backend, policy or configured(rules.policy), self._clock, wall=monotonic)
         self._agent = self._make_agent()
         self._reasons: dict[str, Reason] = {}
         self._over = asyncio.Event()

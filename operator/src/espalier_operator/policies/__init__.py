@@ -34,11 +34,8 @@ POLICIES: Final[Registry[Callable[..., Policy]]] = Registry(
         "las": "espalier_operator.policies.las:LasPolicy",
         "tiresias": "espalier_operator.policies.las:tiresias",
         "gittins": "espalier_operator.policies.gittins:GittinsPolicy",
+        "gavel": "espalier_operator.policies.gavel:GavelPolicy",
+        "gandiva": "espalier_operator.policies.gandiva:GandivaPolicy",
         "optimus": "espalier_operator.policies.optimus:OptimusPolicy",
     },
 )
-
-
-def policy_named(name: str) -> Policy:
-    """Return the policy that settings call `name`. Raises `RegistryError` where there is none."""
-    return POLICIES.load(name)()

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+from espalier_operator.policies.fifo_by_type import types_of_jobs
+from espalier_operator.policies.leases import leased
 from espalier_operator.policies.view import Decision, View, base_share
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FifoPolicy:
-    """Base GPUs go to the oldest job; lent GPUs are shared equally, and to the older job first."""
+    """Base GPUs go to the oldest job; lent GPUs are shared equally, and to the older job first.
+
+    Where GPUs differ in type, the oldest job gets a type as in Gavel's simulator (`fifo_by_type`), and keeps it.
+    """
+
+    seed: int = 0
+    """Of what is random in the choice of a type."""
 
     @property
     def name(self) -> str:
@@ -23,5 +32,11 @@ class FifoPolicy:
 
     def decide(self, view: View) -> Decision:
         """Return a share for each job, by (submission time, key)."""
-        oldest_first = sorted(view.jobs, key=lambda job: (job.submitted_at, job.key))
-        return Decision(shares=tuple(map(base_share, oldest_first)))
+        if view.gpu_types:
+            return leased(view, partial(types_of_jobs, view, self.seed), list(view.gpu_types), fills=False)
+        return oldest_first(view)
+
+
+def oldest_first(view: View) -> Decision:
+    """Return a share of the base workers for each job, by (submission time, key)."""
+    return Decision(shares=tuple(map(base_share, sorted(view.jobs, key=lambda job: (job.submitted_at, job.key)))))

@@ -29,6 +29,8 @@ class Candidate:
     """Those that it has now; 0: it waits."""
     service: float = 0.0
     """GPU-seconds that it has held so far."""
+    held_seconds: float = 0.0
+    """For how long it has held GPUs since the last decision; 0 on a cluster, where nobody counts it yet."""
 
 
 class Outlook(Protocol):
@@ -42,6 +44,13 @@ class Outlook(Protocol):
         """Return the seconds of one optimizer step with `workers` workers."""
 
 
+class Speeds(Protocol):
+    """How fast jobs train on each type of GPU, with the workers that they asked for. Measured."""
+
+    def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:
+        """Return the optimizer steps per second of `job`, alone or on the GPUs of `beside` too; 0: it cannot."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What a policy decides from. All times are seconds of the clock of `now`."""
@@ -53,6 +62,10 @@ class View:
     """Unfinished ones, in the order in which they came to be known."""
     outlooks: Mapping[str, Outlook] = field(default_factory=dict)
     """By job, where something is known."""
+    gpu_types: Mapping[str, int] = field(default_factory=dict)
+    """GPUs of each type, the preferred types first; empty where they are all alike."""
+    speeds: Speeds | None = None
+    """By type of GPU, of all jobs; None where nothing is known."""
     ended: Mapping[str, float] = field(default_factory=dict)
     """Jobs that have ended and are not forgotten yet, and the GPU-seconds that they took."""
     memory: Mapping[str, Any] = field(default_factory=dict)
@@ -70,6 +83,10 @@ class Share:
     """More than that, while no share needs their GPUs."""
     weight: Fraction = ONE
     """Spare GPUs are shared in proportion to it: the smallest number of GPUs over the weight is raised first."""
+    gpu_type: str | None = None
+    """The type of its GPUs, until the decision's `until`; None: any."""
+    beside: str | None = None
+    """An earlier share's job, whose GPUs it uses too; None: it has its own."""
 
 
 def base_share(job: Candidate, *, lend: bool = True, weight: Fraction = ONE) -> Share:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from espalier_operator.policies.view import Outlook
+from espalier_operator.simulation.holdings import Span, hold
 from espalier_operator.simulation.profiles import Application
 
 RESTART_SECONDS: Final = 30.0
@@ -26,6 +27,7 @@ class SimulatedJob(ABC):
         self.workers = 0
         self.service = 0.0
         """GPU-seconds that it has held."""
+        self.held: list[Span] = []
         self.restarts = -1
         self.completed_at: float | None = None
         self._pause = 0.0
@@ -51,8 +53,8 @@ class SimulatedJob(ABC):
         self._pause -= pause
         before = self.completed_at
         changed = self._train(now + pause, seconds - pause)
-        held = seconds if self.completed_at is before or self.completed_at is None else self.completed_at - now
-        self.service += held * self.workers
+        end = now + seconds if self.completed_at is before or self.completed_at is None else self.completed_at
+        self.service += hold(self.held, now, end, self.workers)
         return changed
 
     def _placed(self) -> None:

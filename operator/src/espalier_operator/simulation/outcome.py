@@ -6,8 +6,21 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from espalier_operator.simulation.jobs import SimulatedJob
+from espalier_operator.simulation.holdings import Span
+
+
+class Ended(Protocol):
+    """A job of a trace, complete."""
+
+    submitted_at: float
+    completed_at: float | None
+    service: float
+    """GPU-seconds that it has held; of GPUs that it shared, its part."""
+    restarts: int
+    """-1: it never started."""
+    held: list[Span]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +40,7 @@ class Outcome:
     """How often the workers of a job changed after it had started."""
 
 
-def outcome_of(jobs: Sequence[SimulatedJob], gpus: int) -> Outcome:
+def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
     """Return the figures of `jobs`, all complete, that ran on so many GPUs."""
     jcts = sorted((job.completed_at or 0.0) - job.submitted_at for job in jobs)
     makespan = max(job.completed_at or 0.0 for job in jobs) - min(job.submitted_at for job in jobs)

@@ -34,7 +34,7 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.plan import plan
-from espalier_operator.policies import policy_named
+from espalier_operator.policies.settings import configured
 from espalier_operator.recent_use import RecentUse
 from operator_world.kube_objects import (
     EPOCH,
@@ -173,7 +173,7 @@ def test_the_good_job_trains() -> None:
 @given(strange(BAD))
 def test_an_operator_that_starts_plans_with_any_objects_of_a_tenant(bad: Objects) -> None:
     seen = seen_by_operator(lists_of(NODES, GOOD, bad), NOW, SETTINGS)
-    plan(seen.snapshot, policy_named(SETTINGS.policy), NOW)
+    plan(seen.snapshot, configured(SETTINGS.policy), NOW)
     assert facts_of_good(seen.snapshot.jobs) == list(ALONE.jobs)
     assert [worker for worker in seen.snapshot.workers if worker.job == "ns/good"] == list(ALONE.workers)
     assert "ns/good" not in seen.left_out
@@ -216,7 +216,7 @@ async def _live(turns: list[tuple[Objects, str]]) -> None:
         store.take(resources.PRIORITY_CLASSES, "MODIFIED", priority_class(version))
         store.all_listed()
         snapshot = await backend.observe()
-        planned = plan(snapshot, policy_named(SETTINGS.policy), clock.time)
+        planned = plan(snapshot, configured(SETTINGS.policy), clock.time)
         assert [facts.training for facts in facts_of_good(snapshot.jobs)] == [True]
         for action in planned.actions:
             # Another job may need a GPU that is lent to it.
@@ -258,6 +258,6 @@ def test_texts_that_break_parsers_are_no_reports_and_no_allocations(text: str) -
     kinds = (resource for resource, _ in BAD)
     bad = tuple(zip(kinds, (job, leader, extra, written), strict=True))
     seen = seen_by_operator(lists_of(NODES, GOOD, bad), NOW, SETTINGS)
-    plan(seen.snapshot, policy_named(SETTINGS.policy), NOW)
+    plan(seen.snapshot, configured(SETTINGS.policy), NOW)
     assert facts_of_good(seen.snapshot.jobs) == list(ALONE.jobs)
     assert len(seen.snapshot.jobs) == 2

@@ -25,7 +25,7 @@ from espalier_operator.kube.snapshot import assemble, seen_by_operator
 from espalier_operator.kube.state.managed_job import ManagedJob, News
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.plan import plan
-from espalier_operator.policies import policy_named
+from espalier_operator.policies.settings import configured
 from operator_world.kube_objects import (
     EPOCH,
     kube_job,
@@ -179,12 +179,12 @@ def test_an_operator_that_starts_counts_what_it_does_not_understand(broken: Raw)
 def test_what_it_was_lent_is_taken_back_with_notice() -> None:
     waiting = raw_job("two", {"template": template()}, uid="uid-2")
     snapshot = seen_by_operator(lists(stored(STATE), waiting, gpus=3), NOW, SETTINGS).snapshot
-    actions = plan(snapshot, policy_named(SETTINGS.policy), NOW).actions
+    actions = plan(snapshot, configured(SETTINGS.policy), NOW).actions
     assert actions == (NoticeReclaim(job="ns/one", extra=0, deadline=NOW + 7, reason=Reason.AT_MAX_REPLICAS),)
     acknowledged = replace(snapshot.jobs[0], extra=0)
     freed = tuple(worker for worker in snapshot.workers if worker.role is not Role.EXTRA)
     rest = replace(snapshot, jobs=(acknowledged, *snapshot.jobs[1:]), workers=freed)
-    assert any(isinstance(action, Admit) for action in plan(rest, policy_named(SETTINGS.policy), NOW).actions)
+    assert any(isinstance(action, Admit) for action in plan(rest, configured(SETTINGS.policy), NOW).actions)
 
 
 def test_its_budget_ends_it() -> None:
@@ -194,7 +194,7 @@ def test_its_budget_ends_it() -> None:
         started.take(resources.CONFIG_MAPS, raw_report(JOB, report("b0", at=started.now, used_seconds=1.0)))
         started.look(10.0)
         snapshot = assemble([started.job], started.store, started.now, SETTINGS.rules)
-        actions += plan(snapshot, policy_named(SETTINGS.policy), started.now).actions
+        actions += plan(snapshot, configured(SETTINGS.policy), started.now).actions
     assert Finish(job="ns/one", reason=Reason.BUDGET_ENFORCED) in actions
 
 
@@ -275,4 +275,4 @@ def test_whatever_became_of_the_specification_its_workers_count(spec: Any) -> No
     assert facts.key == "ns/one"
     assert facts.training
     assert {worker.job for worker in seen.snapshot.workers} == {"ns/one"}
-    plan(seen.snapshot, policy_named(SETTINGS.policy), NOW)
+    plan(seen.snapshot, configured(SETTINGS.policy), NOW)

@@ -43,6 +43,10 @@ class Metrics:
         self._chosen = _ChosenNames()
         self.signals = Signals(lambda stage, seconds: self._counted.observe("espalier_signal_seconds", seconds, stage))
 
+    def decides_by(self, policy: str) -> None:
+        """Name the scheduling policy, with its settings."""
+        self._counted.set("espalier_scheduling_policy_info", 1, policy)
+
     # ---- what happens
 
     def add(self, happened: Iterable[Measurement]) -> None:

@@ -19,7 +19,8 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import Loop
-from espalier_operator.policies import Policy, policy_named
+from espalier_operator.policies import Policy
+from espalier_operator.policies.settings import configured
 from espalier_operator.recent_use import RecentUse
 
 FLUSH_SECONDS = 5.0
@@ -64,6 +65,7 @@ class Operator:
         rules = rules or settings.rules
         self.recent_use = RecentUse(rules.fair_share_half_life_seconds, recent_use)
         metrics = metrics or Metrics(clock.now)
+        metrics.decides_by(rules.policy)
         self._metrics, self._clock = metrics, clock
         doubt = asyncio.Event()
         self.store = Store(settings, clock.now, changed=self._store_changed, doubted=doubt.set)
@@ -72,7 +74,7 @@ class Operator:
             self.store, writer, settings, clock, rules, metrics.signals, self._wake, self.recent_use, audit
         )
         self._audit = audit
-        self.loop = Loop(self.backend, policy or policy_named(rules.policy), clock, observer=metrics)
+        self.loop = Loop(self.backend, policy or configured(rules.policy), clock, observer=metrics)
         self._informer = Informer(client, configuration, self.store, settings, clock, self._listed, doubt, kopf_started)
         self._all_known = all_known
         self._stop, self._known = asyncio.Event(), asyncio.Event()

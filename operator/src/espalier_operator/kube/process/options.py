@@ -11,7 +11,7 @@ import click
 
 from espalier_api.base import field_docs
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.policies import POLICIES
+from espalier_operator.policies.settings import configured
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,8 +67,11 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         raise click.BadParameter(
             f"{value!r} has no domain; write DOMAIN/NAME, as in nvidia.com/gpu", context, parameter
         )
-    elif name == "policy" and (problem := POLICIES.problem(value)):
-        raise click.BadParameter(problem, context, parameter)
+    elif name == "policy":
+        try:
+            configured(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
     elif name == "image_pull_policy" and value not in (None, "Always", "IfNotPresent", "Never"):
         raise click.BadParameter(f"{value!r} is none; give Always, IfNotPresent or Never", context, parameter)
     return value

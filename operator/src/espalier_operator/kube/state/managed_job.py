@@ -305,6 +305,7 @@ class ManagedJob:
             report=None if self._report is self._muted else self._report,
             refusal=self.refusal,
             selector=names.selector(self.job.name),
+            policy=self._settings.policy,
         )
         found = status_of(self._facts(), self.state, observed, self.sent, wall)
         if self.is_remnant and self.problems is not None and self.state.admitted_at is None and not self.state.outcome:

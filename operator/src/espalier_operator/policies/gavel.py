@@ -1,0 +1,83 @@
+"""Fractions of time on types of GPU by how fast each job is there: Gavel (Narayanan et al., OSDI 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import mul
+from typing import Any, Final, Literal
+
+from espalier_operator.policies.draws import resumed, state_of
+from espalier_operator.policies.fair import weight_of
+from espalier_operator.policies.fifo import oldest_first
+from espalier_operator.policies.fractions_by_type import Rows, largest_smallest, largest_sum
+from espalier_operator.policies.leases import Table, gpus_of, leased
+from espalier_operator.policies.view import Decision, Speeds, View
+
+_ORDER: Final = "order"
+"""The state of the generator that orders the types."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GavelPolicy:
+    """Jobs get fractions of time on types of GPU that are best for all, and leases in proportion to them.
+
+    Best is, by `objective`: `fairness`, the smallest throughput of a job, over that on an average GPU and over its
+    weight, times its GPUs, is as large as can be (least attained service; 4.1); `makespan`, the last job ends as early
+    as can be (4.2); `fifo`, the sum of throughputs, over that on the fastest type, each times the number of jobs that
+    came later and 1, is as large as can be (4.2). Where nothing is known of types, the oldest go first.
+    """
+
+    objective: Literal["fairness", "makespan", "fifo"] = "fairness"
+    heterogeneity: bool = True
+    """False: all types count as the fastest, and are served in random order."""
+    seed: int = 0
+    """Of that order."""
+    name: str = "gavel"
+
+    @property
+    def queue_order(self) -> str:
+        """Return the order of admission in words."""
+        return "by their fractions of time on types of GPU"
+
+    def decide(self, view: View) -> Decision:
+        """Return the leases of the next round. Raises `ValueError` where SciPy is not installed."""
+        speeds, types = view.speeds, list(view.gpu_types)
+        if not types or speeds is None:
+            return oldest_first(view)
+
+        def allocate(memory: Mapping[str, Any]) -> tuple[Table, Mapping[str, Any]]:
+            rows = self._fractions(view, speeds)
+            table = zip(view.jobs, rows, strict=True)
+            return {(job.key,): dict(zip(view.gpu_types, row, strict=True)) for job, row in table}, memory
+
+        if self.heterogeneity:
+            return leased(view, allocate, types)
+        generator = resumed(self.seed, view.memory.get(_ORDER))
+        generator.shuffle(types)
+        decision = leased(view, allocate, types)
+        return replace(decision, memory={**decision.memory, _ORDER: state_of(generator)})
+
+    def _fractions(self, view: View, speeds: Speeds) -> Rows:
+        """Return the fraction of time of each job on each type."""
+        gpus, sizes = list(view.gpu_types.values()), [gpus_of(job) for job in view.jobs]
+        known = [
+            [speeds.steps_per_second(job.key, each) if size <= most else 0.0 for each, most in view.gpu_types.items()]
+            for job, size in zip(view.jobs, sizes, strict=True)
+        ]
+        fastest = [max(row) for row in known]
+        if not self.heterogeneity:
+            known = [[top if speed else 0.0 for speed in row] for top, row in zip(fastest, known, strict=True)]
+        if self.objective == "fairness":
+            average = [sum(map(mul, row, gpus)) / sum(gpus) for row in known]
+            weights = [float(weight_of(job.priority)) for job in view.jobs]
+            factors = [size / (weight * speed) for size, weight, speed in zip(sizes, weights, average, strict=True)]
+        elif self.objective == "makespan":
+            # In units of what takes longest on its fastest type, so that values are near 1.
+            rest = [view.outlooks[job.key].remaining_steps for job in view.jobs]
+            longest = max(steps / speed for steps, speed in zip(rest, fastest, strict=True))
+            factors = [longest / steps for steps in rest]
+        else:
+            factors = [(len(sizes) - place) / speed for place, speed in enumerate(fastest)]
+        values = [[factor * speed for speed in row] for factor, row in zip(factors, known, strict=True)]
+        return (largest_sum if self.objective == "fifo" else largest_smallest)(values, sizes, gpus)

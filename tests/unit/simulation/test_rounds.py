@@ -9,14 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espalier_operator.policies import elasticity_of
 from espalier_operator.policies.settings import configured
-from espalier_operator.policies.view import Decision, View
+from espalier_operator.policies.view import Decision, Elasticity, View
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
 from espalier_operator.simulation.outcome import outcome_of
 from espalier_operator.simulation.rounds import Node, Rounds
 
-POLICIES = ("fair", "fifo", "las", "las:thresholds=600/1200,promote=1", "tiresias", "gittins:quantum=60", "optimus")
+POLICIES = (
+    "fair",
+    "fifo",
+    "las",
+    "las:thresholds=600/1200,promote=1",
+    "tiresias",
+    "gittins:quantum=60",
+    "optimus",
+    "goodput",
+)
 NODES = (Node("a", 4), Node("b", 2))
 JOBS = st.lists(
     st.tuples(st.floats(0, 5000), st.integers(1, 6), st.floats(0.5, 5000)), min_size=1, max_size=12
@@ -36,7 +46,7 @@ class Watched(Rounds):
         assert all(used[index] <= node.gpus for index, node in enumerate(NODES)), "over-allocated"
         for job in active:
             assert job.workers == len(self._held.get(job.name, ()))
-            assert job.workers in (0, job.requested) or self._policy.name == "optimus"
+            assert job.workers in (0, job.requested) or elasticity_of(self._policy) is not Elasticity.FIXED
 
 
 @given(JOBS, st.sampled_from(POLICIES))

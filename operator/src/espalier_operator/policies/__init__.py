@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from espalier_api.registry import Registry
 from espalier_operator.facts import DEFAULT_POLICY
-from espalier_operator.policies.view import Decision, View
+from espalier_operator.policies.view import Decision, Elasticity, View
 
 
 class Policy(Protocol):
@@ -36,6 +36,13 @@ POLICIES: Final[Registry[Callable[..., Policy]]] = Registry(
         "gittins": "espalier_operator.policies.gittins:GittinsPolicy",
         "gavel": "espalier_operator.policies.gavel:GavelPolicy",
         "gandiva": "espalier_operator.policies.gandiva:GandivaPolicy",
+        "goodput": "espalier_operator.policies.goodput:GoodputPolicy",
         "optimus": "espalier_operator.policies.optimus:OptimusPolicy",
     },
 )
+
+
+def elasticity_of(policy: Policy) -> Elasticity:
+    """Return what a policy changes of a job, besides when it runs: its `elasticity`, `FIXED` where it has none."""
+    elasticity: Elasticity = getattr(policy, "elasticity", Elasticity.FIXED)
+    return elasticity

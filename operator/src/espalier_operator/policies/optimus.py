@@ -6,7 +6,7 @@ import heapq
 from dataclasses import dataclass
 from typing import ClassVar
 
-from espalier_operator.policies.view import Candidate, Decision, Outlook, Share, View
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class OptimusPolicy:
     """
 
     name: str = "optimus"
-    resizes: ClassVar[bool] = True
+    elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
 
     @property
     def queue_order(self) -> str:

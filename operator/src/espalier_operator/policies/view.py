@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from fractions import Fraction
 from typing import Any, Final, Protocol
 
@@ -40,8 +41,26 @@ class Outlook(Protocol):
     def remaining_steps(self) -> float:
         """Optimizer steps until the job ends."""
 
+    @property
+    def tried_workers(self) -> int:
+        """The most workers with which it has trained; beyond twice as many its speed is a guess."""
+
     def step_seconds(self, workers: int) -> float:
         """Return the seconds of one optimizer step with `workers` workers."""
+
+    def goodput(self, nodes: int, workers: int) -> float:
+        """Return its progress a second, in any unit, with so many workers on so many nodes and the best batch size."""
+
+
+class Elasticity(Enum):
+    """What a policy changes of a job, besides when it runs."""
+
+    FIXED = "fixed"
+    """Nothing: it has the workers that it asked for, or waits; spare ones may be lent to it."""
+    WORKERS = "workers"
+    """Its workers, from one on, at the batch size that it asked for."""
+    WORKERS_AND_BATCH = "workers and batch"
+    """Its workers, from one on; the job chooses the best batch size for them."""
 
 
 class Speeds(Protocol):
@@ -60,6 +79,10 @@ class View:
     """Of all nodes that take workers."""
     jobs: tuple[Candidate, ...]
     """Unfinished ones, in the order in which they came to be known."""
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    """The GPUs of each node that takes workers; empty where nobody says."""
+    held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By job, the node of each of its workers, as far as it is known."""
     outlooks: Mapping[str, Outlook] = field(default_factory=dict)
     """By job, where something is known."""
     gpu_types: Mapping[str, int] = field(default_factory=dict)
@@ -85,6 +108,8 @@ class Share:
     """Spare GPUs are shared in proportion to it: the smallest number of GPUs over the weight is raised first."""
     gpu_type: str | None = None
     """The type of its GPUs, until the decision's `until`; None: any."""
+    nodes: tuple[str, ...] = ()
+    """A wish: the node of each of its workers; empty: any."""
     beside: str | None = None
     """An earlier share's job, whose GPUs it uses too; None: it has its own."""
 

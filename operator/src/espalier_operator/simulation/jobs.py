@@ -10,6 +10,8 @@ from espalier_operator.policies.view import Outlook
 from espalier_operator.simulation.holdings import Span, hold
 from espalier_operator.simulation.profiles import Application
 
+NODE_GPUS: Final = 4
+"""Where nothing is said of nodes, so many workers are on each."""
 RESTART_SECONDS: Final = 30.0
 """A job whose workers have changed does not train for so long (Qiao et al., OSDI 2021, 5.3)."""
 _ROUNDING: Final = 1e-8
@@ -94,6 +96,7 @@ class ProfiledJob(SimulatedJob):
         self._goodput, self._epoch_ends = 0.0, application.progress_after(1)
         self._remaining = self._count_remaining()
         self._known: dict[int, float] = {}
+        self._tried = 0
 
     @property
     def outlook(self) -> Outlook:
@@ -105,12 +108,21 @@ class ProfiledJob(SimulatedJob):
         """Steps until the last epoch is complete; 1 in that epoch."""
         return self._remaining
 
+    @property
+    def tried_workers(self) -> int:
+        """The most workers that it has had."""
+        return self._tried
+
+    def goodput(self, nodes: int, workers: int) -> float:
+        """Return the goodput in this epoch, in steps of the initial batch size a second; nodes as `step_seconds`."""
+        return self._gain(self.batch) / self.step_seconds(workers)
+
     def step_seconds(self, workers: int) -> float:
         """Return the seconds of a step with `workers` workers, four a node."""
         known = self._known.get(workers)
         if known is None:
-            full, rest = divmod(workers, 4)
-            placement = (4,) * full + ((rest,) if rest else ())
+            full, rest = divmod(workers, NODE_GPUS)
+            placement = (NODE_GPUS,) * full + ((rest,) if rest else ())
             local, accumulations = self._split(workers, always=workers == 1)
             step, sync = self.application.times(placement, local)
             known = self._known[workers] = step + (step - sync) * accumulations
@@ -133,6 +145,12 @@ class ProfiledJob(SimulatedJob):
         return min(atomic, int(application.max_batch / (workers * (accumulations + 1)))), accumulations
 
     def _placed(self) -> None:
+        self._tried = max(self._tried, self.workers)
+        self._configure()
+        self._measure()
+
+    def _configure(self) -> None:
+        """Work out the seconds of a step, and what is trained on in it."""
         application = self.application
         local, accumulations = self._split(
             self.workers, always=self.workers == 1 and self.batch > application.initial_batch
@@ -140,14 +158,16 @@ class ProfiledJob(SimulatedJob):
         step, sync = application.times(self.placement, local)
         self._step = step + (step - sync) * accumulations
         self._trained_batch = self.workers * local * (accumulations + 1)
-        self._measure()
 
     def _measure(self) -> None:
-        """Work out the goodput in this epoch: steps of the initial batch size per second (AdaScale's gain)."""
-        scale = self._trained_batch / self.application.initial_batch
-        square, variance = self.application.gradient(self._trained_batch, self.epoch)
-        gain = (variance + square) / (variance / scale + square)
-        self._goodput = gain / self._step
+        """Work out the goodput in this epoch: steps of the initial batch size per second."""
+        self._goodput = self._gain(self._trained_batch) / self._step
+
+    def _gain(self, batch: int) -> float:
+        """Return how many steps of the initial batch size a step is worth in this epoch (AdaScale's gain)."""
+        scale = batch / self.application.initial_batch
+        square, variance = self.application.gradient(batch, self.epoch)
+        return (variance + square) / (variance / scale + square)
 
     def _train(self, now: float, seconds: float) -> bool:
         if self._progress + self._goodput * seconds < self._epoch_ends:

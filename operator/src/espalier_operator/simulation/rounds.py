@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from espalier_operator.policies import Policy
-from espalier_operator.policies.view import Candidate, Decision, View
+from espalier_operator.policies import Policy, elasticity_of
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, View
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.spares import fill
@@ -35,9 +35,10 @@ class Rounds:
         """Prepare. Raises `TraceError` for a job that never fits."""
         self._jobs, self._policy = sorted(jobs, key=lambda job: job.submitted_at), policy
         self._nodes = [node.gpus for node in nodes]
+        self._names = [node.name for node in nodes]
+        self._indices = {name: index for index, name in enumerate(self._names)}
         self._gpus = sum(self._nodes)
-        self._smallest = getattr(policy, "resizes", False)
-        """The policy gives jobs other numbers of workers than they asked for, from one on."""
+        self._smallest = elasticity_of(policy) is not Elasticity.FIXED
         for job in jobs:
             if self._base(job) > self._gpus:
                 raise TraceError(f"job {job.name}: needs {job.requested} GPUs; the cluster has {self._gpus}")
@@ -98,6 +99,8 @@ class Rounds:
                     )
                     for job in active
                 ),
+                nodes=dict(zip(self._names, self._nodes, strict=True)),
+                held={name: tuple(self._names[node] for node in nodes) for name, nodes in self._held.items()},
                 outlooks={name: outlook for name, outlook in outlooks.items() if outlook is not None},
                 ended=dict(self._ended),
                 memory=self._memory,
@@ -111,10 +114,14 @@ class Rounds:
         jobs = {job.name: job for job in active}
         workers = fill(decision.shares, {name: self._base(job) for name, job in jobs.items()}, self._gpus)
         held = {name: nodes for name, nodes in self._held.items() if len(nodes) == workers.get(name)}
+        wishes = {share.job: share.nodes for share in decision.shares if len(share.nodes) == workers[share.job] > 0}
+        held |= {name: [self._indices[node] for node in nodes] for name, nodes in wishes.items()}
         free = list(self._nodes)
         for nodes in held.values():
             for node in nodes:
                 free[node] -= 1
+        if min(free) < 0:
+            raise ValueError(f"policy {self._policy.name}: wishes for more GPUs of a node than it has")
         for name, count in workers.items():
             if count and name not in held:
                 held[name] = _spread(free, count)

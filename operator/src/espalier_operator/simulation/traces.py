@@ -7,19 +7,26 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from espalier_operator.policies.view import Elasticity
+from espalier_operator.simulation.adaptive import AdaptiveJob
+from espalier_operator.simulation.batches import BestBatches
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import FixedJob, ProfiledJob, SimulatedJob
 from espalier_operator.simulation.profiles import Profiles
 from espalier_operator.simulation.tables import Row, rows
 
-Reader = Callable[[Path, Profiles | None], list[SimulatedJob]]
+Reader = Callable[[Path, Profiles | None, Elasticity], list[SimulatedJob]]
 
 
-def read_pollux(path: Path, profiles: Profiles | None) -> list[SimulatedJob]:
-    """Read a workload of the Pollux artifact: `name,time,application,num_replicas,batch_size`. Raises `TraceError`."""
+def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = Elasticity.FIXED) -> list[SimulatedJob]:
+    """Read a workload of the Pollux artifact: `name,time,application,num_replicas,batch_size`. Raises `TraceError`.
+
+    Where the policy leaves the batch size to the jobs, they choose it.
+    """
     if profiles is None:
         raise TraceError(f"{path}: its applications need profiles; name their folder with --profiles")
     jobs: list[SimulatedJob] = []
+    best: dict[str, BestBatches] = {}
     for row in rows(path, ("name", "time", "application", "num_replicas", "batch_size")):
         name = row.text("application")
         application = profiles.application(name)
@@ -29,11 +36,21 @@ def read_pollux(path: Path, profiles: Profiles | None) -> list[SimulatedJob]:
         low, high = max(application.initial_batch, workers * application.min_local), application.max_batch
         if not low <= batch <= high:
             raise row.fault("batch_size", f"is {batch}; on {workers} workers {name} was measured from {low} to {high}")
-        jobs.append(ProfiledJob(row.text("name"), row.number("time"), workers, batch, application))
+        if name not in best:
+            best[name] = BestBatches(application)
+        title, submitted_at = row.text("name"), row.number("time")
+        if elasticity is not Elasticity.WORKERS_AND_BATCH:
+            jobs.append(ProfiledJob(title, submitted_at, workers, batch, application))
+        elif name == "ncf":  # on one worker only, where the largest batch size is the best, as in the artifact
+            jobs.append(ProfiledJob(title, submitted_at, 1, application.max_batch, application))
+        else:
+            jobs.append(AdaptiveJob(title, submitted_at, workers, application, best[name]))
     return _distinct(path, jobs)
 
 
-def read_csv(path: Path, profiles: Profiles | None = None) -> list[SimulatedJob]:
+def read_csv(
+    path: Path, profiles: Profiles | None = None, elasticity: Elasticity = Elasticity.FIXED
+) -> list[SimulatedJob]:
     """Read `timestamp,duration,num_gpus`, as the traces of Philly and Helios were published. Raises `TraceError`.
 
     A timestamp is in seconds, or a date with a time. Time begins with the first job. Jobs without GPUs, or that ended

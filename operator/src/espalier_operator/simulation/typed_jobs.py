@@ -44,6 +44,15 @@ class TypedJob:
         """Return the seconds of a step, which its number of GPUs, being fixed, and their type leave open: 1."""
         return 1.0
 
+    @property
+    def tried_workers(self) -> int:
+        """Its number of GPUs, which is fixed."""
+        return self.gpus
+
+    def goodput(self, nodes: int, workers: int) -> float:
+        """Return the steps a second, left open too: 1."""
+        return 1.0
+
     def speed(self, gpu_type: str, beside: TypedJob | None = None) -> float:
         """Return its steps per second, alone or on the same GPUs as another job; 0: it cannot run there."""
         return self._speeds.steps_per_second(gpu_type, self.kind, None if beside is None else beside.kind)

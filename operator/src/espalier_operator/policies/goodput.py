@@ -1,0 +1,198 @@
+"""Goodput: progress, not steps, a second (Pollux: Qiao et al., OSDI 2021)."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Final
+
+from espalier_operator.policies.nearness import near
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View
+
+ROUND_SECONDS: Final = 60.0
+"""The goodput of a job changes as it trains, and what is known of it: it is asked for so often."""
+_UNBOUNDED: Final = 1_000_000
+_RESTARTS: Final = "restarts"
+"""By job: how often its workers have changed since it started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputPolicy:
+    """Each worker goes where it raises the utility of the speedups most, by the goodput of each job.
+
+    The speedup of a job is its goodput over that with an equal part of all GPUs (eq. 9 of the paper). The utility is
+    the sum of speedup**p / p with p = −fairness (its logarithm for 0), which orders allocations as the paper's mean
+    does (eq. 15); p = −1 is the default there too. The paper searches by a genetic algorithm. Here, all jobs get
+    their base workers, the oldest first; then the best step is taken, again and again: the job, and the number of
+    workers for it, with the largest gain a GPU. A step leads to any number on one node, or to whole nodes.
+
+    A change costs a restart. So a job grows only where its goodput rises even with the time lost to restarts so far
+    and to one more (5.1 of the paper), and shrinks only where the others need its GPUs.
+    """
+
+    fairness: float = 1.0
+    """The higher it is, the more the job with the smallest speedup counts; 0: proportional fairness."""
+    growth: float = 4.0
+    """A job gets so many times the workers that it has tried at most: what its speed beyond would be is a guess."""
+    restart_seconds: float = 30.0
+    """For how long a job does not train when its workers have changed."""
+    name: str = "goodput"
+    elasticity: ClassVar[Elasticity] = Elasticity.WORKERS_AND_BATCH
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fairness <= 10:
+            raise ValueError(f"fairness: {self.fairness:g} is not between 0 and 10")
+        if not 1 < self.growth < math.inf:
+            raise ValueError(f"growth: {self.growth:g} is not above 1, so no job would ever grow")
+        if not 0 <= self.restart_seconds < math.inf:
+            raise ValueError(f"restart_seconds: {self.restart_seconds:g} is not 0 or more")
+
+    @property
+    def queue_order(self) -> str:
+        """Return the order of admission in words."""
+        return "by age"
+
+    def decide(self, view: View) -> Decision:
+        """Return shares that sum up to all GPUs at most, the oldest job first."""
+        restarts = view.memory.get(_RESTARTS, {})
+        jobs = sorted(view.jobs, key=lambda job: (job.submitted_at, job.key))
+        free, workers = view.gpus, dict[Candidate, int]()
+        for job in jobs:
+            needs = job.min_workers * job.gpus_per_worker
+            workers[job] = job.min_workers if needs <= free else 0
+            free -= needs if needs <= free else 0
+        prospects = {
+            job: _prospect(view, job, view.outlooks[job.key], self.fairness, self.growth)
+            for job in jobs
+            if job.key in view.outlooks and workers[job]
+        }
+        free = _fill(prospects.values(), workers, free)
+        free = self._spare_restarts(view.now, prospects, workers, free, restarts)
+        changing = (prospect for job, prospect in prospects.items() if workers[job] != job.workers)
+        _fill(changing, workers, free)
+        nodes = near(view, workers)
+        return Decision(
+            shares=tuple(
+                Share(
+                    job=job.key,
+                    workers=count,
+                    spare=0 if job.key in view.outlooks or not count else job.max_workers - count,
+                    nodes=nodes.get(job.key, ()),
+                )
+                for job, count in workers.items()
+            ),
+            preempts=True,
+            until=view.now + ROUND_SECONDS if prospects else None,
+            memory={
+                _RESTARTS: {
+                    job.key: restarts.get(job.key, -1) + (count not in (0, job.workers))
+                    for job, count in workers.items()
+                }
+            },
+        )
+
+    def _spare_restarts(
+        self,
+        now: float,
+        prospects: dict[Candidate, _Prospect],
+        workers: dict[Candidate, int],
+        free: int,
+        restarts: Mapping[str, int],
+    ) -> int:
+        """Undo changes that are not worth a restart; return the GPUs that are free then."""
+        smaller: list[tuple[float, _Prospect]] = []
+        for job, prospect in prospects.items():
+            before, after = job.workers, workers[job]
+            if before and after > before:
+                age = now - job.submitted_at
+                lost = restarts.get(job.key, 0) * self.restart_seconds
+                trained = max(0.0, age - lost) / (age + self.restart_seconds) if age else 0.0
+                if prospect.goodput(after) * trained <= prospect.goodput(before):
+                    free += (after - before) * job.gpus_per_worker
+                    workers[job] = before
+            elif 0 < after < before:
+                smaller.append((prospect.utility(after) - prospect.utility(before), prospect))
+        for _, prospect in sorted(smaller, key=lambda each: each[0]):
+            job = prospect.job
+            needs = (job.workers - workers[job]) * job.gpus_per_worker
+            if needs <= free:
+                free -= needs
+                workers[job] = job.workers
+        return free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prospect:
+    """What a job gains by more workers."""
+
+    job: Candidate
+    node_gpus: int
+    """Of the largest node."""
+    goodput: Callable[[int], float]
+    """By workers."""
+    utility: Callable[[int], float]
+    """By workers."""
+    most: int
+    """The workers that it may have."""
+
+    def step(self, workers: int, free: int) -> tuple[float, int] | None:
+        """Return the largest gain a GPU from `workers` on with so many more GPUs, and the workers then."""
+        gpus = self.job.gpus_per_worker
+        most, whole = min(self.most, workers + free // gpus), max(1, self.node_gpus // gpus)
+        within = range(workers + 1, min(most, whole) + 1)
+        across = range((max(workers, whole) // whole + 1) * whole, most + 1, whole)
+        below = self.utility(workers)
+        gains = (((self.utility(count) - below) / ((count - workers) * gpus), count) for count in (*within, *across))
+        best = max(gains, default=(0.0, 0))
+        return best if best[0] > 0 else None
+
+
+def _prospect(view: View, job: Candidate, outlook: Outlook, fairness: float, growth: float) -> _Prospect:
+    gpus = job.gpus_per_worker
+    node_gpus = max(view.nodes.values(), default=_UNBOUNDED)
+
+    @cache
+    def goodput(workers: int) -> float:
+        return outlook.goodput(-(-workers * gpus // node_gpus), workers)
+
+    equal = max(1, round(view.gpus / len(view.jobs)) // gpus)
+    fair = goodput(min(job.max_workers, max(job.min_workers, equal)))
+
+    @cache
+    def utility(workers: int) -> float:
+        speedup = goodput(workers) / fair if fair > 0 else 0.0
+        if speedup <= 0:
+            return -math.inf
+        return math.log(speedup) if not fairness else -(speedup**-fairness) / fairness
+
+    return _Prospect(
+        job=job,
+        node_gpus=node_gpus,
+        goodput=goodput,
+        utility=utility,
+        most=min(job.max_workers, max(job.min_workers, int(growth * outlook.tried_workers))),
+    )
+
+
+def _fill(prospects: Iterable[_Prospect], workers: dict[Candidate, int], free: int) -> int:
+    """Take the best step again and again, until there is none; return the GPUs that are left."""
+    steps: list[tuple[float, int, int, _Prospect]] = []
+
+    def consider(place: int, prospect: _Prospect) -> None:
+        step = prospect.step(workers[prospect.job], free)
+        if step is not None:
+            heapq.heappush(steps, (-step[0], place, step[1], prospect))
+
+    for place, prospect in enumerate(prospects):
+        consider(place, prospect)
+    while steps and free:
+        _, place, count, prospect = heapq.heappop(steps)
+        needs = (count - workers[prospect.job]) * prospect.job.gpus_per_worker
+        if needs <= free:
+            free -= needs
+            workers[prospect.job] = count
+        consider(place, prospect)
+    return free

@@ -7,7 +7,7 @@ again when a job comes, ends or, if it follows that, progresses, and when its de
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +28,18 @@ class Node:
     gpus: int
 
 
+def base_workers(job: SimulatedJob, policy: Policy) -> int:
+    """Return the workers that `job` has or waits for: one where the policy chooses their number from one on."""
+    return 1 if getattr(policy, "resizes", False) else job.requested
+
+
+def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None:
+    """Raise `TraceError` for a job that never fits on so many GPUs."""
+    for job in jobs:
+        if base_workers(job, policy) > gpus:
+            raise TraceError(f"job {job.name}: needs {job.requested} GPUs; the cluster has {gpus}")
+
+
 class Rounds:
     """One simulation by rounds."""
 
@@ -36,11 +48,8 @@ class Rounds:
         self._jobs, self._policy = sorted(jobs, key=lambda job: job.submitted_at), policy
         self._nodes = [node.gpus for node in nodes]
         self._gpus = sum(self._nodes)
-        self._smallest = getattr(policy, "resizes", False)
-        """The policy gives jobs other numbers of workers than they asked for, from one on."""
-        for job in jobs:
-            if self._base(job) > self._gpus:
-                raise TraceError(f"job {job.name}: needs {job.requested} GPUs; the cluster has {self._gpus}")
+        self._base = {job.name: base_workers(job, policy) for job in jobs}
+        check_sizes(jobs, policy, self._gpus)
         self.now = 0.0
         self._memory: Any = {}
         self._held: dict[str, list[int]] = {}
@@ -78,9 +87,6 @@ class Rounds:
                 until = math.inf if decision.until is None else decision.until
                 follows = decision.follows_progress
 
-    def _base(self, job: SimulatedJob) -> int:
-        return 1 if self._smallest else job.requested
-
     def _decide(self, active: Sequence[SimulatedJob]) -> Decision:
         outlooks = {job.name: job.outlook for job in active}
         decision = self._policy.decide(
@@ -91,7 +97,7 @@ class Rounds:
                     Candidate(
                         key=job.name,
                         submitted_at=job.submitted_at,
-                        min_workers=self._base(job),
+                        min_workers=self._base[job.name],
                         max_workers=job.most_workers,
                         workers=job.workers,
                         service=job.service,
@@ -109,7 +115,7 @@ class Rounds:
     def _carry_out(self, decision: Decision, active: Iterable[SimulatedJob]) -> None:
         """Give workers in the order of shares: all or none of the base, more as there are, then the spare ones."""
         jobs = {job.name: job for job in active}
-        workers = fill(decision.shares, {name: self._base(job) for name, job in jobs.items()}, self._gpus)
+        workers = fill(decision.shares, self._base, self._gpus)
         held = {name: nodes for name, nodes in self._held.items() if len(nodes) == workers.get(name)}
         free = list(self._nodes)
         for nodes in held.values():
@@ -121,7 +127,7 @@ class Rounds:
         for name, job in jobs.items():
             nodes = held.get(name, [])
             if nodes != self._held.get(name, []):
-                job.place(_placement(nodes))
+                job.place(placement_of(nodes))
         self._held = held
 
 
@@ -137,6 +143,6 @@ def _spread(free: list[int], count: int) -> list[int]:
     return taken
 
 
-def _placement(nodes: Sequence[int]) -> tuple[int, ...]:
+def placement_of(nodes: Sequence[Hashable]) -> tuple[int, ...]:
     """Return the workers on each node, in the order of `nodes`."""
     return tuple(nodes.count(node) for node in dict.fromkeys(nodes))

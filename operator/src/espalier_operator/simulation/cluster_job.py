@@ -50,6 +50,8 @@ class ClusterJob:
         self._saved_at: float | None = None
         """When its leader has ended, or will have, as it was asked to."""
         self._seen: tuple[object, Observation] = (None, Observation())
+        self._facts: tuple[float, JobFacts] | None = None
+        """When they were taken, and what they are until something is done to the job."""
 
     @property
     def workers(self) -> Iterator[Worker]:
@@ -58,9 +60,11 @@ class ClusterJob:
 
     def facts(self, now: float) -> JobFacts:
         """Return what the planner reads, with the budgets counted up to `now`."""
-        seen = self._observe(now)
-        self.state = progress.look(self.state, seen, self.terms, now, _TIMING)
-        return facts_of(self.key, self.state, seen, self.terms, now, _TIMING)
+        if self._facts is None or self._facts[0] != now:
+            seen = self._observe(now)
+            self.state = progress.look(self.state, seen, self.terms, now, _TIMING)
+            self._facts = now, facts_of(self.key, self.state, seen, self.terms, now, _TIMING)
+        return self._facts[1]
 
     def advance(self, now: float, seconds: float) -> bool:
         """Let `seconds` pass from `now` on; return whether a policy could know of progress."""
@@ -80,6 +84,7 @@ class ClusterJob:
 
     def act(self, action: Action, now: float, placement: Placement) -> None:
         """Apply a decision; workers that it adds are on the nodes of `placement`, those that it takes are gone."""
+        self._facts = None
         before, self.state = self.state, transitions.after(self.state, action, self.terms, now, _TIMING)
         if self.state.stopping is not None and before.stopping is None:
             self._saved_at = now + (self._latencies.save_seconds if self._nodes else 0.0)

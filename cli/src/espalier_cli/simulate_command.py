@@ -162,8 +162,10 @@ def _check_driver(driver: str, form: str, latency: str | None, base_preemption: 
         return
     for option, value in (("--latency", latency), ("--base-preemption", base_preemption)):
         if value is not None:
-            raise InputError(f"{option} {value}: nothing takes time or asks for leave with --driver {driver}; "
-                             f"add --driver {PLAN}, or leave it out")
+            raise InputError(
+                f"{option} {value}: nothing takes time or asks for leave with --driver {driver}; "
+                f"add --driver {PLAN}, or leave it out"
+            )
 
 
 def _draw(runs: Sequence[_Run], path: Path) -> None:

@@ -13,6 +13,7 @@ from espalier_operator.simulation.cluster_job import ClusterJob
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.latencies import Latencies
 from espalier_operator.simulation.rounds import Node as Machine
+from espalier_operator.simulation.rounds import spread
 
 _GPU_TYPE: Final = "simulated"
 _BUDGET_SECONDS: Final = 1e12
@@ -68,6 +69,27 @@ class ClusterBackend:
         for node in self._nodes:
             if used[node.name] > node.allocatable:
                 raise RuntimeError(f"{used[node.name]} workers on the {node.allocatable} GPUs of {node.name}")
+
+    def settle(self, now: float, order: Sequence[str]) -> None:
+        """Let jobs train with what they have; those that are placed anew are placed in `order`."""
+        if self._latencies.restarts_move:
+            self._place_anew([self.jobs[key] for key in dict.fromkeys([*order, *self.jobs]) if key in self.jobs])
+        for job in self.jobs.values():
+            job.settle(now)
+
+    def _place_anew(self, jobs: Sequence[ClusterJob]) -> None:
+        """Place all workers of jobs that have more or fewer than before; the others stay. GPUs are alike."""
+        moved = [job for job in jobs if job.is_moved]
+        if not moved:
+            return
+        for job in self.jobs.values():
+            job.move_back()
+        away = {job.key for job in moved}
+        used = Counter(worker.node for job in self.jobs.values() if job.key not in away for worker in job.workers)
+        free = [node.allocatable - used[node.name] for node in self._nodes]
+        for job in moved:
+            count = sum(1 for _ in job.workers)
+            job.move([self._nodes[index].name for index in spread(free, count)])
 
     def forget_ended(self) -> list[ClusterJob]:
         """Remove the jobs whose end is recorded, and return them."""

@@ -6,7 +6,7 @@ comes from the job of the trace, which trains with the workers that run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -104,6 +104,22 @@ class ClusterJob:
             if place not in self._workers:
                 node = placement.base[place[1]] if place[0] is Role.BASE else extra.pop(0)
                 self._workers[place] = _Held(self._worker(place, node), now + self._latencies.start_seconds)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether it has another number of workers than it trains with."""
+        return len(self._workers) != len(self._nodes)
+
+    def move(self, nodes: Sequence[str]) -> None:
+        """Let its workers be on these nodes, base workers first."""
+        self._facts = None
+        for (place, held), node in zip(sorted(self._workers.items()), nodes, strict=True):
+            self._workers[place] = replace(held, worker=replace(held.worker, node=node))
+
+    def move_back(self) -> None:
+        """Let its workers be where they were when it last trained."""
+        if not self.is_moved:
+            self.move(self._nodes)
 
     def settle(self, now: float) -> None:
         """Let the job train with the workers that it has now, once all that is decided at `now` is carried out."""

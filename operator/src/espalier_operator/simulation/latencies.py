@@ -25,6 +25,9 @@ class Latencies:
     """These three are terms of each job (`spec.preemption`)."""
     stop_grace_seconds: float = 0.0
     """As in `facts.Rules`."""
+    restarts_move: bool = True
+    """Workers that change restart the whole job, as in published simulators: all its workers are placed anew, on the
+    nodes with the most free GPUs. Otherwise its workers stay where the planner put them."""
 
 
 _TERMS: Final = Preemption()
@@ -39,6 +42,7 @@ LATENCIES: Final[dict[str, Latencies]] = {
         cooldown_seconds=_TERMS.cooldown_seconds,
         min_runtime_seconds=_TERMS.min_runtime_seconds,
         stop_grace_seconds=Rules().stop_grace_seconds,
+        restarts_move=False,
     ),
 }
 """By name. `none`: all happens at once, as in published simulators. `realistic`: the defaults of jobs and operator, and

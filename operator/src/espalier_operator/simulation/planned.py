@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from espalier_operator.actions import GrantExtra
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.view import Decision, Outlook, View
@@ -82,11 +83,10 @@ class Planned:
         for _ in range(MOST_PLANS):
             found = plan(self._backend.observe(self.now, self._memory), self._policy, self.now)
             self._memory = found.policy_memory
-            if not found.actions:
-                for job in jobs.values():
-                    job.settle(self.now)
-                return math.inf if found.wake_at is None else found.wake_at
             self._backend.apply(found, self.now)
+            if all(isinstance(action, GrantExtra) for action in found.actions):  # the next plan would be empty
+                self._backend.settle(self.now, self._policy.order)
+                return math.inf if found.wake_at is None else found.wake_at
         raise RuntimeError(f"policy {self._policy.name}: {MOST_PLANS} plans at {self.now:g} s undo each other")
 
 
@@ -97,10 +97,11 @@ class _Informed:
         self.policy, self.name, self.queue_order = policy, policy.name, policy.queue_order
         self.outlooks: Mapping[str, Outlook] = {}
         self.follows_progress = False
+        self.order: Sequence[str] = ()
 
     def decide(self, view: View) -> Decision:
         known = {job.key for job in view.jobs}
         outlooks = {key: outlook for key, outlook in self.outlooks.items() if key in known}
         decision = self.policy.decide(replace(view, outlooks=outlooks))
-        self.follows_progress = decision.follows_progress
+        self.follows_progress, self.order = decision.follows_progress, [share.job for share in decision.shares]
         return decision

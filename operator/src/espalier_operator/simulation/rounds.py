@@ -123,7 +123,7 @@ class Rounds:
                 free[node] -= 1
         for name, count in workers.items():
             if count and name not in held:
-                held[name] = _spread(free, count)
+                held[name] = spread(free, count)
         for name, job in jobs.items():
             nodes = held.get(name, [])
             if nodes != self._held.get(name, []):
@@ -131,7 +131,7 @@ class Rounds:
         self._held = held
 
 
-def _spread(free: list[int], count: int) -> list[int]:
+def spread(free: list[int], count: int) -> list[int]:
     """Take GPUs, from the node with the most free ones on; return the node of each."""
     taken: list[int] = []
     while len(taken) < count:

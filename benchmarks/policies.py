@@ -2,9 +2,10 @@
 
 A row a policy, load and workload of the Pollux artifact (Qiao et al., OSDI 2021), on 16 nodes with 4 GPUs: the mean
 completion time in simulated seconds, the published one, how many jobs differ, and how many simulated jobs a second of
-CPU time takes, the median of three runs by rounds and of one through the operator's planner. Step times that must be interpolated are worked out once, before. Then a row a
-policy and trace of Gavel (Narayanan et al., OSDI 2020), on 8 V100, 16 P100 and 24 K80 GPUs, beside the figures that the
-simulator released with it prints with seed 0 and the solver ECOS.
+CPU time takes, the median of three runs by rounds and of one through the operator's planner. Step times that must be
+interpolated are worked out once, before. Then a row a policy and trace of Gavel (Narayanan et al., OSDI 2020), on 8
+V100, 16 P100 and 24 K80 GPUs, beside the figures that the simulator released with it prints with seed 0 and the
+solver ECOS.
 """
 
 from __future__ import annotations

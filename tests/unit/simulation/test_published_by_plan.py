@@ -1,4 +1,8 @@
-"""Gates: mean completion times as published with Pollux (Qiao et al., OSDI 2021), through the cluster's planner."""
+"""Gates: mean completion times as published with Pollux (Qiao et al., OSDI 2021), through the cluster's planner.
+
+They gate who has how many GPUs and when, not on which nodes: without latencies, jobs are placed as the published
+simulators do (`Latencies.restarts_move`).
+"""
 
 from __future__ import annotations
 

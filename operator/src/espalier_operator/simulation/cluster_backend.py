@@ -1,4 +1,4 @@
-"""The backend of the simulated cluster: supplies facts to the planner and carries out what it decides. No clock, no I/O."""
+"""The backend of the simulated cluster: facts for the planner, and what it decides carried out. No clock, no I/O."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The driver by plans: the cluster's own planner and job state machine, on simulated nodes.
 
 Each round, and whenever what was decided has come to pass, the planner is asked until it has nothing more to change.
-So without latencies all that follows from a decision happens in its round. The policy sees the true speed of jobs
+So without latencies all that follows from a decision happens in its round; which nodes jobs run on is then chosen as in
+published simulators, not by the planner (`Latencies.restarts_move`). The policy sees the true speed of jobs
 where the trace tells it.
 """
 

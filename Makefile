@@ -120,7 +120,7 @@ bench-advice: .venv/.ready  ## latency of the agent's advice
 bench-plan: .venv/.ready  ## time of one plan()
 	.venv/bin/python benchmarks/plan.py
 
-bench-policies: .venv/.ready  ## simulated completion times beside published ones, and the speed of the simulator (1 minute)
+bench-policies: .venv/.ready  ## simulated completion times beside published ones, by both drivers, and their speed (3 minutes)
 	.venv/bin/python benchmarks/policies.py $(ARGS)
 
 bench-agent: .venv/.ready  ## the agent's learners: speed, fit, generalization, controls (20 minutes); ARGS=--quick

@@ -2,10 +2,10 @@
 
 A row a policy, load and workload of the Pollux artifact (Qiao et al., OSDI 2021), on 16 nodes with 4 GPUs: the mean
 completion time in simulated seconds, the published one, how many jobs differ, and how many simulated jobs a second of
-CPU time takes, the median of three runs; `goodput` is beside Pollux itself. Step times that must be interpolated are
-worked out once, before. Then a row a policy and trace of Gavel (Narayanan et al., OSDI 2020), on 8 V100, 16 P100 and
-24 K80 GPUs, beside the figures that the simulator released with it prints with seed 0 and the solver ECOS. Last, the
-milliseconds of a decision of `goodput`.
+CPU time takes, the median of three runs by rounds and of one through the operator's planner; `goodput` is beside Pollux
+itself. Step times that must be interpolated are worked out once, before. Then a row a policy and trace of Gavel
+(Narayanan et al., OSDI 2020), on 8 V100, 16 P100 and 24 K80 GPUs, beside the figures that the simulator released with
+it prints with seed 0 and the solver ECOS. Last, the milliseconds of a decision of `goodput`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ import statistics
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
 
 from harness.printed import Columns, columned, environment
 
-from espalier_operator.policies import elasticity_of
+from espalier_operator.policies import Policy, elasticity_of
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, View
 from espalier_operator.simulation.cluster import nodes_of
 from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.outcome import outcome_of
+from espalier_operator.simulation.planned import Planned
 from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.rounds import Rounds
+from espalier_operator.simulation.rounds import Node, Rounds
 from espalier_operator.simulation.traces import read_pollux
 from espalier_operator.simulation.typed import TypedRounds
 
@@ -40,8 +42,14 @@ LOADS = {"0.5": "half-load", "1": "full-load", "2": "double-load"}
 POLICIES = {"tiresias": "tiresias", "optimus": "optimus", "goodput": "pollux"}
 """Ours, and the published one beside it."""
 RUNS = 3
+DRIVERS: Mapping[str, tuple[Callable[[Sequence[SimulatedJob], Sequence[Node], Policy], Rounds | Planned], int]] = {
+    "rounds": (Rounds, RUNS),
+    "plan": (Planned, 1),
+}
+"""By name: what simulates, and how often."""
 COLUMNS: Columns = (
     ("policy", "policy", ""),
+    ("driver", "driver", ""),
     ("load", "load", ""),
     ("workload", "workload", ""),
     ("jobs", "jobs", "d"),
@@ -81,28 +89,30 @@ GAVEL_COLUMNS: Columns = (
 def rows(folder: Path) -> Iterator[dict[str, object]]:
     """Simulate every workload of `folder` under every policy."""
     profiles = Profiles(folder / "traces")
-    for (policy, beside), (load, name) in product(POLICIES.items(), LOADS.items()):
+    for (policy, beside), driver, (load, name) in product(POLICIES.items(), DRIVERS, LOADS.items()):
         published = json.loads((folder / "published" / f"{beside}-{name}.json").read_text(encoding="utf-8"))
         prefix = "" if name == "full-load" else f"{name}-"
         for workload, jcts in sorted(published["jcts"].items()):
             took, ours = [], dict[str, float]()
-            for _ in range(RUNS + 1):  # the first one interpolates
+            simulation, runs = DRIVERS[driver]
+            for _ in range(runs + (driver == "rounds")):  # the first one interpolates
                 jobs = read_pollux(
                     folder / "workloads" / f"{prefix}{workload}.csv", profiles, elasticity_of(configured(policy))
                 )
-                rounds, began = Rounds(jobs, nodes_of(CLUSTER), configured(policy)), time.process_time()
-                rounds.run()
+                simulated, began = simulation(jobs, nodes_of(CLUSTER), configured(policy)), time.process_time()
+                simulated.run()
                 took.append(time.process_time() - began)
                 ours = {job.name: (job.completed_at or 0.0) - job.submitted_at for job in jobs}
             yield {
                 "policy": policy,
+                "driver": driver,
                 "load": load,
                 "workload": workload,
                 "jobs": len(ours),
                 "meanJctSeconds": statistics.fmean(ours.values()),
                 "publishedMeanJctSeconds": statistics.fmean(jcts.values()),
                 "different": sum(ours[job] != jct for job, jct in jcts.items()),
-                "jobsPerSecond": len(ours) / statistics.median(took[1:]),
+                "jobsPerSecond": len(ours) / statistics.median(took[-runs:]),
             }
 
 

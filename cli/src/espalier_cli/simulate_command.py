@@ -13,21 +13,24 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from espalier_api.job import BasePreemption
 from espalier_cli.cluster.output import Row, print_table
 from espalier_cli.errors import InputError
 from espalier_operator.planning import Policy, configured, elasticity_of
 from espalier_operator.simulation.cluster import nodes_of
 from espalier_operator.simulation.gavel import FORMAT as GAVEL
 from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_operator.simulation.latencies import LATENCIES
 from espalier_operator.simulation.outcome import Ended, Outcome, outcome_of
+from espalier_operator.simulation.planned import Planned
 from espalier_operator.simulation.profiles import Profiles
 from espalier_operator.simulation.rounds import Rounds
 from espalier_operator.simulation.traces import READERS
 from espalier_operator.simulation.typed import TypedRounds
 
-DRIVER = "rounds"
+ROUNDS, PLAN = "rounds", "plan"
 PICTURES = (".png", ".svg")
-_COLUMNS = ("TRACE", "POLICY", "JOBS", "MEAN-JCT", "MEDIAN", "P99", "MAKESPAN", "IN-USE", "RESTARTS")
+_COLUMNS = ("TRACE", "POLICY", "JOBS", "MEAN-JCT", "MEDIAN", "P99", "MAKESPAN", "IN-USE", "RESTARTS", "EVICTIONS")
 """Times are in seconds."""
 
 
@@ -83,10 +86,22 @@ _Prepare = Callable[[Path, Policy], _Simulation]
 )
 @click.option(
     "--driver",
-    type=click.Choice([DRIVER]),
-    default=DRIVER,
+    type=click.Choice([ROUNDS, PLAN]),
+    default=ROUNDS,
     show_default=True,
-    help="rounds: the policy decides each minute, and it happens at once.",
+    help="rounds: the policy decides each minute, and it happens at once. plan: the operator's planner and state "
+    "machine of jobs do.",
+)
+@click.option(
+    "--latency",
+    type=click.Choice([*LATENCIES]),
+    help="With --driver plan: how long workers take to start and to leave, with notices and cooldowns.  "
+    "[default: none]",
+)
+@click.option(
+    "--base-preemption",
+    type=click.Choice([each.value for each in BasePreemption]),
+    help="With --driver plan: spec.preemption.base of all jobs.  [default: Checkpoint]",
 )
 @click.option(
     "--picture",
@@ -101,6 +116,8 @@ def simulate(
     cluster: str,
     policies: tuple[str, ...],
     driver: str,
+    latency: str | None,
+    base_preemption: str | None,
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -110,12 +127,16 @@ def simulate(
     (timestamp,duration,num_gpus, as Philly and Helios were published), gavel (jobs on V100, P100 and K80 GPUs, with
     --cluster V100S:P100S:K80S, servers of 4, 4 and 8 GPUs, and rounds of 360 s). Times are seconds.
     """
+    _check_driver(driver, form, latency, base_preemption)
     if form != GAVEL and profiles is not None and not profiles.is_dir():
         raise InputError(f"--profiles: {profiles} is not a folder")
     if picture is not None and picture.suffix not in PICTURES:
         raise InputError(f"--picture: {picture} must end with {' or '.join(PICTURES)}")
     try:
-        prepare = (_prepared_by_type if form == GAVEL else _prepared)(form, profiles, cluster)
+        if driver == PLAN:
+            prepare = _prepared_by_plan(form, profiles, cluster, latency, base_preemption)
+        else:
+            prepare = (_prepared_by_type if form == GAVEL else _prepared)(form, profiles, cluster)
         for policy in policies:
             configured(policy)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -126,9 +147,25 @@ def simulate(
     if picture is not None:
         _draw(runs, picture)
     if as_json:
-        click.echo(json.dumps({"runs": [_document(run) for run in runs]}, indent=2))
+        click.echo(json.dumps({"runs": [_document(run, driver) for run in runs]}, indent=2))
     else:
         print_table(_COLUMNS, map(_row, runs), right=_COLUMNS[2:])
+
+
+def _check_driver(driver: str, form: str, latency: str | None, base_preemption: str | None) -> None:
+    if driver == PLAN:
+        if form == GAVEL:
+            raise InputError(
+                f"--driver {PLAN}: jobs of --format {GAVEL} choose types of GPUs, which the planner's policies do not "
+                f"know; use --driver {ROUNDS}"
+            )
+        return
+    for option, value in (("--latency", latency), ("--base-preemption", base_preemption)):
+        if value is not None:
+            raise InputError(
+                f"{option} {value}: nothing takes time or asks for leave with --driver {driver}; "
+                f"add --driver {PLAN}, or leave it out"
+            )
 
 
 def _draw(runs: Sequence[_Run], path: Path) -> None:
@@ -161,6 +198,21 @@ def _prepared(form: str, profiles: Path | None, cluster: str) -> _Prepare:
     return prepare
 
 
+def _prepared_by_plan(
+    form: str, profiles: Path | None, cluster: str, latency: str | None, base_preemption: str | None
+) -> _Prepare:
+    known = None if profiles is None else Profiles(profiles)
+    nodes, latencies = nodes_of(cluster), LATENCIES[latency or "none"]
+    preemptible = base_preemption != BasePreemption.NEVER.value
+
+    def prepare(trace: Path, policy: Policy) -> _Simulation:
+        jobs = READERS[form](trace, known, elasticity_of(policy))
+        planned = Planned(jobs, nodes, policy, latencies, preemptible=preemptible)
+        return _Simulation(jobs=jobs, gpus=sum(node.gpus for node in nodes), run=planned.run)
+
+    return prepare
+
+
 def _prepared_by_type(form: str, profiles: Path | None, cluster: str) -> _Prepare:
     nodes = nodes_by_type(cluster)
 
@@ -182,12 +234,12 @@ def _simulated(trace: Path, policy: str, prepare: _Prepare, bar: Progress) -> _R
     return _Run(trace=trace, policy=policy, simulation=simulation, outcome=outcome, seconds=seconds)
 
 
-def _document(run: _Run) -> dict[str, object]:
+def _document(run: _Run, driver: str) -> dict[str, object]:
     outcome = run.outcome
     return {
         "trace": str(run.trace),
         "policy": run.policy,
-        "driver": DRIVER,
+        "driver": driver,
         "jobs": outcome.jobs,
         "averageJctSeconds": outcome.average_jct,
         "medianJctSeconds": outcome.median_jct,
@@ -195,6 +247,7 @@ def _document(run: _Run) -> dict[str, object]:
         "makespanSeconds": outcome.makespan,
         "utilisation": outcome.utilisation,
         "restarts": outcome.restarts,
+        "evictions": outcome.evictions,
         "seconds": run.seconds,
     }
 
@@ -208,4 +261,5 @@ def _row(run: _Run) -> Row:
         *(f"{seconds:,.0f}" for seconds in (found.average_jct, found.median_jct, found.p99_jct, found.makespan)),
         f"{found.utilisation:.0%}",
         str(found.restarts),
+        str(found.evictions),
     )

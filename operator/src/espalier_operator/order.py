@@ -110,10 +110,12 @@ class Order:
 
 def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> Decision:
     """Return what `policy` decides for `jobs`, unfinished ones of the snapshot."""
+    nodes = {node.name: node.allocatable for node in snapshot.nodes if node.ready and node.schedulable}
     return policy.decide(
         View(
             now=now,
-            gpus=sum(node.allocatable for node in snapshot.nodes if node.ready and node.schedulable),
+            gpus=sum(nodes.values()),
+            nodes=nodes,
             jobs=tuple(candidate_of(job) for job in jobs),
             ended={job.key: job.gpu_seconds_used for job in snapshot.jobs if job.finished},
             memory=snapshot.policy_memory,

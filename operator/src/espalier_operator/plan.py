@@ -121,8 +121,11 @@ class _Tick:
                     self._foreign.append(worker)
         self._promises = {promise.job: promise for promise in snapshot.promises}
         self._ledger = Ledger(snapshot.queues, snapshot.held_claims())
-        open_jobs = [self._within_limits(job) for job in snapshot.jobs if not job.finished and not self._ends(job)]
-        self._decision = decided(policy, snapshot, open_jobs, now)
+        unfinished = [self._within_limits(job) for job in snapshot.jobs if not job.finished]
+        open_jobs = [job for job in unfinished if not self._ends(job)]
+        # One that goes back to the queue in this tick keeps what the policy remembers of it.
+        over = {action.job for action in self._actions if not isinstance(action, Requeue | Stop)}
+        self._decision = decided(policy, snapshot, [job for job in unfinished if job.key not in over], now)
         if self._decision.until is not None:
             self._wake(self._decision.until)
         self._order = Order(self._decision, open_jobs)

@@ -161,3 +161,14 @@ def test_least_attained_service_preempts_on_a_cluster() -> None:
     both = [served, runs(job("fresh"), "n", service=400.0)]
     old = replace(job("old", at=5.0), gpu_seconds_used=300.0)
     assert stops(plan(snapshot(both, old, n=2), policy, NOW)) == []
+
+
+def test_the_policy_sees_a_job_on_its_way_back_to_the_queue() -> None:
+    """Else it would forget its place: jobs that came later would pass it."""
+    facts, workers = runs(job("first"), "n", service=50.0)
+    stopped = replace(facts, stopping=Stopping(reason=Reason.PREEMPTED_BY_POLICY, deadline=NOW), leader_running=False)
+    policy = LasPolicy(thresholds=(100.0,))
+    seen = replace(snapshot([(stopped, workers)], job("later"), n=1), policy_memory={"queues": [["first"], []]})
+    planned = plan(seen, policy, NOW)
+    assert planned.actions == (Requeue(job="first", reason=Reason.PREEMPTED_BY_POLICY),)
+    assert planned.policy_memory["queues"] == [["first", "later"], []]

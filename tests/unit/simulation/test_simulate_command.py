@@ -43,10 +43,47 @@ def test_json_for_scripts(trace: Path) -> None:
     assert runs[1]["averageJctSeconds"] < fifo["averageJctSeconds"]
 
 
+def test_both_drivers_agree_where_nothing_takes_time(trace: Path) -> None:
+    found = {}
+    for driver in ("rounds", "plan"):
+        done = run(trace, "--cluster", "1x2", "--policy", "las:thresholds=100", "--driver", driver, "--json")
+        assert done.exit_code == 0, done.output
+        found[driver] = json.loads(done.stdout)["runs"][0] | {"seconds": 0}
+    assert found["plan"].pop("driver") == "plan"
+    assert found["rounds"].pop("driver") == "rounds"
+    assert found["plan"] == found["rounds"]
+    assert found["plan"]["evictions"] == 1
+
+
+def test_what_takes_time_and_who_yields_can_be_chosen(trace: Path) -> None:
+    found = {}
+    for options in ((), ("--latency", "realistic"), ("--base-preemption", "Never")):
+        done = run(trace, "--cluster", "1x2", "--policy", "las:thresholds=100", "--driver", "plan", "--json", *options)
+        assert done.exit_code == 0, done.output
+        found[options[-1] if options else "none"] = json.loads(done.stdout)["runs"][0]
+    assert found["none"]["averageJctSeconds"] < found["realistic"]["averageJctSeconds"]
+    assert (found["none"]["evictions"], found["Never"]["evictions"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--latency", "none"], "--latency none: nothing takes time or asks for leave with --driver rounds; add"),
+        (["--base-preemption", "Never"], "--base-preemption Never: nothing takes time"),
+        (["--driver", "plan", "--format", "gavel"], "--driver plan: jobs of --format gavel choose types of GPUs"),
+    ],
+)
+def test_what_a_driver_does_not_know_is_refused(arguments: list[str], complaint: str, trace: Path) -> None:
+    done = run(trace, "--cluster", "1x2", *arguments)
+    assert done.exit_code == 2
+    assert complaint in done.output
+
+
 def test_a_table_for_people(trace: Path) -> None:
     done = run(trace, "--cluster", "1x2", "--policy", "fifo")
     assert done.exit_code == 0
     assert "trace.csv" in done.stdout
+    assert "EVICTIONS" in done.stdout
 
 
 @pytest.mark.parametrize(

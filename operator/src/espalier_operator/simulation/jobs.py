@@ -27,10 +27,14 @@ class SimulatedJob(ABC):
         self.placement: tuple[int, ...] = ()
         """Its workers on each of its nodes."""
         self.workers = 0
+        self.idle_gpus = 0
+        """GPUs that it holds besides: for workers that start, or that save a checkpoint."""
         self.service = 0.0
         """GPU-seconds that it has held."""
         self.held: list[Span] = []
         self.restarts = -1
+        self.evictions = 0
+        """How often it lost all its workers before it was complete."""
         self.completed_at: float | None = None
         self._pause = 0.0
 
@@ -41,6 +45,7 @@ class SimulatedJob(ABC):
 
     def place(self, placement: tuple[int, ...]) -> None:
         """Give it these workers, from now on, and take all others."""
+        self.evictions += self.workers > 0 and not placement
         self.placement, self.workers = placement, sum(placement)
         if placement:
             self.restarts += 1
@@ -50,13 +55,14 @@ class SimulatedJob(ABC):
     def advance(self, now: float, seconds: float) -> bool:
         """Let `seconds` pass from `now` on; return whether something changed that a policy could know of."""
         if not self.workers:
+            self.service += hold(self.held, now, now + seconds, self.idle_gpus)
             return False
         pause = min(self._pause, seconds)
         self._pause -= pause
         before = self.completed_at
         changed = self._train(now + pause, seconds - pause)
         end = now + seconds if self.completed_at is before or self.completed_at is None else self.completed_at
-        self.service += hold(self.held, now, end, self.workers)
+        self.service += hold(self.held, now, end, self.workers + self.idle_gpus)
         return changed
 
     def _placed(self) -> None:

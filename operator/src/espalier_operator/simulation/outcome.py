@@ -20,6 +20,8 @@ class Ended(Protocol):
     """GPU-seconds that it has held; of GPUs that it shared, its part."""
     restarts: int
     """-1: it never started."""
+    evictions: int
+    """How often it lost all its workers before it was complete."""
     held: list[Span]
 
 
@@ -38,6 +40,8 @@ class Outcome:
     """GPU-seconds held, over those of all GPUs in the makespan."""
     restarts: int
     """How often the workers of a job changed after it had started."""
+    evictions: int
+    """How often a job lost all its workers before it was complete."""
 
 
 def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
@@ -52,4 +56,5 @@ def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
         makespan=makespan,
         utilisation=math.fsum(job.service for job in jobs) / (gpus * makespan) if makespan else 0.0,
         restarts=sum(max(0, job.restarts) for job in jobs),
+        evictions=sum(job.evictions for job in jobs),
     )

@@ -7,7 +7,7 @@ again when a job comes, ends or, if it follows that, progresses, and when its de
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +28,18 @@ class Node:
     gpus: int
 
 
+def base_workers(job: SimulatedJob, policy: Policy) -> int:
+    """Return the workers that `job` has or waits for: one where the policy chooses their number from one on."""
+    return job.requested if elasticity_of(policy) is Elasticity.FIXED else 1
+
+
+def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None:
+    """Raise `TraceError` for a job that never fits on so many GPUs."""
+    for job in jobs:
+        if base_workers(job, policy) > gpus:
+            raise TraceError(f"job {job.name}: needs {job.requested} GPUs; the cluster has {gpus}")
+
+
 class Rounds:
     """One simulation by rounds."""
 
@@ -38,10 +50,8 @@ class Rounds:
         self._names = [node.name for node in nodes]
         self._indices = {name: index for index, name in enumerate(self._names)}
         self._gpus = sum(self._nodes)
-        self._smallest = elasticity_of(policy) is not Elasticity.FIXED
-        for job in jobs:
-            if self._base(job) > self._gpus:
-                raise TraceError(f"job {job.name}: needs {job.requested} GPUs; the cluster has {self._gpus}")
+        self._base = {job.name: base_workers(job, policy) for job in jobs}
+        check_sizes(jobs, policy, self._gpus)
         self.now = 0.0
         self._memory: Any = {}
         self._held: dict[str, list[int]] = {}
@@ -79,9 +89,6 @@ class Rounds:
                 until = math.inf if decision.until is None else decision.until
                 follows = decision.follows_progress
 
-    def _base(self, job: SimulatedJob) -> int:
-        return 1 if self._smallest else job.requested
-
     def _decide(self, active: Sequence[SimulatedJob]) -> Decision:
         outlooks = {job.name: job.outlook for job in active}
         decision = self._policy.decide(
@@ -92,7 +99,7 @@ class Rounds:
                     Candidate(
                         key=job.name,
                         submitted_at=job.submitted_at,
-                        min_workers=self._base(job),
+                        min_workers=self._base[job.name],
                         max_workers=job.most_workers,
                         workers=job.workers,
                         service=job.service,
@@ -112,7 +119,7 @@ class Rounds:
     def _carry_out(self, decision: Decision, active: Iterable[SimulatedJob]) -> None:
         """Give workers in the order of shares: all or none of the base, more as there are, then the spare ones."""
         jobs = {job.name: job for job in active}
-        workers = fill(decision.shares, {name: self._base(job) for name, job in jobs.items()}, self._gpus)
+        workers = fill(decision.shares, self._base, self._gpus)
         held = {name: nodes for name, nodes in self._held.items() if len(nodes) == workers.get(name)}
         wishes = {share.job: share.nodes for share in decision.shares if len(share.nodes) == workers[share.job] > 0}
         held |= {name: [self._indices[node] for node in nodes] for name, nodes in wishes.items()}
@@ -124,15 +131,15 @@ class Rounds:
             raise ValueError(f"policy {self._policy.name}: wishes for more GPUs of a node than it has")
         for name, count in workers.items():
             if count and name not in held:
-                held[name] = _spread(free, count)
+                held[name] = spread(free, count)
         for name, job in jobs.items():
             nodes = held.get(name, [])
             if nodes != self._held.get(name, []):
-                job.place(_placement(nodes))
+                job.place(placement_of(nodes))
         self._held = held
 
 
-def _spread(free: list[int], count: int) -> list[int]:
+def spread(free: list[int], count: int) -> list[int]:
     """Take GPUs, from the node with the most free ones on; return the node of each."""
     taken: list[int] = []
     while len(taken) < count:
@@ -144,6 +151,6 @@ def _spread(free: list[int], count: int) -> list[int]:
     return taken
 
 
-def _placement(nodes: Sequence[int]) -> tuple[int, ...]:
+def placement_of(nodes: Sequence[Hashable]) -> tuple[int, ...]:
     """Return the workers on each node, in the order of `nodes`."""
     return tuple(nodes.count(node) for node in dict.fromkeys(nodes))

@@ -149,6 +149,8 @@ class TypedRounds:
         for name, lease in leases.items():
             before = self._held.get(name)
             self._active[name].restarts += before is None or before.nodes != lease.nodes
+        for name in self._held.keys() & self._active.keys() - leases.keys():
+            self._active[name].evictions += 1
         return leases
 
     def _placed(self, chosen: Mapping[str, str]) -> dict[str, Lease]:

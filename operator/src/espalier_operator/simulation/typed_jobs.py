@@ -32,6 +32,7 @@ class TypedJob:
         """For how long it held GPUs in the last round."""
         self.held: list[Span] = []
         self.restarts = -1
+        self.evictions = 0
         self.completed_at: float | None = None
         self._left, self._speeds = steps, speeds
 

@@ -1,0 +1,46 @@
+"""Gates: mean completion times as published with Pollux (Qiao et al., OSDI 2021), through the cluster's planner.
+
+They gate who has how many GPUs and when, not on which nodes: without latencies, jobs are placed as the published
+simulators do (`Latencies.restarts_move`).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from espalier_operator.policies.settings import configured
+from espalier_operator.simulation.cluster import nodes_of
+from espalier_operator.simulation.planned import Planned
+from espalier_operator.simulation.profiles import Profiles
+from espalier_operator.simulation.traces import read_pollux
+
+LOADS = {"half-load": "half-load-", "full-load": "", "double-load": "double-load-"}
+GATES = [
+    *(("tiresias", load, workload) for load in ("half-load", "full-load") for workload in (1, 2, 3, 6)),
+    *(("optimus", "half-load", workload) for workload in (1, 2, 3, 6)),
+    ("tiresias", "double-load", 3),
+    ("optimus", "full-load", 6),
+]
+"""Those that take at most a few seconds each; `benchmarks/policies.py` has all."""
+
+
+@pytest.fixture(scope="module")
+def profiles(pollux: Path) -> Profiles:
+    return Profiles(pollux / "traces")
+
+
+@pytest.mark.parametrize(("policy", "load", "workload"), GATES)
+def test_jobs_take_as_long_as_published_on_average(
+    policy: str, load: str, workload: int, pollux: Path, profiles: Profiles
+) -> None:
+    published = json.loads((pollux / "published" / f"{policy}-{load}.json").read_text())["jcts"]
+    jobs = read_pollux(pollux / "workloads" / f"{LOADS[load]}workload-{workload}.csv", profiles)
+    Planned(jobs, nodes_of("16x4"), configured(policy)).run()
+    took = [(job.completed_at or 0.0) - job.submitted_at for job in jobs]
+    assert statistics.fmean(took) == pytest.approx(
+        statistics.fmean(published[f"workload-{workload}"].values()), rel=0.02
+    )

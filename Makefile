@@ -130,6 +130,10 @@ bench-digits: .venv/.ready  ## does growing pay off on the example? ten seeds, t
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/pays.py examples/digits.yaml --picture $(RUNS)/digits.png
 
+.PHONY: bench-measuring
+bench-measuring: .venv/.ready  ## the cost of measuring a job as a share of its steps, with and without (2 minutes)
+	.venv/bin/python benchmarks/measuring.py $(ARGS)
+
 .PHONY: bench-study
 bench-study: .venv/.ready  ## train the agents of the paper again and compare, in runs/paper (10 minutes)
 	.venv/bin/python benchmarks/study.py --output $(RUNS)/paper $(ARGS)

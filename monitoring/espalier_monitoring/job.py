@@ -90,6 +90,18 @@ _LEARNING: Final = Row(
             (f"60 * max (rate(espalier_job_epochs_total{_THIS}[$__rate_interval]))", "epochs"),
         ),
     ),
+    Panel(
+        title="Duration of a step",
+        about="Median of the newest steps with the workers that the job trained with last.",
+        unit="s",
+        queries=((_of("step_seconds"), "step"),),
+    ),
+    Panel(
+        title="Gradient noise scale",
+        about="Batch size, in examples, beyond which a larger batch helps little. It rises as the loss falls. Empty"
+        " while the noise hides the gradient.",
+        queries=((_of("gradient_noise_scale"), "examples"),),
+    ),
 )
 
 _MODEL: Final = Row(

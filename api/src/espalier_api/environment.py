@@ -60,6 +60,8 @@ WORKER_ROLE: Final = "ESPALIER_WORKER_ROLE"
 """`base` or `extra`; base if absent."""
 WORKER_INDEX: Final = "ESPALIER_WORKER_INDEX"
 """Index among the workers of this role, from 0; the leader is base worker 0. 0 if absent."""
+NODE: Final = "ESPALIER_NODE"
+"""Name of the node that the worker runs on; the host's name if absent. Steps are measured by the number of nodes."""
 RENDEZVOUS: Final = "ESPALIER_RENDEZVOUS"
 """Where the workers of a job meet: the leader's `host:port`, or the path of a file that the leader writes its address
 into. Used by jobs with `spec.training.elasticBatch`."""

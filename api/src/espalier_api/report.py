@@ -8,6 +8,7 @@ from typing import Final
 from pydantic import AwareDatetime, Field
 
 from espalier_api.base import Record
+from espalier_api.measurements import Measurements
 from espalier_api.reasons import Reason
 
 WORKERS_METRIC: Final = "workers"
@@ -142,5 +143,6 @@ class Report(Record):
     consultations: int = Field(default=0, ge=0)
     adaptations: tuple[Adaptation, ...] = ()
     """All adaptations; the status keeps the last 20."""
+    measurements: Measurements = Measurements()
     last_checkpoint_time: AwareDatetime | None = None
     updated_time: AwareDatetime

@@ -8,6 +8,7 @@ from pydantic import AwareDatetime, Field
 
 from espalier_api.allocation import Allocation
 from espalier_api.base import Record
+from espalier_api.measurements import Measurements
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, Metric
 
@@ -175,6 +176,8 @@ class JobStatus(Record):
     training: TrainingStatus = TrainingStatus()
     adaptations: tuple[Adaptation, ...] = Field(default=(), max_length=MAX_ADAPTATIONS_KEPT)
     """The newest consultations of the agent, with their results."""
+    measurements: Measurements = Measurements()
+    """What the job's trainers measured of it, over all attempts."""
     adaptation_count: int = Field(default=0, ge=0)
     """How often the model has grown."""
     restarts: int = Field(default=0, ge=0)

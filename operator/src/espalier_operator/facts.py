@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from espalier_api import environment
 from espalier_api.documents import first_fault
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, BasePreemption
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, BasePreemption, ElasticBatch
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
 from espalier_operator.constraints import ANYWHERE, Constraints, Taint, Toleration
@@ -157,6 +157,8 @@ class Terms:
     """False for adaptation mode Off."""
     trains_together: bool = False
     """Whether extra workers train; if so, a job that does not adapt can use them as well."""
+    scales_batch: bool = False
+    """Whether a step of more workers has more examples (`elasticBatch: scaleLinear`)."""
     suspend: bool = False
     backoff_limit: int = 3
     max_preemptions: int | None = None
@@ -196,6 +198,7 @@ class Terms:
             min_runtime_seconds=spec.preemption.min_runtime_seconds,
             adapts=spec.adaptation.mode is not AdaptationMode.OFF,
             trains_together=spec.training.elastic_batch is not None,
+            scales_batch=spec.training.elastic_batch is ElasticBatch.SCALE_LINEAR,
             suspend=spec.suspend,
             backoff_limit=spec.backoff_limit,
             max_preemptions=spec.max_preemptions,
@@ -232,6 +235,19 @@ class Ended:
     reason: Reason
     failed: bool
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The duration of the steps of a job's current model in one configuration, as its trainer measured it."""
+
+    nodes: int
+    workers: int
+    batch_size: int
+    """Examples of one worker in a step."""
+    step_seconds: float
+    sync_seconds: float
+    """The part in which gradients are exchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +302,8 @@ class JobFacts:
     """Base GPUs that its queue or namespace held lately on average, over the weight of the queue; while it waits."""
     aged: int = 0
     """By how many steps of priority its waiting has raised it in the order of admission."""
+    speeds: tuple[StepTime, ...] = ()
+    """What was measured of its steps, the newest at the end."""
 
     @property
     def claim(self) -> Claim:

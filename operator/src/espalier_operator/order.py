@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from espalier_operator.facts import JobFacts, Snapshot
+from espalier_operator.outlooks import outlooks_of
 from espalier_operator.policies import Policy
 from espalier_operator.policies.view import Candidate, Decision, Share, View
 
@@ -117,6 +118,7 @@ def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: f
             gpus=sum(nodes.values()),
             nodes=nodes,
             jobs=tuple(candidate_of(job) for job in jobs),
+            outlooks=outlooks_of(snapshot, jobs),
             ended={job.key: job.gpu_seconds_used for job in snapshot.jobs if job.finished},
             memory=snapshot.policy_memory,
         )

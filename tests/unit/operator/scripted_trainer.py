@@ -7,6 +7,7 @@ exit-after=S     budget seconds of this incarnation after which it exits with ex
 silent=yes       never report
 ignore-term=yes  ignore SIGTERM
 overrun=yes      continue past the budget
+sync=S           report that a step takes 1 s alone, and .5 s and S s for the exchange with two workers
 damage=half      now and then write half a report; damage=future: one of a future version
 """
 
@@ -25,6 +26,7 @@ from espalier_api import environment as names
 from espalier_api.allocation import AllocationDocument
 from espalier_api.documents import dumps, read_document, write_document
 from espalier_api.events import TrainerStarted
+from espalier_api.measurements import Measurements, Speed
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 
@@ -64,6 +66,7 @@ class Trainer:
             reason=reason,
             step=self.step,
             used_seconds=self.used(),
+            measurements=self.measurements(),
             updated_time=datetime.now(UTC),
         )
         damage = self.options.get("damage") if phase is TrainerPhase.TRAINING else None
@@ -74,12 +77,26 @@ class Trainer:
         else:
             write_document(self.report_file, report)
 
+    def measurements(self) -> Measurements:
+        if "sync" not in self.options:
+            return Measurements()
+        sync = float(self.options["sync"])
+        plain = {"nodes": 1, "parameters": 1, "steps": 9}
+        alone = Speed(workers=1, batch_size=8, step_seconds=1.0, sync_seconds=0.0, **plain)
+        return Measurements(
+            speeds=(Speed(workers=2, batch_size=4, step_seconds=0.5 + sync, sync_seconds=sync, **plain), alone)
+        )
+
     def end(self, phase: TrainerPhase, reason: Reason, code: int) -> None:
         self.folder.joinpath("last.json").write_text(json.dumps({"used": self.used()}))
         self.report(phase, reason)
         sys.exit(code)
 
     def run(self) -> None:
+        while (self.env.get(names.WORKER_ROLE), self.env.get(names.WORKER_INDEX)) not in ((None, None), ("base", "0")):
+            time.sleep(0.01)  # it trains with the leader, which reports
+            if self.term:
+                sys.exit(0)
         time.sleep(float(self.options.get("startup", "0")))
         self.started = time.monotonic()
         with Path(self.env[names.EVENTS_FILE]).open("a") as events:

@@ -193,3 +193,17 @@ def test_a_job_without_gpus_runs_whatever_there_is(local_run, job_of):
     assert story.outcomes["cpu"].reason is Reason.BUDGET_EXHAUSTED
     assert story.outcomes["cpu"].gpu_seconds_used == 0
     assert len(story.outcomes["cpu"].allocations) == 1, "and is lent nothing"
+
+
+def test_optimus_lends_by_what_the_jobs_have_measured(local_run, job_of):
+    """Before they have measured both scale alike, so the older one is lent the GPU; then it goes to whom it helps."""
+    jobs = [
+        job_of(name, f"sync={sync}", timeBudgetSeconds=5, maxReplicas=2, training={"elasticBatch": "keepGlobal"})
+        for name, sync in (("dear", 9.0), ("cheap", 0.01))
+    ]
+    story = local_run(jobs, gpus=3, policy="optimus")
+    lent = {name: [replicas for replicas, *_ in changes(story, name)] for name in ("dear", "cheap")}
+    assert max(lent["cheap"]) == 2
+    assert lent["dear"] in ([1], [1, 2, 1], [1, 2, 2, 1])
+    facts = story.outcomes["cheap"].report.measurements.speeds
+    assert [speed.workers for speed in facts] == [2, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from espalier_operator.policies import elasticity_of
 from espalier_operator.policies.settings import configured
-from espalier_operator.policies.view import Decision, Elasticity, View
+from espalier_operator.policies.view import Decision, Elasticity, Share, View
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
 from espalier_operator.simulation.outcome import outcome_of
@@ -118,3 +119,22 @@ def test_a_policy_is_asked_again_only_when_something_may_have_changed() -> None:
 def test_a_job_that_never_fits_is_refused_by_name() -> None:
     with pytest.raises(TraceError, match="job j0: needs 7 GPUs; the cluster has 6"):
         Rounds(jobs_of([(0.0, 7, 1.0)]), NODES, configured("fifo"))
+
+
+def test_a_job_that_kept_its_node_makes_room_for_a_wish_for_it() -> None:
+    """And is placed where there is room."""
+
+    class Swapping:
+        name, queue_order = "swapping", "by age"
+
+        def decide(self, view: View) -> Decision:
+            shares = [Share(job=job.key, workers=job.min_workers) for job in view.jobs]
+            if len(shares) > 1:
+                shares[1] = replace(shares[1], nodes=("a",) * 4)
+            return Decision(shares=tuple(shares))
+
+    rounds = Rounds(jobs_of([(0.0, 2, 600.0), (100.0, 4, 600.0)]), NODES, Swapping())
+    held = []
+    rounds.run(lambda completed: held.append(dict(rounds._held)))
+    assert held[0] == {"j0": [1, 1], "j1": [0, 0, 0, 0]}
+    assert outcome_of(rounds._jobs, 6).utilisation <= 1

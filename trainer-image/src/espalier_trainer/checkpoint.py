@@ -26,6 +26,7 @@ from torch import Tensor
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, dumps, loads
+from espalier_api.measurements import Measurements
 from espalier_api.report import Adaptation, Metric
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.fencing import Fence
@@ -90,6 +91,7 @@ class CheckpointState(Record):
     """State of the optimizer that is no tensor, by parameter name."""
     shrinking: dict[str, object] | None = None
     """What hooks keep in a checkpoint (`core.hooks`); None where they keep nothing."""
+    measurements: Measurements = Measurements()
     random: dict[str, object]
     """Python's and numpy's generator states; torch's are tensors."""
 

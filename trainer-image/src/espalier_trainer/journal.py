@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypedDict
@@ -19,6 +20,7 @@ from espalier_api.events import (
     Warned,
     WorkersChanged,
 )
+from espalier_api.measurements import Measurements
 from espalier_api.reasons import Reason
 from espalier_api.report import WORKERS_METRIC, Adaptation, Report, TrainerPhase
 from espalier_trainer.evaluation import Evaluation
@@ -58,6 +60,8 @@ class Journal:
     acknowledged: int = 0
     last_checkpoint: datetime | None = None
     ending: Ending | None = None
+    measured: Callable[[], Measurements] = Measurements
+    """Returns what was measured of the run so far."""
 
     def __post_init__(self) -> None:
         self.incarnation = self.incarnation or uuid.uuid4().hex
@@ -191,6 +195,7 @@ class Journal:
             metrics=progress.metric_tuple(),
             consultations=progress.consultations,
             adaptations=tuple(progress.adaptations),
+            measurements=self.measured(),
             last_checkpoint_time=self.last_checkpoint,
             updated_time=stamp["time"],
         )

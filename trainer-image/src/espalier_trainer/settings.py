@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -73,6 +74,8 @@ class Settings:
     """The token that proves to the agent which job reports; None: reports carry no proof."""
     rendezvous: str | None = None
     """Where the workers of the job meet; None: each is alone."""
+    node: str = ""
+    """The node that this worker runs on."""
     metrics_port: int | None = None
     """Where the leader's metrics can be scraped; None: nowhere."""
 
@@ -109,6 +112,7 @@ class Settings:
             index=_whole(variables, environment.WORKER_INDEX, range(2**63), "a whole number from 0") or 0,
             agent_token_file=path(environment.AGENT_TOKEN_FILE),
             rendezvous=variables.get(environment.RENDEZVOUS) or None,
+            node=variables.get(environment.NODE) or socket.gethostname(),
             metrics_port=_whole(variables, environment.METRICS_PORT, range(1, 65536), "a port, from 1 to 65535"),
         )
 

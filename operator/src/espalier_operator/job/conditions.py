@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from espalier_api.measurements import Measurements, differs, merged
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import (
     MAX_METRICS,
@@ -35,6 +36,8 @@ from espalier_operator.job.transitions import MAX_MESSAGE
 
 MAX_TEXT: Final = 1024
 """Maximum length of a text that a leader reports, in characters."""
+MATERIAL_SHARE: Final = 0.05
+"""A measured figure is written again when it has moved by this share of itself: policies decide no finer."""
 MAX_NUMBER: Final = 2**53
 """The largest whole number that every reader of JSON understands."""
 
@@ -70,6 +73,7 @@ def status_of(
         "completion_time": None if outcome is None else before.completion_time or now,
         "training": before.training if report is None else _training(report),
         "adaptations": before.adaptations if report is None else _adaptations(before, report),
+        "measurements": before.measurements if report is None else _measurements(before, report),
         "adaptation_count": before.adaptation_count if report is None else _grown(before, report),
         "last_checkpoint_time": before.last_checkpoint_time if report is None else report.last_checkpoint_time,
         "replicas": job.terms.min_replicas + job.extra if job.admitted_at is not None else 0,
@@ -194,6 +198,12 @@ def _adaptations(before: JobStatus, report: Report) -> tuple[Adaptation, ...]:
     reported = {entry.decision_id: _bounded(entry) for entry in report.adaptations}
     earlier = [entry for entry in before.adaptations if entry.decision_id not in reported]
     return (*earlier, *reported.values())[-MAX_ADAPTATIONS_KEPT:]
+
+
+def _measurements(before: JobStatus, report: Report) -> Measurements:
+    """Return what is known after the report; figures that have hardly moved stay, to be written rarely."""
+    known = merged(before.measurements, report.measurements)
+    return known if differs(before.measurements, known, MATERIAL_SHARE) else before.measurements
 
 
 def _grown(before: JobStatus, report: Report) -> int:

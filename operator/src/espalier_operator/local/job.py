@@ -16,6 +16,7 @@ from espalier_api.allocation import Allocation
 from espalier_api.documents import write_text_atomically
 from espalier_api.events import AllocationAcknowledged, AllocationChanged, AnyEvent, JobChanged, Warned
 from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.measurements import Measurements, configuration_of, merged
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report
 from espalier_api.signal import allocation_document
@@ -79,6 +80,8 @@ class LocalJob:
         self.seen = Observation()
         self.process: Process | None = None
         self.report: Report | None = None
+        self.measurements = Measurements()
+        """What its trainers measured, over all attempts."""
         self.leader = Leader.ABSENT
         """What the leader does, as far as it matters for budgets."""
         self.allocation = Allocation()
@@ -115,6 +118,8 @@ class LocalJob:
         text = source if source is not None else json.dumps(self.job.to_json(), indent=2) + "\n"
         write_text_atomically(self.directory / JOB_FILE, text)
         self.report = self._reports.poll()
+        if self.report is not None:
+            self.measurements = self.report.measurements
         if kept is None:
             return
         self.state = resumed(kept.state, self.terms)
@@ -140,7 +145,7 @@ class LocalJob:
 
     def facts(self, now: float) -> JobFacts:
         """Return the facts that the planner reads."""
-        return facts_of(self.key, self.state, self.seen, self.terms, now, self._timing)
+        return facts_of(self.key, self.state, self.seen, self.terms, now, self._timing, measured=self.measurements)
 
     def act(self, action: Action, now: float) -> None:
         """Apply a decision and publish it; budgets are counted up to now first, with the GPUs held until now."""
@@ -283,7 +288,8 @@ class LocalJob:
     def _standing(self) -> tuple[Any, ...]:
         """Return the values whose changes must wake the planner."""
         essence = replace(self.state, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)
-        return (self.leader, self._acknowledged, self.process is None, essence)
+        configurations = tuple(map(configuration_of, self.measurements.speeds))
+        return (self.leader, self._acknowledged, self.process is None, essence, configurations)
 
     def _read_report(self, now: float) -> None:
         report = self._reports.poll()
@@ -294,6 +300,7 @@ class LocalJob:
         if report is None:
             return
         self.report, self._reported_at = report, now
+        self.measurements = merged(self.measurements, report.measurements)
         self._fresh = self.process is not None and report.incarnation != self._earlier
         generation = self.allocation.generation
         if self._fresh and self._acknowledged < min(report.acknowledged_generation, generation):

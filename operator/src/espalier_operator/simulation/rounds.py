@@ -117,18 +117,23 @@ class Rounds:
         return decision
 
     def _carry_out(self, decision: Decision, active: Iterable[SimulatedJob]) -> None:
-        """Give workers in the order of shares: all or none of the base, more as there are, then the spare ones."""
+        """Give workers in the order of shares: all or none of the base, more as there are, then the spare ones.
+
+        Wishes for nodes come first. A job without one stays where it is, if others' wishes leave it room.
+        """
         jobs = {job.name: job for job in active}
         workers = fill(decision.shares, self._base, self._gpus)
-        held = {name: nodes for name, nodes in self._held.items() if len(nodes) == workers.get(name)}
-        wishes = {share.job: share.nodes for share in decision.shares if len(share.nodes) == workers[share.job] > 0}
-        held |= {name: [self._indices[node] for node in nodes] for name, nodes in wishes.items()}
         free = list(self._nodes)
-        for nodes in held.values():
-            for node in nodes:
-                free[node] -= 1
+        held = {
+            share.job: take(free, [self._indices[node] for node in share.nodes])
+            for share in decision.shares
+            if len(share.nodes) == workers[share.job] > 0
+        }
         if min(free) < 0:
             raise ValueError(f"policy {self._policy.name}: wishes for more GPUs of a node than it has")
+        for name, nodes in self._held.items():
+            if name not in held and len(nodes) == workers.get(name) and fits(free, nodes):
+                held[name] = take(free, nodes)
         for name, count in workers.items():
             if count and name not in held:
                 held[name] = spread(free, count)
@@ -137,6 +142,18 @@ class Rounds:
             if nodes != self._held.get(name, []):
                 job.place(placement_of(nodes))
         self._held = held
+
+
+def fits(free: Sequence[int], nodes: Sequence[int]) -> bool:
+    """Return whether each node has free GPUs for its workers."""
+    return all(free[node] >= nodes.count(node) for node in set(nodes))
+
+
+def take(free: list[int], nodes: list[int]) -> list[int]:
+    """Take the GPU of each worker; return `nodes`."""
+    for node in nodes:
+        free[node] -= 1
+    return nodes
 
 
 def spread(free: list[int], count: int) -> list[int]:

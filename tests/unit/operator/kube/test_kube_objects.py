@@ -51,6 +51,7 @@ CONTRACT = [
     {"name": "ESPALIER_JOB_UID", "value": "uid-1"},
     {"name": "ESPALIER_ATTEMPT", "value": "0"},
     {"name": "ESPALIER_INCARNATION", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+    {"name": "ESPALIER_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
 ]
 METRICS = {"name": "ESPALIER_METRICS_PORT", "value": "9464"}
 PORT = {"name": "metrics", "containerPort": 9464}

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier_api.measurements import GradientNoise, Measurements, Speed
 from espalier_api.metrics import FAMILIES, LABELS, Exporter, family
 from espalier_api.reasons import Reason
 from espalier_api.report import WORKERS_METRIC, Adaptation, AdaptationResult, AdaptationSource, Metric
@@ -99,6 +100,28 @@ def test_the_last_decision_is_told_with_what_else_it_could_have_been() -> None:
     assert told(1) == {("team", "one", "Deepen(a)", "yes"): 0.75, ("team", "one", "Nothing", "no"): 0.25}
     assert told(2) == {("team", "one", "Deepen(b)", "no"): 0.5, ("team", "one", "Nothing", "yes"): 0.5}
     assert told(3) == {}
+
+
+def test_measured_figures_have_one_series_a_job() -> None:
+    """Of the configurations the last; a noise scale that is not known has none."""
+    speeds = tuple(
+        Speed(
+            nodes=1,
+            workers=workers,
+            batch_size=8,
+            parameters=9,
+            steps=5,
+            step_seconds=1 / workers,
+            sync_seconds=0,
+        )
+        for workers in (1, 2)
+    )
+    hidden, known = (GradientNoise(squared_norm=norm, variance=8, samples=1) for norm in (0, 2))
+    for gradient, scale in ((None, None), (hidden, None), (known, {("team", "one"): 4})):
+        status = JobStatus(measurements=Measurements(speeds=speeds, gradient=gradient))
+        made = series_of([live("one", status, facts("one"))], Snapshot(taken_at=NOW), NOW)
+        assert made["espalier_job_step_seconds"] == {("team", "one"): 0.5}
+        assert made.get("espalier_job_gradient_noise_scale") == scale
 
 
 def test_who_trains_together_is_told_while_the_job_runs() -> None:

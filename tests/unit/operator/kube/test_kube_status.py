@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from espalier_api.base import YEAR_SECONDS
+from espalier_api.measurements import GradientNoise, LossPoint, Measurements, Speed
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_api.status import ConditionType, JobStatus
@@ -24,6 +26,7 @@ from espalier_operator.job.transitions import MAX_MESSAGE
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.managed_job import _solid
 from espalier_operator.kube.state.workers import sort_pods
 from operator_world.kube_looks import look, observed, status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report
@@ -104,12 +107,82 @@ def test_an_adaptation_that_is_reported_again_is_brought_up_to_date_and_the_last
     assert after.adaptation_count == 20
 
 
+# ---- measurements outlive leaders
+
+
+def speed(workers: int, seconds: float = 1.0, parameters: int = 10) -> Speed:
+    return Speed(
+        nodes=1,
+        workers=workers,
+        batch_size=8,
+        parameters=parameters,
+        steps=20,
+        step_seconds=seconds,
+        sync_seconds=0.0,
+    )
+
+
+def measured(*speeds: Speed, **others: Any) -> Report:
+    return report("a", measurements=Measurements(speeds=speeds, **others))
+
+
+def test_what_was_measured_is_kept_while_the_next_leader_measures_again():
+    noise, curve = GradientNoise(squared_norm=1, variance=2, samples=3), (LossPoint(epoch=0, step=0, loss=2.0),)
+    before = status_with(measured(speed(1), speed(2), gradient=noise, losses=curve))
+    starting = status_with(report("b", TrainerPhase.STARTING), before)
+    assert starting.measurements == before.measurements
+    after = status_with(measured(speed(1, 5.0)), starting)
+    assert [(each.workers, each.step_seconds) for each in after.measurements.speeds] == [(2, 1.0), (1, 5.0)]
+    assert (after.measurements.gradient, after.measurements.losses) == (noise, curve)
+
+
+def test_the_sixteen_configurations_that_were_used_last_are_kept():
+    before = status_with(measured(*(speed(workers) for workers in range(1, 17))))
+    after = status_with(measured(speed(99)), before)
+    assert [each.workers for each in after.measurements.speeds] == [*range(2, 17), 99]
+
+
+@pytest.mark.parametrize(("seconds", "moves"), [(1.04, False), (1.06, True), (0.94, True)])
+def test_figures_are_written_again_only_when_they_have_moved(seconds, moves):
+    before = status_with(measured(speed(1)))
+    after = status_with(measured(speed(1, seconds)), before)
+    assert (after.measurements != before.measurements) is moves
+
+
+def test_a_change_of_figures_alone_can_wait():
+    """They are written as progress is, and never for their own sake."""
+    before = status_with(measured(speed(1)))
+    assert _solid(status_with(measured(speed(1, 9.0)), before)) == _solid(before)
+
+
 # ---- whatever is reported
 
 TEXTS = st.text(max_size=3) | st.sampled_from(("x" * 10_000, "\ud83d", "\x00", "é" * 5000))
 NUMBERS = st.integers(0, 9) | st.sampled_from((INT64, 10**40))
 FIGURES = st.floats(0, 9) | st.sampled_from((1e308, 5e-324))
 MOMENTS = st.sampled_from((T0, datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)))
+
+
+COUNTS = st.integers(1, 9) | st.just(2**53)
+DURATIONS = st.floats(0, 9, exclude_min=True) | st.sampled_from((YEAR_SECONDS, 5e-324))
+SPEEDS = st.builds(
+    lambda **figures: Speed(**figures),  # of the class itself the aliases would be drawn too
+    nodes=COUNTS,
+    workers=COUNTS,
+    batch_size=COUNTS,
+    parameters=COUNTS,
+    steps=COUNTS,
+    step_seconds=DURATIONS,
+    sync_seconds=DURATIONS,
+)
+POINTS = st.builds(lambda **figures: LossPoint(**figures), epoch=COUNTS, step=COUNTS, loss=FIGURES)
+MEASUREMENTS = st.builds(
+    lambda **lists: Measurements(**lists),
+    speeds=st.lists(SPEEDS, max_size=16).map(tuple),
+    gradient=st.none()
+    | st.builds(lambda **figures: GradientNoise(**figures), squared_norm=FIGURES, variance=FIGURES, samples=COUNTS),
+    losses=st.lists(POINTS, max_size=64).map(tuple),
+)
 
 
 @st.composite
@@ -141,6 +214,7 @@ def reports(draw: st.DrawFn) -> Report:
         depth=draw(NUMBERS),
         parameters=draw(NUMBERS),
         adaptations=tuple(draw(st.lists(entries, max_size=4))),
+        measurements=draw(MEASUREMENTS),
         updated_time=draw(MOMENTS),
         last_checkpoint_time=draw(st.none() | MOMENTS),
     )
@@ -163,7 +237,7 @@ def test_whatever_a_leader_reports_makes_a_status_that_the_api_server_takes(said
     state = look(job, state, observed(job, state, [pod], said), EPOCH + 5, settings)
     status = status_at(job, state, EPOCH + 5, settings, sort_pods(job, state, [pod]), said)
     body = json.loads(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True)))
-    jsonschema.Draft7Validator(SCHEMA).validate(body)
+    jsonschema.Draft4Validator(SCHEMA).validate(body)
     assert all(abs(number) <= INT64 for number in numbers_in(body))
     assert len(json.dumps(body)) < 200_000
     for note in events(None, status):

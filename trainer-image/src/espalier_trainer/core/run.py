@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,6 +32,7 @@ from espalier_trainer.elastic.team import Team
 from espalier_trainer.errors import LossNotFiniteError, SupersededError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.journal import Journal
+from espalier_trainer.measuring.meter import Meter, Place
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Ending, Progress, StepGaps
 from espalier_trainer.schedules import Moment
@@ -56,6 +57,8 @@ class Due:
     """All members of it; None: this worker is alone."""
     rate: float
     """The learning rate."""
+    measured: bool = False
+    """Measure times and norms of gradients in it."""
 
 
 class Run:
@@ -85,6 +88,7 @@ class Run:
         self._scheduler = services.scheduler
         network = state.network
         self.progress = Progress(network.depth, network.parameters)
+        self._meter = Meter(network)
         self.journal = Journal(
             job.key,
             services.scheduler,
@@ -93,6 +97,7 @@ class Run:
             self.progress,
             services.incarnation,
             services.attempt,
+            measured=self._meter.measured,
         )
         advisor = None if job.spec.adaptation.mode is AdaptationMode.OFF else services.advisor
         self._adapter = (
@@ -110,7 +115,7 @@ class Run:
         self._resumed, self._used = False, services.used_seconds
         self._grown_from: Network | None = None
         """The network before the last growth. Kept until a step has shown that the grown one fits into memory."""
-        self._step_began = 0.0
+        self._step_began = self._step_began_wall = 0.0
 
     # ---- what the loop calls
 
@@ -151,7 +156,7 @@ class Run:
             if not fresh and self._boundary() is not None:
                 return
             at_boundary = False
-            self._step_began = self._scheduler.used_seconds()
+            self._step_began, self._step_began_wall = self._scheduler.used_seconds(), self.services.clock()
             try:
                 due = self._due(batches, rate)
             except GroupBrokenError:
@@ -162,10 +167,12 @@ class Run:
     def together(self, due: Due, compute: Callable[[], Joint]) -> Joint:
         """Compute this worker's part of a step and return the result of `compute`. Raises `GroupBrokenError`."""
         if due.group is None or self.team is None:
-            return compute()
-        with self.team.stepping():
             joint = compute()
-        self.team.stepped(joint)
+        else:
+            with self.team.stepping():
+                joint = compute()
+            self.team.stepped(joint)
+        self._meter.look(joint, self.state.network)
         return joint
 
     def usable(self, loss: float) -> bool:
@@ -199,6 +206,9 @@ class Run:
     def stepped(self, loss: float, batches: int) -> None:
         """Count a step that took `batches` batches of the epoch; `loss` was computed before the step."""
         progress = self.progress
+        place = Place() if self.team is None else Place(self.team.nodes, self.team.world)
+        seconds = self.services.clock() - self._step_began_wall
+        self._meter.stepped(place, seconds, progress.epoch, progress.step, loss)
         progress.cursor += batches
         progress.step += 1
         progress.epoch_loss_sum += loss * batches
@@ -327,10 +337,10 @@ class Run:
     def _due(self, batches: int, rate: Callable[[], float]) -> Due:
         team, progress = self.team, self.progress
         if team is None or team.world == 1:
-            return Due(None, rate())
+            return Due(None, rate(), self._meter.begin())
         team.share_news(self._capture)
-        scaled = team.rate(rate(), progress.cursor, batches)
-        return Due(team.begin_step(progress.epoch, progress.cursor, scaled), scaled)
+        scaled, measured = team.rate(rate(), progress.cursor, batches), self._meter.begin()
+        return Due(team.begin_step(progress.epoch, progress.cursor, scaled, measured=measured), scaled, measured)
 
     def _adapted(self) -> bool:
         """If a decision is due, ask how to grow; returns whether to train an epoch after that."""
@@ -378,6 +388,7 @@ class Run:
     def _use(self, network: Network) -> None:
         self.state.adopt(network)
         self.journal.network = self.state.network
+        self._meter.network_changed(self.state.network)
         if self.team is not None:
             self.team.grown()
 
@@ -401,15 +412,23 @@ class Run:
         used = self._scheduler.used_seconds()
         return saving.capture(self._identity, self.state, self.progress, used, self.hooks)
 
+    def _capture_all(self) -> Checkpoint:
+        """Return the run with what was measured of it, which members do not need."""
+        checkpoint = self._capture()
+        state = checkpoint.state.model_copy(update={"measurements": self._meter.measured()})
+        return replace(checkpoint, state=state)
+
     def _take_over(self, checkpoint: Checkpoint) -> Network:
         self._identity.require(checkpoint.state.identity)
         self.state.load(checkpoint)
         randomness.restore(checkpoint.state.random, checkpoint.training, self.state.device)
         self.progress = saving.progress_of(checkpoint.state)
         self.journal.network, self.journal.progress = self.state.network, self.progress
+        self._meter.network_changed(self.state.network)
+        self._meter.restore(checkpoint.state.measurements)
         return self.state.network
 
     def _save(self) -> None:
-        self._saver.save(self._capture, self.state.network, self.progress, self.journal)
+        self._saver.save(self._capture_all, self.state.network, self.progress, self.journal)
         # From the end of a save: a model that takes an interval to write would otherwise be written at every step.
         self._saver.begin(self._scheduler.used_seconds())

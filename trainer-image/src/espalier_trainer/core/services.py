@@ -133,7 +133,14 @@ def team_of(
     if place is None or policy is None:
         return None
     return lambda journal: Team(
-        place, policy, device, journal.warn, journal.workers_changed, stragglers=stragglers, hashed=hashed
+        place,
+        policy,
+        device,
+        journal.warn,
+        journal.workers_changed,
+        node=settings.node,
+        stragglers=stragglers,
+        hashed=hashed,
     )
 
 

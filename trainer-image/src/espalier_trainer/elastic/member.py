@@ -51,11 +51,12 @@ class Member:
         base: bool,
         index: int,
         stop: Callable[[], bool],
+        node: str = "",
         hashed: Callable[[Network], int] = digest,
     ) -> None:
-        """`stop` returns whether to leave; `hashed` is what must be equal in all members."""
+        """`stop` returns whether to leave; `hashed` is what must be equal in all members; `node` is where it runs."""
         self._holder, self._seed, self._device, self._hashed = holder, seed, device, hashed
-        self._base, self._index, self._stop = base, index, stop
+        self._base, self._index, self._stop, self._node = base, index, stop, node
         self._worker = uuid.uuid4().hex
         self._said_leaving = False
         self._away_since: float | None = None
@@ -104,7 +105,7 @@ class Member:
                 raise
 
     def _arrival(self, *, leaving: bool = False) -> Arrival:
-        return Arrival(self._worker, self._base, self._index, self._holder.step, leaving)
+        return Arrival(self._worker, self._base, self._index, self._holder.step, leaving, self._node)
 
     def _take_part(self, client: RendezvousClient, plan: Plan) -> Generator[Turn, None, None]:
         rank = plan.members.index(self._worker)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Increased when workers of two versions can no longer train together."""
 NEWCOMER = -1
 """Step of a worker that has no state."""
@@ -50,6 +50,8 @@ class Arrival(_Message):
     step: int = NEWCOMER
     """Of the state that it holds."""
     leaving: bool = False
+    node: str = ""
+    """The node that it runs on."""
     protocol: int = PROTOCOL
 
 

@@ -47,19 +47,21 @@ class Command:
     rate: float = 0.0
     size: int = 0
     """Bytes that follow."""
+    measured: bool = False
+    """Whether the members measure the noise of their gradients in this step."""
 
     def send(self, group: Group) -> None:
         """Send it to all members."""
-        numbers = [float(self.code), self.epoch, self.cursor, self.rate, self.size]
+        numbers = [float(self.code), self.epoch, self.cursor, self.rate, self.size, float(self.measured)]
         group.broadcast(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
 
     @classmethod
     def receive(cls, group: Group) -> Command:
         """Wait for the leader's next command."""
-        tensor = torch.zeros(5, dtype=torch.float64, device=group.device)
+        tensor = torch.zeros(6, dtype=torch.float64, device=group.device)
         group.broadcast(tensor, 0)
-        code, epoch, cursor, rate, size = tensor.tolist()
-        return cls(Code(int(code)), int(epoch), int(cursor), rate, int(size))
+        code, epoch, cursor, rate, size, measured = tensor.tolist()
+        return cls(Code(int(code)), int(epoch), int(cursor), rate, int(size), measured > 0)
 
 
 def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:

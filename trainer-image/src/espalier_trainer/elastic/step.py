@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from espalier_trainer.data.source import Source
 from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.batches import LEAST_ROWS, consumed, shares
 from espalier_trainer.elastic.group import Group
+from espalier_trainer.measuring.gradients import Stopwatch, settle, squared_norm
+from espalier_trainer.measuring.noise import Norms
 from espalier_trainer.network import Network
 
 
@@ -29,6 +31,14 @@ class Joint:
     """Seconds that each member computed, by rank."""
     checks: tuple[float, ...] = ()
     """The value of each member to be compared, by rank."""
+    examples: int = 0
+    """Of all members; 0: not known."""
+    sync_seconds: float | None = None
+    """Seconds in which gradients were exchanged, without waiting for slower members; None: not measured."""
+    norms: Norms | None = None
+    """Squared norms of the members' gradients and of their mean; None: not measured."""
+    norms_seconds: float = 0.0
+    """What these cost."""
 
 
 def share_of(
@@ -64,11 +74,12 @@ def joint_step(
     *,
     sync_batch_norm: bool = False,
     criterion: Criterion | None = None,
+    measured: bool = False,
 ) -> Joint:
     """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's.
 
     Without labels this member does not contribute, and computes only if the others' batch norms wait for it.
-    `criterion` None: by cross entropy.
+    `criterion` None: by cross entropy. `measured`: measure times and norms.
     The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after it can fail, so either
     all remaining members have taken the step or none has. Raises `GroupBrokenError`.
     """
@@ -82,7 +93,18 @@ def joint_step(
             loss = (criterion or _summed)(logits, labels) / examples if counts else logits.sum() * 0
             torch.autograd.backward(loss)
         part = loss.detach() if counts else part
-    joint = sum_gradients(network.module, group, part, time.perf_counter() - began, weight=float(counts))
+    if measured:
+        settle(group.device)
+    share = len(labels) / examples if examples else 0.0
+    joint = sum_gradients(
+        network.module,
+        group,
+        part,
+        time.perf_counter() - began,
+        weight=float(counts),
+        examples=examples,
+        measured_share=share if measured else None,
+    )
     network.optimizer.step()
     return joint
 
@@ -92,27 +114,55 @@ def _summed(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def sum_gradients(
-    module: nn.Module, group: Group, part: Tensor, seconds: float, *, weight: float = 1.0, check: float = 0.0
+    module: nn.Module,
+    group: Group,
+    part: Tensor,
+    seconds: float,
+    *,
+    weight: float = 1.0,
+    check: float = 0.0,
+    examples: int = 0,
+    measured_share: float | None = None,
 ) -> Joint:
     """Replace the gradients of all members by their weighted sum (`weight` is this member's), and sum their `part` of
     the loss.
 
-    `seconds` and `check` of each come with it. Raises `GroupBrokenError`.
+    `seconds` and `check` of each come with it. `examples` are those of all members; with `measured_share`, this
+    member's share of them, the exchange is timed and norms are measured. Raises `GroupBrokenError`.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
     world = group.world
-    figures = torch.zeros(1 + 2 * world, device=group.device)
+    figures = torch.zeros(3 + 2 * world, device=group.device)
     figures[0] = part
     figures[1 + group.rank] = seconds
     figures[1 + world + group.rank] = check
     own = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
     # Multiplication by 0 would keep values that are not finite; a member without examples must not contribute.
     own = own if weight == 1.0 else own * weight if weight else torch.zeros_like(own)
+    watch = Stopwatch(group.device)
+    if measured_share:
+        with watch:
+            # Its part of the mean is its own mean times its share, so the shares weight the squared norms.
+            figures[-2] = squared_norm(own) / measured_share
+            figures[-1] = 1.0
+    cost = watch.seconds
     flat = torch.cat([own, figures])
+    began = time.perf_counter()
     group.all_reduce(flat)
     *summed, figures = torch.split(flat, [*(parameter.numel() for parameter in parameters), len(figures)])
     for parameter, gradient in zip(parameters, summed, strict=True):
         parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
-    total, *rest = figures.tolist()
-    return Joint(total, tuple(rest[:world]), tuple(rest[world:]))
+    total, *rest, small, members = figures.tolist()
+    took, computed = time.perf_counter() - began, tuple(rest[:world])
+    joint = Joint(total, computed, tuple(rest[world:]), examples)
+    if measured_share is None:
+        return joint
+    norms = None
+    if group.rank == 0 and members > 1:
+        with watch:
+            large = float(squared_norm(flat[: len(own)]))
+        cost += watch.seconds
+        norms = Norms(small, examples / members, large, examples)
+    sync = max(0.0, took - (max(computed) - seconds))
+    return replace(joint, sync_seconds=sync, norms=norms, norms_seconds=cost)

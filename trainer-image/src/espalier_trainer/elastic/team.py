@@ -54,6 +54,7 @@ class Team:
         warn: Callable[[str, str], None],
         on_change: Callable[[int, float], None],
         *,
+        node: str = "",
         stragglers: Stragglers = Stragglers.REPORT,
         hashed: Callable[[Network], int] = digest,
         clock: Callable[[], float] = time.monotonic,
@@ -61,10 +62,12 @@ class Team:
         """Open the rendezvous at `place`; raises `RendezvousError`.
 
         `warn` gets problems that do not stop training, `on_change` the new number of members after a change, and
-        the seconds for which training paused. `hashed` is what must be equal in all members.
+        the seconds for which training paused. `hashed` is what must be equal in all members, `node` where the
+        leader runs.
         """
         self._rendezvous = RendezvousServer(place)
         self._policy, self._device, self._warn, self._clock = policy, device, warn, clock
+        self._node = node
         self._on_change = on_change
         self._stragglers, self._hashed = stragglers, hashed
         self._waiting: dict[str, Arrival] = {}
@@ -86,6 +89,11 @@ class Team:
     def world(self) -> int:
         """Number of members, the leader included."""
         return 1 if self._group is None else self._group.world
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that the members are on."""
+        return 1 if self._group is None else len({self._node, *(member.node for member in self._members)})
 
     @property
     def waiting(self) -> int:
@@ -128,13 +136,16 @@ class Team:
             return
         self._form(replicas, network, step, capture, restore, now)
 
-    def begin_step(self, epoch: int, cursor: int, rate: float = 0.0) -> Group:
-        """Announce a step to all members; returns the group to take it in. Raises `GroupBrokenError`."""
+    def begin_step(self, epoch: int, cursor: int, rate: float = 0.0, *, measured: bool = False) -> Group:
+        """Announce a step to all members; returns the group to take it in. Raises `GroupBrokenError`.
+
+        `measured`: they measure the noise of their gradients.
+        """
         group = self._group
         if group is None:
             raise GroupBrokenError("there is no group")
         with self.stepping():
-            Command(Code.STEP, epoch, cursor, rate).send(group)
+            Command(Code.STEP, epoch, cursor, rate, measured=measured).send(group)
         self._spoke = self._clock()
         return group
 

@@ -38,13 +38,16 @@ class Following:
         *,
         base: bool,
         index: int,
+        node: str = "",
         sync_batch_norm: bool,
     ) -> None:
         """`place` None: the job's workers do not train together, so this one keeps its GPU and waits."""
         self._state, self._feed, self._leave, self._sync = state, feed, leave, sync_batch_norm
         self._held = StateCopy(state)
         self._hooks = Hooks(state.optimizer)
-        self._member = Member(self._held, seed, state.device, base=base, index=index, stop=leave, hashed=state.digest)
+        self._member = Member(
+            self._held, seed, state.device, base=base, index=index, node=node, stop=leave, hashed=state.digest
+        )
         self._why_waiting = "the job is done" if place else "the job's workers do not train together (elasticBatch)"
         self._turns: Iterator[Turn] = iter(()) if place is None else self._member.turns(place)
         self._turn: Turn | None = None
@@ -93,7 +96,9 @@ class Following:
         while (turn := self._due()) is not None and (turn.command.code, turn.command.epoch) == (Code.STEP, self._epoch):
             group, command = turn.group, turn.command
             part = self._feed.part(command.epoch, command.cursor, group.rank, group.world)
-            self._step = self._hooks.step = Step(self._state, part, group, sync_batch_norm=self._sync)
+            self._step = self._hooks.step = Step(
+                self._state, part, group, sync_batch_norm=self._sync, measured=command.measured
+            )
             yield self._step.part.batch
         self._in_body = False
         if turn is not None and turn.command.epoch == self._epoch:

@@ -112,6 +112,7 @@ def _follow(
         seed,
         base=settings.role is Role.BASE,
         index=settings.index,
+        node=settings.node,
         sync_batch_norm=bool(training.sync_batch_norm),
     )
 

@@ -95,7 +95,7 @@ class Leading:
             for due in run.steps(batches):
                 rank, world = (0, 1) if due.group is None else (due.group.rank, due.group.world)
                 part = self._feed.part(run.progress.epoch, run.progress.cursor, rank, world)
-                step = Step(self._state, part, due.group, sync_batch_norm=self._sync)
+                step = Step(self._state, part, due.group, sync_batch_norm=self._sync, measured=due.measured)
                 self._step, self._due, self._hooks.step = step, due, step
                 yield part.batch
                 self._commit()

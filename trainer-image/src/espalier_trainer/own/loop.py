@@ -15,6 +15,7 @@ from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.step import Joint, sum_gradients
 from espalier_trainer.errors import OwnLoopError
+from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.own.feed import Part
 from espalier_trainer.own.state import OwnState, Steering
 
@@ -90,13 +91,15 @@ class _Forgiving:
 class Step:
     """One iteration of the user's loop: from the batch to `optimizer.step()`."""
 
-    def __init__(self, state: OwnState, part: Part, group: Group | None, *, sync_batch_norm: bool) -> None:
+    def __init__(
+        self, state: OwnState, part: Part, group: Group | None, *, sync_batch_norm: bool, measured: bool = False
+    ) -> None:
         self.part = part
         self.joint: Joint | None = None
         """Its result, once all members have taken it."""
         self.asked = self.done = False
         """Whether `backward` and `optimizer.step` were called."""
-        self._state, self._group = state, group
+        self._state, self._group, self._measured = state, group, measured
         self._steering: Steering | None = None
         self._began = time.perf_counter()
         self._synced = ExitStack()
@@ -119,11 +122,13 @@ class Step:
         value = loss.detach().float()
         if group is None:
             # Waits for the device: otherwise steps would queue up past the deadline.
-            self.joint = Joint(float(value), (time.perf_counter() - self._began,))
+            self.joint = Joint(float(value), (time.perf_counter() - self._began,), examples=part.examples)
             return self.joint
         if self._forgiving is not None and self._forgiving.broken is not None:
             raise self._forgiving.broken
         weight = part.rows / part.examples
+        if self._measured:
+            settle(group.device)
         joint = sum_gradients(
             self._state.model,
             group,
@@ -131,6 +136,8 @@ class Step:
             time.perf_counter() - self._began,
             weight=weight,
             check=self._state.rates(),
+            examples=part.examples,
+            measured_share=weight if self._measured else None,
         )
         if len(set(joint.checks)) > 1:
             raise OwnLoopError(

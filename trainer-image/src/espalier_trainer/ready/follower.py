@@ -31,6 +31,7 @@ class Follower:
         *,
         base: bool,
         index: int,
+        node: str = "",
         stop: Callable[[], bool],
     ) -> None:
         """`start` is the job's starting network, which every state is rebuilt from."""
@@ -39,7 +40,7 @@ class Follower:
         """Whom this member's examples are taught by; what is tried, and when, is the leader's matter."""
         state = JobState(job, start, data.example_input(), device, self.hooks)
         self.held = StateCopy(state, self.hooks)
-        self._member = Member(self.held, seed, device, base=base, index=index, stop=stop)
+        self._member = Member(self.held, seed, device, base=base, index=index, node=node, stop=stop)
         self._order: EpochOrder | None = None
         """Of the epoch of the last step: drawing a permutation of all examples takes longer than a small step."""
 
@@ -66,5 +67,7 @@ class Follower:
             self._order = epoch_order(examples, size, self._seed, command.epoch, self._device)
         network.module.train()
         source, cursor, rate = self._data.train, command.cursor, command.rate
-        joint, batches = steps.take(self._training, network, self.hooks, group, self._order, source, cursor, rate)
+        joint, batches = steps.take(
+            self._training, network, self.hooks, group, self._order, source, cursor, rate, measured=command.measured
+        )
         self.held.stepped(command, joint.loss, batches)

@@ -23,20 +23,26 @@ def take(
     source: Source,
     cursor: int,
     rate: float,
+    *,
+    measured: bool = False,
 ) -> tuple[Joint, int]:
     """Take the step at batch `cursor` of the epoch; returns what came of it, and how many batches it took.
 
-    Raises `GroupBrokenError` where another member of `group` is gone: then the step was not taken.
+    `measured`: times and norms of gradients are measured in it. Raises `GroupBrokenError` where another member of
+    `group` is gone: then the step was not taken.
     """
     set_learning_rate(network.optimizer, rate)
     if group is None:
         inputs, labels = order.batch(source, cursor)
-        return Joint(optimize(network, inputs, labels, hooks.criterion(order.chosen(cursor), inputs)), ()), 1
+        loss = optimize(network, inputs, labels, hooks.criterion(order.chosen(cursor), inputs))
+        return Joint(loss, (), examples=len(labels)), 1
     policy = training.elastic_batch or ElasticBatch.KEEP_GLOBAL
     inputs, labels, examples, batches = share_of(policy, group, order, source, cursor)
     criterion = hooks.criterion(indices_of(policy, group, order, cursor), inputs) if len(labels) else None
     sync = bool(training.sync_batch_norm)
-    joint = joint_step(network, group, inputs, labels, examples, sync_batch_norm=sync, criterion=criterion)
+    joint = joint_step(
+        network, group, inputs, labels, examples, sync_batch_norm=sync, criterion=criterion, measured=measured
+    )
     return joint, batches
 
 

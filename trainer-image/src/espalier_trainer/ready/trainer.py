@@ -122,8 +122,9 @@ class Trainer:
         def compute() -> Joint:
             nonlocal took
             source, cursor = self._data.train, run.progress.cursor
+            training, network, hooks = self._training, self.network, self.hooks
             joint, took = steps.take(
-                self._training, self.network, self.hooks, due.group, order, source, cursor, due.rate
+                training, network, hooks, due.group, order, source, cursor, due.rate, measured=due.measured
             )
             return joint
 

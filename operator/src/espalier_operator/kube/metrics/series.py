@@ -35,6 +35,8 @@ SCRAPED: Final = (
     "espalier_job_steps_total",
     "espalier_job_metric",
     "espalier_job_workers",
+    "espalier_job_step_seconds",
+    "espalier_job_gradient_noise_scale",
     "espalier_job_depth",
     "espalier_job_parameters",
     "espalier_job_adaptations_total",
@@ -166,6 +168,11 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
     if status.training.depth:
         made["espalier_job_depth"] = {place: float(status.training.depth)}
         made["espalier_job_parameters"] = {place: float(status.training.parameters)}
+    if status.measurements.speeds:
+        made["espalier_job_step_seconds"] = {place: status.measurements.speeds[-1].step_seconds}
+    gradient = status.measurements.gradient
+    if gradient is not None and gradient.noise_scale is not None:
+        made["espalier_job_gradient_noise_scale"] = {place: gradient.noise_scale}
     figures = _first(((figure.name, figure.value) for figure in status.training.metrics), MAX_METRICS)
     if WORKERS_METRIC in figures:
         made["espalier_job_workers"] = {place: 0.0 if status.completion_time else figures[WORKERS_METRIC]}

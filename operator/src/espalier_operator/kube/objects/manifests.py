@@ -258,6 +258,7 @@ def _set_environment(
         environment.JOB_UID: job.uid,
         environment.ATTEMPT: str(attempt),
         environment.INCARNATION: {"fieldRef": {"fieldPath": "metadata.uid"}},
+        environment.NODE: {"fieldRef": {"fieldPath": "spec.nodeName"}},
     }
     if _reports_outcome(job, worker, index, settings):
         contract[environment.AGENT_TOKEN_FILE] = f"{TOKEN_FOLDER}/{_TOKEN}"

@@ -13,6 +13,7 @@ from dataclasses import replace
 from enum import Flag, IntEnum, auto
 from typing import Any
 
+from espalier_api.measurements import Measurements, merged
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report
 from espalier_api.status import JobStatus
@@ -93,6 +94,7 @@ class ManagedJob:
         self._report: Report | None = None
         self._reported_at = 0.0
         self._muted: Report | None = None
+        self._measured = Measurements() if self.written is None else self.written.measurements
         self.refusal: Reason | None = None
         """Why the last plan granted it no (more) GPUs."""
         self.rejected: Trouble | None = None
@@ -244,6 +246,8 @@ class ManagedJob:
             self.news |= News.PODS
         if News.REPORT in self.news:
             before, self._report = self._report, self._read_report()
+            if self._report is not None and self._report is not before:
+                self._measured = merged(self._measured, self._report.measurements)
             if news_of(before) != news_of(self._report):
                 self.mark_dirty(News.NONE, Due.CHANGES)
         if News.PODS in self.news:
@@ -372,7 +376,8 @@ class ManagedJob:
         if self.job is None:
             raise ValueError(f"{self.key} has no specification that can be run")
         trouble = self.rejected or trouble_of(self.pods)
-        return facts_of(self.key, self.state, self.seen, self.job.terms, self.looked_at, self._timing, trouble)
+        terms, now, timing = self.job.terms, self.looked_at, self._timing
+        return facts_of(self.key, self.state, self.seen, terms, now, timing, trouble, self._measured)
 
     def _read_report(self) -> Report | None:
         """Return the leader's report; one that cannot be read leaves the last good one."""
@@ -426,6 +431,7 @@ def _solid(status: JobStatus) -> JobStatus:
         update={
             "time_budget": blank.time_budget,
             "training": blank.training,
+            "measurements": blank.measurements,
             "last_checkpoint_time": None,
             "scheduling": status.scheduling.model_copy(update={"counted_until": None}),
         }

@@ -1,0 +1,121 @@
+"""The noise of gradients on problems where it is known."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from espalier_trainer.measuring import gradients
+from espalier_trainer.measuring.gradients import Successive
+from espalier_trainer.measuring.noise import Noise, Norms, estimates
+
+SIZE = 400
+
+
+class Gaussian(nn.Module):
+    """The gradient of its mean output over examples is their mean: they are drawn from N(mean, spread²)."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.chance = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.zeros(SIZE))
+        self.mean = torch.full((SIZE,), 0.05)
+        self.spread = torch.linspace(0.1, 1.0, SIZE)
+        self.squared_norm = float(self.mean.square().sum())
+        self.variance = float(self.spread.square().sum())
+
+    def gradient(self, examples: int) -> Tensor:
+        draws = self.mean + self.spread * torch.randn(examples, SIZE, generator=self.chance)
+        self.weight.grad = None
+        (draws @ self.weight).mean().backward()
+        assert self.weight.grad is not None
+        return self.weight.grad
+
+
+def of_members(problem: Gaussian, members: int, rows: int) -> Norms:
+    parts = [problem.gradient(rows) for _ in range(members)]
+    small = statistics.mean(float(part.square().sum()) for part in parts)
+    return Norms(small, rows, float(torch.stack(parts).mean(0).square().sum()), members * rows)
+
+
+@pytest.mark.parametrize("members", [2, 4])
+def test_members_estimate_both_figures_without_bias(members: int) -> None:
+    """Over 16 seeds with 30 estimates each, the mean is within four standard errors of the truth."""
+    problem = Gaussian(0)
+    means = []
+    for seed in range(16):
+        problem = Gaussian(seed)
+        found = [estimates(of_members(problem, members, 16)) for _ in range(30)]
+        means.append([statistics.mean(column) for column in zip(*filter(None, found), strict=True)])
+    for column, truth in zip(zip(*means, strict=True), (problem.squared_norm, problem.variance), strict=True):
+        error = statistics.stdev(column) / math.sqrt(len(column))
+        assert abs(statistics.mean(column) - truth) < 4 * error
+        assert error < 0.05 * truth  # the interval is narrow enough to mean something
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_worker_alone_estimates_them_from_successive_gradients(seed: int) -> None:
+    problem, noise, successive = Gaussian(seed), Noise(), Successive()
+    for _ in range(400):
+        problem.gradient(64)
+        if (norms := successive.look(problem, 64)) is not None:
+            noise.add(norms)
+    found = noise.measured()
+    assert found is not None
+    assert found.samples == 200
+    assert found.variance == pytest.approx(problem.variance, rel=0.05)
+    assert found.squared_norm == pytest.approx(problem.squared_norm, rel=0.35)
+    assert found.noise_scale == pytest.approx(problem.variance / problem.squared_norm, rel=0.5)
+
+
+def test_of_a_large_gradient_a_part_gives_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "MAX_COORDINATES", 50)
+    problem, noise, successive = Gaussian(3), Noise(), Successive()
+    for _ in range(1600):
+        problem.gradient(64)
+        if successive.waits:
+            assert successive._kept is not None
+            assert len(successive._kept) <= 50
+        if (norms := successive.look(problem, 64)) is not None:
+            noise.add(norms)
+    found = noise.measured()
+    assert found is not None
+    assert found.variance == pytest.approx(problem.variance, rel=0.1)
+
+
+def test_batches_of_different_sizes_are_not_compared() -> None:
+    problem, successive = Gaussian(0), Successive()
+    problem.gradient(64)
+    assert successive.look(problem, 64) is None
+    problem.gradient(17)
+    assert successive.look(problem, 17) is None
+    assert not successive.waits
+
+
+def test_the_average_goes_on_from_what_was_kept() -> None:
+    problem, noise = Gaussian(1), Noise()
+    for _ in range(100):
+        noise.add(of_members(problem, 2, 16))
+    kept = noise.measured()
+    again = Noise(kept).measured()
+    assert kept is not None
+    assert again is not None
+    assert (again.samples, again.variance) == (kept.samples, pytest.approx(kept.variance))
+    assert again.squared_norm == pytest.approx(kept.squared_norm)
+
+
+@given(st.lists(st.tuples(*[st.floats(allow_nan=True, allow_infinity=True, width=32)] * 4), max_size=30))
+def test_whatever_the_norms_the_figures_can_be_reported(drawn: list[tuple[float, float, float, float]]) -> None:
+    noise = Noise()
+    for norms in drawn:
+        noise.add(Norms(*norms))
+    found = noise.measured()
+    if found is not None:
+        assert type(found).model_validate_json(found.model_dump_json(by_alias=True)) == found
+        assert found.noise_scale is None or math.isfinite(found.noise_scale)

@@ -1,0 +1,148 @@
+"""What a run measures of itself, without a run: durations, sampling, the curve of the loss, and their bounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_api.measurements import MAX_CONFIGURATIONS, MAX_LOSS_POINTS, Measurements, Speed
+from espalier_trainer.measuring.losses import LossCurve
+from espalier_trainer.measuring.sampling import LEAST_STEPS, SHARE, Sampling
+from espalier_trainer.measuring.speeds import WARM_UP_STEPS, WINDOW, Speeds
+
+ALONE = (1, 1, 64, 1000)
+TWO = (1, 2, 32, 1000)
+
+
+def add(speeds: Speeds, key: tuple[int, int, int, int], steps: int, seconds: float, sync: float | None = None) -> None:
+    for _ in range(steps):
+        speeds.add(key, seconds, sync)
+
+
+def test_steps_that_warm_up_are_not_measured() -> None:
+    speeds = Speeds()
+    add(speeds, ALONE, WARM_UP_STEPS, 9.0)
+    assert speeds.measured() == ()
+    add(speeds, ALONE, 10, 0.5)
+    speeds.changed()
+    add(speeds, ALONE, WARM_UP_STEPS, 9.0)
+    (found,) = speeds.measured()
+    assert (found.steps, found.step_seconds, found.sync_seconds) == (10, 0.5, 0.0)
+
+
+def test_a_pause_does_not_move_the_median() -> None:
+    speeds = Speeds()
+    add(speeds, ALONE, WARM_UP_STEPS + 20, 0.5)
+    add(speeds, ALONE, 1, 60.0)
+    assert speeds.measured()[0].step_seconds == 0.5
+
+
+def test_a_job_that_becomes_slower_is_known_to_be_slower() -> None:
+    speeds = Speeds()
+    add(speeds, ALONE, WARM_UP_STEPS + 1000, 0.5)
+    add(speeds, ALONE, WINDOW, 0.8)
+    assert speeds.measured()[0].step_seconds == 0.8
+    assert speeds.measured()[0].steps == 1000 + WINDOW
+
+
+def test_the_short_batch_at_the_end_of_an_epoch_is_not_a_configuration() -> None:
+    speeds = Speeds()
+    for _ in range(5):
+        add(speeds, ALONE, 20, 0.5)
+        add(speeds, (1, 1, 17, 1000), 1, 0.2)
+    assert [speed.batch_size for speed in speeds.measured()] == [64]
+
+
+def test_workers_that_train_together_are_known_once_the_exchange_was_measured() -> None:
+    speeds = Speeds()
+    add(speeds, TWO, WARM_UP_STEPS + 9, 0.5)
+    assert speeds.measured() == ()
+    add(speeds, TWO, 1, 0.5, 0.1)
+    assert [(speed.workers, speed.sync_seconds) for speed in speeds.measured()] == [(2, 0.1)]
+
+
+def test_what_a_checkpoint_kept_holds_until_it_is_measured_again() -> None:
+    kept = Speed(nodes=1, workers=1, batch_size=64, parameters=1000, steps=7, step_seconds=3.0, sync_seconds=0.0)
+    speeds = Speeds((kept,))
+    add(speeds, ALONE, WARM_UP_STEPS, 0.5)
+    assert speeds.measured() == (kept,)
+    add(speeds, ALONE, 1, 0.5)
+    assert speeds.measured()[0].step_seconds == 0.5
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9)),
+            st.floats(0, 1e9),
+            st.none() | st.floats(0, 1e9),
+            st.integers(1, 12),
+        ),
+        max_size=80,
+    )
+)
+def test_whatever_is_measured_can_be_reported(added: list[tuple[tuple[int, int, int, int], float, float, int]]) -> None:
+    speeds = Speeds()
+    for key, seconds, sync, times in added:
+        add(speeds, key, times, seconds, sync)
+    found = Measurements(speeds=speeds.measured())
+    assert Measurements.model_validate_json(found.model_dump_json(by_alias=True)) == found
+    assert len(found.speeds) <= MAX_CONFIGURATIONS
+    assert all(speed.sync_seconds <= speed.step_seconds for speed in found.speeds)
+
+
+@given(st.lists(st.tuples(st.floats(1e-4, 10), st.floats(0, 100)), min_size=1, max_size=3000))
+def test_measuring_never_costs_more_than_its_share(steps: list[tuple[float, float]]) -> None:
+    """Beyond what was earned it spends by how much a measurement is dearer than expected, and the first on credit."""
+    sampling, time, spent, dearest = Sampling(), 0.0, 0.0, 0.0
+    for seconds, cost in steps:
+        if sampling.due():
+            sampling.paid(cost)
+            spent, dearest = spent + cost, max(dearest, cost)
+        time += seconds
+        sampling.stepped(seconds)
+    assert spent <= SHARE * time + dearest * (1 + 1e-9)
+
+
+def test_cheap_measurements_are_made_every_few_steps_and_dear_ones_rarely() -> None:
+    def count(cost: float) -> int:
+        sampling, count = Sampling(), 0
+        for _ in range(10_000):
+            if sampling.due():
+                sampling.paid(cost)
+                count += 1
+            sampling.stepped(1.0)
+        return count
+
+    assert count(0.01) == 10_000 // LEAST_STEPS - 1
+    assert 98 <= count(1.0) <= 100
+
+
+@given(st.integers(0, 3000), st.integers(0, 20))
+def test_the_curve_is_bounded_and_covers_the_run(steps: int, earlier: int) -> None:
+    curve = LossCurve()
+    for step in range(earlier):
+        curve.add(step // 10, step, float(step))
+    curve = LossCurve(curve.measured())
+    for step in range(earlier, earlier + steps):
+        curve.add(step // 10, step, float(step))
+    points = curve.measured()
+    assert len(points) <= MAX_LOSS_POINTS
+    if steps + earlier >= 2:
+        strides = {after.step - before.step for before, after in pairwise(points)}
+        assert points[0].step == 0
+        assert len(strides) == 1
+        (stride,) = strides
+        # The loss is the number of the step, so the mean over a point's steps is that of its middle.
+        assert all(point.loss == pytest.approx(point.step + (stride - 1) / 2) for point in points)
+        assert points[-1].step >= steps + earlier - 2 * stride
+
+
+def test_a_loss_that_is_not_finite_is_left_out() -> None:
+    curve = LossCurve()
+    for step, loss in enumerate([1.0, float("nan"), float("inf"), 2.0]):
+        curve.add(0, step, loss)
+    assert [point.loss for point in curve.measured()] == [1.0, 2.0]

@@ -1,0 +1,89 @@
+"""Norms of gradients: of members that train together, and of successive steps of a worker that is alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from espalier_trainer.measuring.noise import Norms
+
+MAX_COORDINATES = 1 << 22
+"""How much of a gradient a worker that is alone keeps for a step: 16 MiB. Of a larger one it takes equidistant numbers,
+beginning anywhere, which estimate the norm without bias."""
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the device has computed what it was given, so that the time from here on is that of what follows."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def squared_norm(tensor: Tensor) -> Tensor:
+    """Return the squared norm of a flat tensor, a scalar."""
+    return torch.dot(tensor, tensor)
+
+
+class Successive:
+    """The gradients of two successive steps, which stand for two batches at the same weights, as in AdaptDL.
+
+    The weights change in between, by little: the drift makes the estimated variance larger than it is.
+    """
+
+    def __init__(self) -> None:
+        self._kept: Tensor | None = None
+        self._examples = self._turn = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the first of two is kept."""
+        return self._kept is not None
+
+    def forget(self) -> None:
+        """Drop what is kept."""
+        self._kept = None
+
+    def look(self, module: nn.Module, examples: int) -> Norms | None:
+        """Keep the gradients of `module`, a mean over `examples`, or compare them with the kept ones.
+
+        None for the first of two, and for two that cannot be compared.
+        """
+        gradients = [each.grad for each in module.parameters() if each.requires_grad and each.grad is not None]
+        if self._kept is None:
+            self._turn += 1
+        count = sum(gradient.numel() for gradient in gradients)
+        stride = max(1, -(-count // MAX_COORDINATES))
+        taken = _flat(gradients, self._turn % stride, stride)
+        before, self._kept = self._kept, None
+        if before is None:
+            self._kept, self._examples = taken, examples
+            return None
+        if before.shape != taken.shape or examples != self._examples or not count:
+            return None
+        norms = torch.stack([squared_norm(before), squared_norm(taken), squared_norm((before + taken) / 2)])
+        first, second, both = (stride * norms).tolist()
+        return Norms((first + second) / 2, examples, both, 2 * examples)
+
+
+def _flat(gradients: Iterable[Tensor], first: int, stride: int) -> Tensor:
+    """Return every `stride`th number of the gradients, from the one at `first`, as one new tensor."""
+    parts = [gradient.detach().reshape(-1)[first::stride].float() for gradient in gradients]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+class Stopwatch:
+    """Seconds that a block on a device takes, and nothing that was begun before it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.seconds = device, 0.0
+
+    def __enter__(self) -> Stopwatch:
+        settle(self._device)
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        settle(self._device)
+        self.seconds = time.perf_counter() - self._began

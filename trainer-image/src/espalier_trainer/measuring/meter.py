@@ -1,0 +1,110 @@
+"""What the leader measures of its run. It never changes how the run trains."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from espalier_api.measurements import Measurements
+from espalier_trainer.elastic.step import Joint
+from espalier_trainer.measuring.gradients import Stopwatch, Successive
+from espalier_trainer.measuring.losses import LossCurve
+from espalier_trainer.measuring.noise import Noise
+from espalier_trainer.measuring.sampling import Sampling
+from espalier_trainer.measuring.speeds import Speeds
+from espalier_trainer.network import Network
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a step is computed."""
+
+    nodes: int = 1
+    workers: int = 1
+
+
+class Meter:
+    """Not thread-safe: the training loop's own."""
+
+    def __init__(self, network: Network) -> None:
+        self._parameters = network.parameters
+        self._speeds, self._noise, self._losses = Speeds(), Noise(), LossCurve()
+        self._sampling, self._successive = Sampling(), Successive()
+        self._alone_cost = 0.0
+        """Seconds that the first of two successive gradients cost."""
+        self._joint: Joint | None = None
+        self._measured = self._off = False
+        """Whether this step's noise is measured; whether there was no memory for it."""
+
+    def restore(self, measurements: Measurements) -> None:
+        """Continue from what a checkpoint has kept."""
+        if not measurements.is_empty:
+            self._speeds, self._noise = Speeds(measurements.speeds), Noise(measurements.gradient)
+            self._losses = LossCurve(measurements.losses)
+
+    def network_changed(self, network: Network) -> None:
+        """Record that another network is trained: the noise is that of the current one."""
+        parameters = network.parameters
+        if parameters != self._parameters:
+            self._noise = Noise()
+        self._parameters = parameters
+        self._speeds.changed()
+        self._successive.forget()
+
+    def begin(self) -> bool:
+        """Begin a step; return whether the noise of gradients is measured in it."""
+        self._joint = None
+        self._measured = not self._off and (self._successive.waits or self._sampling.due())
+        return self._measured
+
+    def look(self, joint: Joint, network: Network) -> None:
+        """Measure the step that was computed, while its gradients are there."""
+        self._joint = joint
+        if not self._measured:
+            return
+        if joint.norms is not None:
+            self._successive.forget()
+            self._noise.add(joint.norms)
+            self._sampling.paid(joint.norms_seconds)
+        elif not joint.seconds or len(joint.seconds) == 1:
+            self._look_alone(joint, network)
+        else:
+            self._sampling.paid(joint.norms_seconds)  # fewer than two members had examples
+
+    def stepped(self, place: Place, seconds: float, epoch: int, step: int, loss: float) -> None:
+        """Count a step that was taken in `seconds`; `step` is its number, `epoch` that of its epoch."""
+        self._sampling.stepped(seconds)
+        self._losses.add(epoch, step, loss)
+        joint = self._joint
+        if joint is None or joint.examples <= 0:
+            return
+        key = place.nodes, place.workers, -(-joint.examples // place.workers), self._parameters
+        self._speeds.add(key, seconds, joint.sync_seconds)
+
+    def measured(self) -> Measurements:
+        """Return what is known now."""
+        return Measurements(
+            speeds=self._speeds.measured(), gradient=self._noise.measured(), losses=self._losses.measured()
+        )
+
+    def _look_alone(self, joint: Joint, network: Network) -> None:
+        first = not self._successive.waits
+        watch = Stopwatch(next((each.device for each in network.module.parameters()), torch.device("cpu")))
+        try:
+            with watch:
+                norms = self._successive.look(network.module, joint.examples)
+        except torch.OutOfMemoryError:
+            logger.info("the noise of gradients is not measured any more: there is no memory for it")
+            self._successive.forget()
+            self._off = True
+            return
+        if first:
+            self._alone_cost = watch.seconds
+            return
+        self._sampling.paid(self._alone_cost + watch.seconds)
+        if norms is not None:
+            self._noise.add(norms)

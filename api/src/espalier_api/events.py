@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, Field, TypeAdapter
 
 from espalier_api.allocation import Allocation
 from espalier_api.base import Record
-from espalier_api.report import Adaptation
+from espalier_api.report import Adaptation, Metric
 
 
 class Event(Record):
@@ -138,6 +138,17 @@ class GPUsChanged(Event):
     change: int
 
 
+class ProgressRead(Event):
+    """Values were read of a program that does not report by itself."""
+
+    type: Literal["ProgressRead"] = "ProgressRead"
+    step: int
+    epoch: int
+    done: float | None = None
+    """The part of its work that is done, 0 to 1."""
+    metrics: tuple[Metric, ...] = ()
+
+
 class JobChanged(Event):
     """A job was admitted, started, restarted, suspended, completed or failed."""
 
@@ -159,6 +170,7 @@ AnyEvent = Annotated[
     | AllocationChanged
     | AllocationAcknowledged
     | GPUsChanged
+    | ProgressRead
     | JobChanged,
     Field(discriminator="type"),
 ]

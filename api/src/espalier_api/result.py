@@ -17,11 +17,12 @@ from espalier_api.events import (
     AllocationChanged,
     AnyEvent,
     EpochFinished,
+    ProgressRead,
     TrainerFinished,
     TrainerStarted,
 )
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import Adaptation
+from espalier_api.report import Adaptation, Metric
 
 
 class AllocationRecord(Record):
@@ -58,6 +59,10 @@ class RunResult(Record):
     parameters_after: int = 0
     allocations: tuple[AllocationRecord, ...] = ()
     adaptations: tuple[Adaptation, ...] = ()
+    done: float | None = None
+    """Of a program that says it: the part of its work that is done, 0 to 1."""
+    metrics: tuple[Metric, ...] = ()
+    """Of a program: the last figures that were read."""
     max_step_gap_seconds: float = Field(default=0.0, ge=0)
     """The longest time between two optimizer steps, growth and evaluation included, wall time."""
 
@@ -94,6 +99,8 @@ def summarize(
     first, last = (started[0] if started else None), (finished[-1] if finished else None)
     gaps = [event.max_step_gap_seconds for event in epochs] + [event.max_step_gap_seconds for event in finished]
     latest = last or (epochs[-1] if epochs else first)
+    read = next((event for event in reversed(events) if isinstance(event, ProgressRead)), None)
+    counted = latest or read
     return RunResult(
         job=job.key,
         seed=seed,
@@ -106,14 +113,16 @@ def summarize(
         test_accuracy=last.test_accuracy if last else None,
         test_loss=last.test_loss if last else None,
         validation_accuracy=epochs[-1].validation_accuracy if epochs else None,
-        epochs=latest.epoch if latest else 0,
-        steps=latest.step if latest else 0,
+        epochs=counted.epoch if counted else 0,
+        steps=counted.step if counted else 0,
         depth_before=first.depth if first else 0,
         depth_after=latest.depth if latest else 0,
         parameters_before=first.parameters if first else 0,
         parameters_after=latest.parameters if latest else 0,
         allocations=_allocations(events),
         adaptations=_adaptations(events),
+        done=read.done if read else None,
+        metrics=read.metrics if read else (),
         max_step_gap_seconds=max(gaps, default=0.0),
     )
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from espalier_api.documents import DocumentError
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.validation import JobFileError, load_jobs
+from espalier_cli.display import progress_of
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_cli.run import (
@@ -176,13 +177,15 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
             name,
             f"{result.phase}, {result.reason}",
             "-" if result.test_accuracy is None else f"{result.test_accuracy:.4f}",
-            f"{result.depth_before} -> {result.depth_after}",
-            f"{result.parameters_before:,} -> {result.parameters_after:,}",
+            f"{result.depth_before} -> {result.depth_after}" if result.depth_after else "-",
+            f"{result.parameters_before:,} -> {result.parameters_after:,}" if result.depth_after else "-",
             f"{result.used_seconds:.2f} of {result.time_budget_seconds:g} s",
             f"{result.max_step_gap_seconds:.2f} s",
         )
     Console(highlight=False).print(table)
     for name, result in finished.results.items():
+        if read := progress_of(result.steps, result.done, result.metrics) if result.depth_after == 0 else "":
+            click.echo(f"{name}: {read}", err=True)
         if result.phase == "Failed":
             click.echo(f"{name}: {result.message or result.reason}", err=True)
         folder = folder_of(directory, name, jobs)

@@ -23,6 +23,7 @@ _NAME: Final = r"^[A-Za-z_][A-Za-z0-9_./-]*$"
 _SELECTOR: Final = re.compile(
     r'[A-Za-z_:][A-Za-z0-9_:]*(\{([A-Za-z_][A-Za-z0-9_]*="[^"\\\n]*"(,(?=[A-Za-z_])|(?=\})))+\})?\Z'
 )
+_GROUP: Final = re.compile(r"\(\?P?<([A-Za-z_][A-Za-z0-9_]*)>")
 _LABEL: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="([^"\\\n]*)"')
 
 
@@ -43,6 +44,9 @@ def compile_pattern(text: str) -> Any:
             f"is {_shown(text)}, no regular expression of RE2: {what}; correct it (RE2 has no look-around and no "
             "back-references; in YAML, put it in single quotes)"
         ) from error
+    names = _GROUP.findall(text)
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"is {_shown(text)}, with two groups {twice!r}; give each a name of its own")
     if not compiled.groupindex:
         raise ValueError(f"is {_shown(text)}, without a named group; name what is to be read, as in (?P<step>[0-9]+)")
     if len(compiled.groupindex) > MAX_VALUES:

@@ -53,6 +53,7 @@ def test_what_is_allowed_survives_its_json(program: Any) -> None:
         ({"log": {"pattern": "(?=a)(?P<x>b)"}}, "spec.program.progress.log.pattern", "RE2 has no look-around"),
         ({"log": {"pattern": "step"}}, "spec.program.progress.log.pattern", "without a named group; name what"),
         ({"log": {"pattern": "(?P<x>a)" * 80}}, "spec.program.progress.log.pattern", "at most 512"),
+        ({"log": {"pattern": "(?P<x>a)|(?P<x>b)"}}, "spec.program.progress.log.pattern", "two groups 'x'; give each"),
         ({"log": {"pattern": "(?P<x>(a{900}){900})"}}, "spec.program.progress.log.pattern", "repetition"),
         ({"log": {"json": {}}}, "spec.program.progress.log.json", "at least 1"),
         ({"log": {"json": {"2 b": "x"}}}, "spec.program.progress.log.json", "names a value '2 b'"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -29,6 +29,10 @@ at least half of the time is left to carry out plans."""
 RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
 """Wall time after which a failed tick is retried."""
+
+
+IGNORED_NAMED: Final = 5
+"""How many parts of a decision that cannot be the log names."""
 
 
 class BackendError(Exception):
@@ -84,6 +88,7 @@ class Loop:
         self._event = asyncio.Event()
         self._last_tick: float | None = None
         self._rests_until = 0.0
+        self._ignored: Sequence[str] = ()
         self._memory = memory or PolicyMemory(policy.name)
 
     def wake(self) -> None:
@@ -118,6 +123,7 @@ class Loop:
             return RETRY_SECONDS
         snapshot, planned = self._plan(snapshot)
         self._memory.keep(planned.policy_memory)
+        self._say_ignored(planned.ignored)
         thought = self._monotonic() - began
         wait, failed = self._resync, False
         for action in planned.actions:
@@ -153,6 +159,14 @@ class Loop:
             self._memory.forget()
         seen = replace(snapshot, policy_memory={})
         return seen, plan(seen, self._policy, seen.taken_at)
+
+    def _say_ignored(self, ignored: Sequence[str]) -> None:
+        """Log what of the policy's decision cannot be, when that changes."""
+        if ignored and ignored != self._ignored:
+            some = "; ".join(ignored[:IGNORED_NAMED])
+            more = f"; and {len(ignored) - IGNORED_NAMED} more" if len(ignored) > IGNORED_NAMED else ""
+            logger.warning("policy %s: ignored what cannot be: %s%s", self._policy.name, some, more)
+        self._ignored = ignored
 
     def _failed(self, what: str) -> None:
         if self._observer is not None:

@@ -11,7 +11,8 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     Where they are physically gone and no lent GPU can replace them, or kube-scheduler finds no node for a worker
     though they are free, the whole job waits again with its budget kept; the latter with back-off. Only a job that
     allows it is stopped, with notice and not before `minRuntimeSeconds`: where its queue has borrowed its GPUs and a
-    job waits for their quota, or where the policy preempts and an earlier job waits for them (`preemption`).
+    job waits for their quota, or where the policy preempts and an earlier job waits for them, or its own share is of
+    another type of GPU and enough of these are free (`preemption`).
 5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold is reclaimed. A GPU
     is reclaimed by a notice, followed by the holder's acknowledgement or the deadline. Only GPUs that no longer exist
     are released without a notice.
@@ -163,7 +164,7 @@ class _Tick:
             self._capacity, snapshot.rules.reservations, self._running_until, self._reclaims.loans
         )
         self._preemption = Preemption(
-            running=[job for job in self._running if job.terms.base_preemptible] if self._order.preempts else (),
+            running=self._yielding() if self._order.preempts else (),
             order=self._order,
             capacity=self._capacity,
             pool=self._pool,
@@ -216,12 +217,15 @@ class _Tick:
         borrowers = [job for job in self._waiting if not self._admit_in_turn(job, borrowing=False)]
         for job in borrowers:
             self._admit_in_turn(job, borrowing=True)
+        self._stop(self._preemption.moving(self._is_busy, self._site_on), Reason.PREEMPTED_BY_POLICY)
         self._reservations.end()
 
     def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
         """Start a waiting job, or refuse it; return False where its queue must borrow for it, which is done later."""
         terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
         sites = self._large_enough(terms.gpu_type, terms.constraints, gpus, workers)
+        wished = self._order.gpu_type(job)
+        sites = [site for site in sites if site.gpu_type == wished] or sites
         not_taken = self._ledger.refusal(job.claim)
         if job.terms.suspend:
             self._refuse(job, Reason.SUSPENDED)
@@ -507,6 +511,19 @@ class _Tick:
                 self._refuse(job, reason)
                 return None
         return reason
+
+    def _yielding(self) -> list[JobFacts]:
+        """Return the running jobs that allow to be preempted, in order; those on another type than theirs last."""
+        yielding = [job for job in self._running if job.terms.base_preemptible]
+        return sorted(yielding, key=self._order.is_elsewhere)
+
+    def _site_on(self, job: JobFacts, gpu_type: str) -> Site | None:
+        """Return where a running job may run on another type of GPU, within its quota."""
+        terms = job.terms
+        if terms.gpu_type not in (None, gpu_type):
+            return None
+        sites = self._large_enough(gpu_type, terms.constraints, terms.gpus_per_worker, terms.min_replicas)
+        return next(iter(self._allowed(job, sites, borrowing=False)), None)
 
     def _is_busy(self, job: JobFacts) -> bool:
         """Return whether a running job does not yield in this tick: others wait for what it gives back."""

@@ -258,6 +258,13 @@ FAMILIES: Final = (
             ("policy",),
             (),
         ),
+        (
+            _G,
+            "espalier_scheduling_policy_ignored_wishes",
+            "Parts of the policy's last decision that cannot be, such as unknown nodes; the log names them.",
+            (),
+            (),
+        ),
         (_G, "espalier_build_info", "Always 1; the label is the version of the operator.", ("version",), ()),
     ),
     *_group(

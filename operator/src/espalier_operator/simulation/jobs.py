@@ -23,6 +23,8 @@ class SimulatedJob(ABC):
     def __init__(self, name: str, submitted_at: float, workers: int, most: int) -> None:
         """Take what its author asked for, and the workers with which it can train at most; one GPU a worker."""
         self.name, self.submitted_at = name, submitted_at
+        self.origin = ""
+        """File, line and field of its number of workers, for errors."""
         self.requested, self.most_workers = workers, max(workers, most)
         self.placement: tuple[int, ...] = ()
         """Its workers on each of its nodes."""

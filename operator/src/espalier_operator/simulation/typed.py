@@ -55,9 +55,11 @@ class TypedRounds:
         self._types: Final = dict(counted)
         for job in jobs:
             if not any(job.gpus <= gpus and job.speed(gpu_type) > 0 for gpu_type, gpus in self._types.items()):
+                where = f"{job.origin}: " if job.origin else ""
+                has = ", ".join(f"{gpus} {gpu_type}" for gpu_type, gpus in self._types.items())
                 raise TraceError(
-                    f"job {job.name}: needs {job.gpus} GPUs of one type on which it was measured; "
-                    f"the cluster has {', '.join(f'{gpus} {gpu_type}' for gpu_type, gpus in self._types.items())}"
+                    f"{where}job {job.name}: needs {job.gpus} GPUs of one type on which it was measured; the cluster "
+                    f"has {has}: name a larger --cluster, or remove the job"
                 )
         self.now = 0.0
         self._memory: Any = {}

@@ -25,6 +25,8 @@ class TypedJob:
         self, name: str, submitted_at: float, kind: Kind, steps: int, speeds: SpeedTable, *, priority: int = 0
     ) -> None:
         self.name, self.submitted_at, self.kind, self.priority = name, submitted_at, kind, priority
+        self.origin = ""
+        """File, line and field of its number of GPUs, for errors."""
         self.gpus: Final = kind[1]
         self.service = 0.0
         """GPU-seconds that it has held; of GPUs that it shared, half."""

@@ -45,12 +45,14 @@ def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = 
         if name not in best:
             best[name] = BestBatches(application)
         title, submitted_at = row.text("name"), row.number("time", most=MAX_SECONDS)
+        asked = ProfiledJob(title, submitted_at, workers, batch, application)
+        job: SimulatedJob = asked
         if elasticity is not Elasticity.WORKERS_AND_BATCH:
-            job: SimulatedJob = ProfiledJob(title, submitted_at, workers, batch, application)
+            pass
         elif name == "ncf":  # on one worker only, where the largest batch size is the best, as in the artifact
             job = ProfiledJob(title, submitted_at, 1, application.max_batch, application)
         else:
-            job = AdaptiveJob(title, submitted_at, workers, application, best[name])
+            job = AdaptiveJob(title, submitted_at, workers, application, best[name], asked)
         job.origin = row.place("num_replicas")
         jobs.append((row, job))
     return _distinct(path, jobs)

@@ -20,6 +20,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_api.status import JobPhase
 from espalier_operator.local import LocalRunError
+from espalier_operator.local.ownership import mark
 from espalier_operator.local.state import RunState, run_lock
 
 pytestmark = pytest.mark.slow
@@ -277,6 +278,7 @@ def test_another_specification_in_the_same_folder_is_refused(local_run, job_of):
 
 def test_a_report_of_another_job_is_left_aside(local_run, job_of):
     report = Report(job="default/one", incarnation="x", used_seconds=50, updated_time=datetime.now(UTC))
+    mark(local_run.directory, ["two"])
     write_document(local_run.directory / "report.json", report)
     story = local_run([job_of("two", "startup=0.5", timeBudgetSeconds=0.3)])
     assert "is a report of job 'default/one'" in story.told("two", Warned)[0].message

@@ -129,6 +129,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
         message=outcome.message,
         used_seconds=outcome.used_seconds,
         gpu_seconds_used=outcome.gpu_seconds_used,
+        log=str(folder / layout.TRAINER_LOG),
     )
     text = json.dumps(result.to_json(), indent=1)
     try:

@@ -30,7 +30,7 @@ from espalier_cli.run import (
 from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
 from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
-from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE
+from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE, TRAINER_LOG
 from espalier_operator.local.ownership import is_own
 from espalier_operator.planning import DEFAULT_POLICY
 
@@ -121,6 +121,10 @@ def run(
         hint = "--simulate counts GPUs without using them" if devices else None
         raise InputError(str(error), hint) from error
     console = Console(stderr=True)
+    for job in jobs:
+        name = job.metadata.name
+        log = folder_of(directory, name, jobs) / TRAINER_LOG
+        console.print(f"{name}: what its trainer prints is in {log}", highlight=False, soft_wrap=True)
     try:
         if restart:
             clear(directory, jobs)
@@ -188,5 +192,5 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
         if result.phase == "Failed":
             click.echo(f"{name}: {result.message or result.reason}", err=True)
         folder = folder_of(directory, name, jobs)
-        if (folder / PICTURE_FILE).exists():
-            click.echo(f"{name}: {folder / PICTURE_FILE}, {folder / RESULT_FILE}", err=True)
+        files = [folder / file for file in (PICTURE_FILE, RESULT_FILE) if (folder / file).exists()]
+        click.echo(f"{name}: {', '.join([*map(str, files), f'log: {folder / TRAINER_LOG}'])}", err=True)

@@ -27,7 +27,7 @@ from espalier_operator.local.layout import STATE_FILE
 from espalier_operator.local.ownership import mark, require_own
 from espalier_operator.local.process import Process, end_orphan
 from espalier_operator.local.settings import LocalRunError, LocalSettings
-from espalier_operator.local.state import RunState, load_state, run_lock
+from espalier_operator.local.state import RunState, begins_again, load_state, run_lock
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
 from espalier_operator.local.workers import PID_FILES, WorkerSpec
 from espalier_operator.loop import Loop
@@ -92,7 +92,10 @@ class LocalRun:
             raise LocalRunError(f"{error.filename}: cannot create the folder for results: {error.strerror}") from error
         require_own(settings.directory, {settings.directory, *folders.values()})
         state = load_state(settings.directory, list(jobs))
-        seconds, done = (0.0, 0) if state is None else (state.timeline_seconds, state.changes_done)
+        again = state is not None and all(
+            begins_again(entry, folders[entry.job.rpartition("/")[2]]) for entry in state.jobs
+        )
+        seconds, done = (0.0, 0) if state is None or again else (state.timeline_seconds, state.changes_done)
         self._timeline = Timeline(settings.changes, seconds, done)
         self._gpus = Gpus(settings.gpus, settings.devices)
         for change in self._timeline.made:
@@ -258,7 +261,8 @@ class LocalRun:
         job.train_together(wanted, self._settings.trainer_command, self._common_variables(), now)
 
     def _common_variables(self) -> dict[str, str]:
-        variables = {names.TIME_SCALE: repr(self._settings.time_scale)}
+        # What a trainer prints is in its log at once, and not lost where it is killed.
+        variables = {names.TIME_SCALE: repr(self._settings.time_scale), "PYTHONUNBUFFERED": "1"}
         if self._settings.seed is not None:
             variables[names.SEED] = str(self._settings.seed)
         return variables

@@ -198,7 +198,7 @@ FAMILIES: Final = (
         (
             _H,
             "espalier_signal_seconds",
-            "Time from the moment a GPU is seen free until a job knows that it has it.",
+            "Time from the moment an extra worker is seen to run until its job knows of it.",
             ("stage",),
             _SIGNALS,
         ),

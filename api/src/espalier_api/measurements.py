@@ -95,6 +95,12 @@ def configuration_of(speed: Speed) -> tuple[int, int, int, int, str]:
     return speed.nodes, speed.workers, speed.batch_size, speed.parameters, speed.gpu_type
 
 
+def has_new_configuration(before: Measurements, after: Measurements) -> bool:
+    """Return whether a configuration was measured for the first time: then policies may decide otherwise at once."""
+    known = set(map(configuration_of, before.speeds))
+    return any(configuration_of(speed) not in known for speed in after.speeds)
+
+
 def merged(before: Measurements, after: Measurements) -> Measurements:
     """Return what is known of a job after a report with `after`: of each configuration the newest figures.
 

@@ -53,6 +53,8 @@ class _Standing:
     """The extra workers that the share includes."""
     most: int
     """The extra workers that it allows."""
+    is_shared: bool
+    """There is a share; without one, the job keeps what it holds."""
     weighing: Weighing
     nodes: tuple[str, ...]
     """Wished for its workers, base workers first."""
@@ -88,6 +90,11 @@ class Order:
     def most_extra(self, job: JobFacts) -> int:
         """Return how many extra workers the job may be lent."""
         return self._standings[job.key].most
+
+    def kept_extra(self, job: JobFacts) -> int:
+        """Return how many of its extra workers the job keeps: no more than its share allows."""
+        standing = self._standings[job.key]
+        return min(job.extra, standing.most) if standing.is_shared else job.extra
 
     def gpu_type(self, job: JobFacts) -> str | None:
         """Return the type of GPU that the job is to have; None: any."""
@@ -132,6 +139,7 @@ def _standing(job: JobFacts, place: int, share: Share) -> _Standing:
         workers=share.workers,
         target=max(0, share.workers - base),
         most=max(0, share.workers + share.spare - base),
+        is_shared=share is not _NO_SHARE,
         weighing=Weighing.of(share, job.terms.gpus_per_worker),
         nodes=share.nodes,
         gpu_type=share.gpu_type,

@@ -53,6 +53,9 @@ def check(
             case NoticeReclaim():
                 _demand(0 <= action.extra < job.extra, 5, f"{job.key} is asked for what it does not have")
                 _demand(job.reclaim is None, 5, f"{job.key} gets a second notice")
+                if action.reason is Reason.HELD_BY_POLICY:
+                    changed_at = max(job.granted_at or 0.0, job.changed_at or 0.0)
+                    _demand(now >= changed_at + job.terms.min_runtime_seconds, 7, f"{job.key} gives back too soon")
                 if action.reason is Reason.NEEDED_BY_OTHER_JOB and job.granted_at is not None:
                     changed_at = max(job.granted_at, job.changed_at or 0.0)
                     young = now < changed_at + job.terms.min_runtime_seconds

@@ -21,6 +21,7 @@ from espalier_trainer.architecture import describe
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
+from espalier_trainer.models import untrainable
 from espalier_trainer.net2net import rebuild
 from espalier_trainer.net2net.modules import copied
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
@@ -63,6 +64,8 @@ class OwnState:
         self.begun = False
         """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
         self._in_front: Steering | None = None
+        if problem := untrainable(model):
+            raise OwnLoopError(f"join: {problem}")
         parameters = set(model.parameters())
         if any(parameter not in parameters for group in optimizer.param_groups for parameter in group["params"]):
             raise OwnLoopError(

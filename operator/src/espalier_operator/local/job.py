@@ -171,6 +171,8 @@ class LocalJob:
                 self._stands(now, self.state.outcome.reason, self.state.outcome.message)
             case ReleaseExtra(forced=True):
                 self.warn(action.reason, SENTENCES[action.reason])
+        self.seen = self._observe()
+        self.state = progress.look(self.state, self.seen, self.terms, now, self._timing)
         if self.finished:
             return  # its leader, if there is one, is being ended: further grants do not matter
         if self.state.grant != before.grant:
@@ -293,6 +295,7 @@ class LocalJob:
         return Observation(
             base=(current, *map(self.workers.incarnation, range(1, len(attempts)), attempts[1:])),
             extra_bound=self.state.extra,  # they have their GPUs before these are granted
+            extra_running=self.state.extra,
             report=self.report,
             reporter=self._incarnation.id if self._fresh and self._incarnation is not None else "",
             reported_at=self._reported_at,

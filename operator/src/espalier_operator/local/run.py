@@ -33,6 +33,7 @@ from espalier_operator.local.workers import PID_FILES, WorkerSpec
 from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy
 from espalier_operator.policies.settings import configured
+from espalier_operator.policy_memory import PolicyMemory
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,9 @@ class LocalRun:
             stop_wall_seconds=settings.stop_wall_seconds,
             on_planned=self._planned,
         )
-        self._loop = Loop(self._backend, policy or configured(rules.policy), self._clock, wall=monotonic)
+        self.policy_memory = PolicyMemory(rules.policy, None if state is None else state.policy_memory)
+        chosen = policy or configured(rules.policy)
+        self._loop = Loop(self._backend, chosen, self._clock, wall=monotonic, memory=self.policy_memory)
         self._agent = self._make_agent()
         self._reasons: dict[str, Reason] = {}
         self._over = asyncio.Event()
@@ -294,6 +297,7 @@ class LocalRun:
             clock_seconds=self._clock.now(),
             timeline_seconds=self._timeline.seconds,
             changes_done=self._timeline.done,
+            policy_memory=self.policy_memory.to_text(),
             jobs=tuple(job.kept() for job in self._jobs.values()),
         )
         self._saved_at = time.monotonic()

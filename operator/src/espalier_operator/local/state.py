@@ -43,6 +43,8 @@ class RunState(Record):
     clock_seconds: float = Field(ge=0)
     timeline_seconds: float = Field(ge=0)
     changes_done: int = Field(ge=0)
+    policy_memory: str = ""
+    """What the policy remembers (`espalier_operator.policy_memory`)."""
     jobs: tuple[KeptJob, ...]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from espalier_api.allocation import Direction
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.actions import Fail
@@ -491,7 +492,9 @@ def test_a_promise_is_over_once_all_that_were_promised_have_a_node(bound, kept):
         for index, node in enumerate(bound)
     ]
     after = seen(leader(), worker(), *extras, said=says(TRAINING), state=promised)
-    assert after == (promised if kept else replace(promised, promised_until=None))
+    told = promised.granting(2 + sum(map(bool, bound)), Direction.UP, Reason.EXTRA_GPUS_GRANTED, JOB.terms)
+    known = told if any(bound) else promised
+    assert after == (known if kept else replace(known, promised_until=None))
     there = observed(JOB, promised, [parse_pod(leader(), SETTINGS)], says(TRAINING))
     assert list(turning_points(promised, there, SETTINGS.timing)) == [NOW + 60]
 

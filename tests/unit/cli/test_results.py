@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from espalier_api.documents import DocumentError
-from espalier_api.events import AnyEvent
+from espalier_api.events import NOT_GROWABLE, AnyEvent, Warned
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.result import RunResult, read_history, summarize
@@ -65,6 +65,14 @@ def test_a_result_says_what_the_events_say(result: RunResult) -> None:
     assert [record.allocation.generation for record in result.allocations] == [1, 2]
     assert [record.acknowledged_after_seconds for record in result.allocations] == [None, 0.1]
     assert [(adaptation.decision_id, adaptation.accuracy_after) for adaptation in result.adaptations] == [("d1", 0.8)]
+
+
+def test_a_result_says_why_the_model_could_not_grow(events: tuple[AnyEvent, ...]) -> None:
+    said = Warned(time=events[0].time, used_seconds=0, reason=NOT_GROWABLE, message="no growth point")
+    result = summarize(
+        JOB_OF_TEN_SECONDS, (said, *events), seed=3, phase="Complete", reason="", used_seconds=1, gpu_seconds_used=1
+    )
+    assert result.cannot_grow == "no growth point"
 
 
 def test_a_history_cut_short_by_a_kill_is_read_without_its_last_line(finished_run: Callable[..., Path]) -> None:

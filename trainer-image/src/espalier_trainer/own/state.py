@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from espalier_api.advice import offered
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
@@ -24,7 +25,7 @@ from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.models import untrainable
 from espalier_trainer.net2net import rebuild
 from espalier_trainer.net2net.modules import copied
-from espalier_trainer.network import OPTIMIZER_PREFIX, Network
+from espalier_trainer.network import OPTIMIZER_PREFIX, Network, nowhere
 from espalier_trainer.optimizers import group_options, load_optimizer_state
 from espalier_trainer.schedules import Moment
 
@@ -86,6 +87,8 @@ class OwnState:
             architecture = describe(self.model, example, insertion)
         except GrowthError as error:
             return f"the model will be trained as it is: {error}"
+        if not offered(architecture):
+            return nowhere(())
         self.network = Network(self.model, self.optimizer, architecture)
         self._start, self._example = copied(self.model), example
         return ""

@@ -47,6 +47,8 @@ class RunResult(Record):
     message: str = ""
     log: str = ""
     """Path of what its trainers have printed."""
+    dataset: str = ""
+    """The job's data set with its options; empty for a program of the user's, which loads its own."""
     time_budget_seconds: float
     used_seconds: float
     gpu_seconds_used: float = 0.0
@@ -109,6 +111,7 @@ def summarize(
         reason=reason,
         message=message,
         log=log,
+        dataset=_dataset(job),
         time_budget_seconds=job.spec.time_budget_seconds,
         used_seconds=used_seconds,
         gpu_seconds_used=gpu_seconds_used,
@@ -126,6 +129,16 @@ def summarize(
         cannot_grow=next((event.message for event in reversed(warned) if event.reason == NOT_GROWABLE), ""),
         max_step_gap_seconds=max(gaps, default=0.0),
     )
+
+
+def _dataset(job: AdaptiveTrainingJob) -> str:
+    template = job.spec.template
+    if template is not None and template.spec.containers[0].command:
+        return ""
+    dataset = job.spec.training.dataset
+    given = {name: value for name, value in dataset.to_json().items() if name not in ("name", "entrypoint") and value}
+    options = ", ".join(f"{name}={value}" for name, value in sorted(given.items()))
+    return f"{dataset.name or dataset.entrypoint}{f' ({options})' if options else ''}"
 
 
 def _adaptations(events: Sequence[AnyEvent]) -> tuple[Adaptation, ...]:

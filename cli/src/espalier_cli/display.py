@@ -31,6 +31,8 @@ from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Adaptation, AdaptationSource
 from espalier_api.status import JobPhase
 
+_WITH_BARS = 110
+"""Columns of a terminal; with fewer, figures are worth more than bars."""
 PLAIN_PROGRESS_EVERY = 0.1
 """Share of the time budget between two plain progress lines."""
 
@@ -224,19 +226,21 @@ class LiveDisplay(Display):
             self.rows[job] = replace(self.rows[job], used_seconds=max(used, self.rows[job].used_seconds))
 
     def _table(self) -> Group:
-        return progress_table(self.rows.values())
+        return progress_table(self.rows.values(), self._console.width)
 
 
-def progress_table(rows: Iterable[JobRow]) -> Group:
-    """Return a live table of jobs, their time budgets as bars."""
+def progress_table(rows: Iterable[JobRow], width: int) -> Group:
+    """Return a live table of jobs, their time budgets as bars where `width` characters have room for them."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("job", "phase", "time budget", "left", "epoch", "accuracy", "depth", "GPUs", "last decision"):
+    bars = width >= _WITH_BARS
+    names = ("job", "phase", *(["time budget"] if bars else []), "left")
+    for name in (*names, "epoch", "accuracy", "depth", "GPUs", "last decision"):
         table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(
             row.name,
             row.phase,
-            ProgressBar(total=1.0, completed=row.used_share, width=24),
+            *([ProgressBar(total=1.0, completed=row.used_share, width=24)] if bars else []),
             f"{max(0.0, row.budget_seconds - row.used_seconds):.0f} s",
             str(row.epoch),
             "" if row.accuracy is None else f"{row.accuracy:.3f}",

@@ -71,7 +71,7 @@ def status_of(
         "conditions": _conditions(job, outcome, observed, before, now),
         "start_time": before.start_time or (now if job.trained else None),
         "completion_time": None if outcome is None else before.completion_time or now,
-        "training": before.training if report is None else _training(report),
+        "training": before.training if report is None or _failed_early(report) else _training(report),
         "adaptations": before.adaptations if report is None else _adaptations(before, report),
         "measurements": before.measurements if report is None else _measurements(before, report),
         "adaptation_count": before.adaptation_count if report is None else _grown(before, report),
@@ -178,6 +178,8 @@ def _always_listed(job: JobFacts) -> tuple[ConditionType, ...]:
 
 def _use_of_extra(lent: str, observed: Observed) -> tuple[Reason, str]:
     """Return reason and message for lent GPUs: that they are lent, or why the agent could not decide on their use."""
+    if observed.report is not None and observed.report.cannot_grow:
+        lent = f"{lent}; {observed.report.cannot_grow[:MAX_TEXT]}"
     last = observed.report.adaptations[-1] if observed.report and observed.report.adaptations else None
     if last is None or last.reason is None or last.source is AdaptationSource.RECLAIM:
         return Reason.EXTRA_GPUS_GRANTED, lent
@@ -206,9 +208,15 @@ def _measurements(before: JobStatus, report: Report) -> Measurements:
 
 
 def _grown(before: JobStatus, report: Report) -> int:
-    if report.phase is TrainerPhase.STARTING and not report.adaptations:
+    starting = report.phase is TrainerPhase.STARTING or _failed_early(report)
+    if starting and not report.adaptations:
         return before.adaptation_count
     return sum(adaptation.result is AdaptationResult.GROWN for adaptation in report.adaptations)
+
+
+def _failed_early(report: Report) -> bool:
+    """Return whether a leader failed before it had a model: it knows nothing of what earlier ones have trained."""
+    return report.phase is TrainerPhase.FAILED and report.step == 0
 
 
 def _training(report: Report) -> TrainingStatus:

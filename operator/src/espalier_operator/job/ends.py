@@ -122,7 +122,7 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
     if leader.end is not None and leader.end.at is not None:
         yield leader.end.at + timing.report
     elif (since := done_since(state, seen)) is not None:
-        yield since + timing.report
+        yield since + timing.leave
         yield since + timing.linger
 
 

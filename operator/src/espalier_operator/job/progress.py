@@ -107,7 +107,7 @@ def _overstays(state: JobState, seen: Observation, now: float, timing: Timing) -
     """
     done_since = ends.done_since(state, seen)
     says_so = seen.leader_runs and seen.phase in (TrainerPhase.STOPPED, TrainerPhase.FAILED)
-    return says_so and done_since is not None and now - done_since > timing.report
+    return says_so and done_since is not None and now - done_since > timing.leave
 
 
 def _allowance(state: JobState, timing: Timing) -> float:

@@ -6,13 +6,16 @@ job) is the axis that they share.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, Field, TypeAdapter
 
 from espalier_api.allocation import Allocation
 from espalier_api.base import Record
 from espalier_api.report import Adaptation, Metric
+
+NOT_GROWABLE: Final = "NotGrowable"
+"""Reason of the warning that the model cannot grow."""
 
 
 class Event(Record):

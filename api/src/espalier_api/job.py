@@ -157,7 +157,8 @@ class AdaptationSpec(Strict):
     """Maximum number of trainable parameters after growth. If absent, the limit of a job that may widen is 16 times the
     parameters of the starting model; a job that only deepens is limited by `maxAdaptations` alone."""
     max_adaptations: int = Field(default=3, ge=0, le=100)
-    """Maximum number of consultations of the agent, one per epoch while the job has extra GPUs (3 in the paper)."""
+    """Maximum number of consultations of the agent, one per epoch while the job has extra GPUs (3 in the paper). If the
+    agent does not answer and the fallback advises nothing, it does not count."""
     agent: AgentRef | None = None
     """Default: the agent of the installation."""
     decision_timeout_seconds: float = Field(default=5, gt=0, le=300)

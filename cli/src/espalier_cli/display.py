@@ -30,7 +30,10 @@ from espalier_api.events import (
 )
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Adaptation, AdaptationSource, Metric
+from espalier_api.status import JobPhase
 
+_WITH_BARS = 110
+"""Columns of a terminal; with fewer, figures are worth more than bars."""
 PLAIN_PROGRESS_EVERY = 0.1
 """Share of the time budget between two plain progress lines."""
 
@@ -125,6 +128,8 @@ def line_for(event: AnyEvent) -> str | None:
         case GPUsChanged():
             return f"GPUs: {event.change:+d}, now {event.total}"
         case JobChanged():
+            if event.phase == JobPhase.FAILED and event.message:
+                return f"{event.phase}, {event.reason}: {event.message}"
             why = _why(event.reason)
             return f"{event.phase}{why}{'' if event.message in why else f' ({event.message})'}"
         case Warned():
@@ -236,14 +241,15 @@ class LiveDisplay(Display):
             self.rows[job] = replace(self.rows[job], used_seconds=max(used, self.rows[job].used_seconds))
 
     def _table(self) -> Group:
-        return progress_table(self.rows.values())
+        return progress_table(self.rows.values(), self._console.width)
 
 
-def progress_table(rows: Iterable[JobRow]) -> Group:
-    """Return a live table of jobs, their time budgets as bars."""
+def progress_table(rows: Iterable[JobRow], width: int) -> Group:
+    """Return a live table of jobs, their time budgets as bars where `width` characters have room for them."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    rows = tuple(rows)
-    names = ["job", "phase", "time budget", "left", "epoch", "accuracy", "depth", "GPUs", "last decision"]
+    rows, bars = tuple(rows), width >= _WITH_BARS
+    names = ["job", "phase", *(["time budget"] if bars else []), "left"]
+    names += ["epoch", "accuracy", "depth", "GPUs", "last decision"]
     names += ["progress"] if any(row.progress for row in rows) else []
     for name in names:
         table.add_column(name, no_wrap=True)
@@ -251,7 +257,7 @@ def progress_table(rows: Iterable[JobRow]) -> Group:
         table.add_row(
             row.name,
             row.phase,
-            ProgressBar(total=1.0, completed=row.used_share, width=24),
+            *([ProgressBar(total=1.0, completed=row.used_share, width=24)] if bars else []),
             f"{max(0.0, row.budget_seconds - row.used_seconds):.0f} s",
             str(row.epoch),
             "" if row.accuracy is None else f"{row.accuracy:.3f}",

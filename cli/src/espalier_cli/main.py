@@ -73,7 +73,7 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
     except DocumentError as error:
         raise InputError(str(error)) from error
     console = Console(highlight=False)
-    console.print(table_of(curves))
+    console.print(table_of(curves, console.width))
     if len(curves) > 1:
         console.print(verdict(curves), soft_wrap=True)
     if picture is not None:

@@ -29,6 +29,9 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
         if job.used_seconds >= job.terms.time_budget_seconds and job.stopping is None:
             return _end_of_budget(job, Reason.BUDGET_EXHAUSTED, now, rules)
     elif job.used_seconds >= _enforced_at(job, rules):
+        if job.failures and job.stopping is None and not job.leader_running:
+            message = f"its time budget is used up, and its trainer has failed: {job.last_failure}"
+            return Fail(job=job.key, reason=Reason.TRAINER_FAILED, message=message)
         return Finish(job=job.key, reason=Reason.BUDGET_ENFORCED)
     if job.stopping is not None:
         if job.leader_running and now < job.stopping.deadline:

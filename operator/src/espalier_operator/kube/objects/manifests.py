@@ -138,6 +138,7 @@ def worker_pod(
     if not spec["containers"][0].get("image"):
         _make_ready_trainer(spec, settings)
     container = spec["containers"][0]
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")  # the cause of an end, for the status
     if job.terms.program and not (spec.get("serviceAccountName") or spec.get("serviceAccount")):
         spec.setdefault("automountServiceAccountToken", False)
     spec["serviceAccountName"] = _account(job, spec)
@@ -158,6 +159,8 @@ def worker_pod(
     tolerations += [toleration for toleration in ours if toleration not in tolerations]
     folder = absolute(job.job.spec.checkpoint.path)
     _set_environment(container, job, worker, index, attempt, settings, folder)
+    if gpu_type:
+        set_variables(container, {environment.GPU_TYPE: gpu_type}, {})
     if worker is Role.BASE and index == 0 and not job.terms.program:
         _name_metrics_port(spec, container)
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)

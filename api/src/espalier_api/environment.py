@@ -62,6 +62,8 @@ WORKER_INDEX: Final = "ESPALIER_WORKER_INDEX"
 """Index among the workers of this role, from 0; the leader is base worker 0. 0 if absent."""
 NODE: Final = "ESPALIER_NODE"
 """Name of the node that the worker runs on; the host's name if absent. Steps are measured by the number of nodes."""
+GPU_TYPE: Final = "ESPALIER_GPU_TYPE"
+"""The type of GPU of all workers of the job; unknown if absent. Steps are measured by it."""
 RENDEZVOUS: Final = "ESPALIER_RENDEZVOUS"
 """Where the workers of a job meet: the leader's `host:port`, or the path of a file that the leader writes its address
 into. Used by jobs with `spec.training.elasticBatch`."""

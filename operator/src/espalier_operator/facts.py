@@ -248,6 +248,8 @@ class StepTime:
     step_seconds: float
     sync_seconds: float
     """The part in which gradients are exchanged."""
+    gpu_type: str = ""
+    """Empty where nobody says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ and learns. Jobs whose extra workers do not train (no `elasticBatch`) have no ou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from espalier_operator.facts import JobFacts, Snapshot, StepTime
 from espalier_operator.policies.view import Outlook
@@ -90,4 +90,21 @@ def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts]) -> dict[str, Outlo
     They are asked for by few policies, and kept (`fitted`) for as long as measurements stay the same.
     """
     largest = max((node.allocatable for node in snapshot.nodes), default=1)
-    return {job.key: MeasuredOutlook(job=job, gpus_per_node=largest) for job in jobs if job.terms.trains_together}
+    return {
+        job.key: MeasuredOutlook(job=_on_its_type(job), gpus_per_node=largest)
+        for job in jobs
+        if job.terms.trains_together
+    }
+
+
+def on_type(speeds: Sequence[StepTime], gpu_type: str) -> tuple[StepTime, ...]:
+    """Return what was measured on a type of GPU."""
+    return tuple(point for point in speeds if point.gpu_type == gpu_type)
+
+
+def _on_its_type(job: JobFacts) -> JobFacts:
+    """Return the job with what was measured on the type of GPU that it has; else on that which it had last."""
+    if len({point.gpu_type for point in job.speeds}) < 2:
+        return job
+    own = on_type(job.speeds, job.gpu_type or "")
+    return replace(job, speeds=own or on_type(job.speeds, job.speeds[-1].gpu_type))

@@ -79,6 +79,7 @@ def step_times(measured: Measurements) -> tuple[StepTime, ...]:
             batch_size=speed.batch_size,
             step_seconds=speed.step_seconds,
             sync_seconds=min(speed.sync_seconds, speed.step_seconds),
+            gpu_type=speed.gpu_type,
         )
         for speed in measured.speeds
         if speed.parameters == measured.speeds[-1].parameters

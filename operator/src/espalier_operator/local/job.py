@@ -17,7 +17,7 @@ from espalier_api.causes import cause_in
 from espalier_api.documents import write_text_atomically
 from espalier_api.events import AllocationAcknowledged, AllocationChanged, AnyEvent, JobChanged, Warned
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.measurements import Measurements, configuration_of, merged
+from espalier_api.measurements import Measurements, has_new_configuration, merged
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report
 from espalier_api.signal import allocation_document
@@ -264,7 +264,7 @@ class LocalJob:
 
     def look(self, now: float) -> bool:
         """Read the leader's files, account for the time, notice its end; return whether anything is news."""
-        before, standing = self.state, self._standing()
+        before, standing, measured = self.state, self._standing(), self.measurements
         self._allocation_file.retry()
         code = self.process.poll() if self.process is not None else None
         damaged = self.history.follow()
@@ -285,7 +285,7 @@ class LocalJob:
         goes_on = self.state.active and self.state.stopping is None
         if goes_on and self.leader is Leader.TRAINING and self.phase not in (JobPhase.RUNNING, JobPhase.EVALUATING):
             self._stands(now, Reason.RUNNING)
-        return standing != self._standing()
+        return standing != self._standing() or has_new_configuration(measured, self.measurements)
 
     # ---- within
 
@@ -304,8 +304,7 @@ class LocalJob:
     def _standing(self) -> tuple[Any, ...]:
         """Return the values whose changes must wake the planner."""
         essence = replace(self.state, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)
-        configurations = tuple(map(configuration_of, self.measurements.speeds))
-        return (self.leader, self._acknowledged, self.process is None, essence, configurations)
+        return (self.leader, self._acknowledged, self.process is None, essence)
 
     def _read_report(self, now: float) -> None:
         report = self._reports.poll()

@@ -91,7 +91,7 @@ class Run:
         self._scheduler = services.scheduler
         network = state.network
         self.progress = Progress(network.depth, network.parameters)
-        self._meter = Meter(network)
+        self._meter = Meter(network, services.gpu_type)
         self.journal = Journal(
             job.key,
             services.scheduler,

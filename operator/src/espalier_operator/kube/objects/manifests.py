@@ -152,6 +152,8 @@ def worker_pod(
     tolerations += [toleration for toleration in ours if toleration not in tolerations]
     folder = absolute(job.job.spec.checkpoint.path)
     _set_environment(container, job, worker, index, attempt, settings, folder)
+    if gpu_type:
+        set_variables(container, {environment.GPU_TYPE: gpu_type}, {})
     if worker is Role.BASE and index == 0:
         _name_metrics_port(spec, container)
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)

@@ -32,6 +32,8 @@ class Configuration(Record):
     """Examples of one worker in a step."""
     parameters: int = Field(ge=0, le=_MOST)
     """Trainable parameters of the model: one that has grown is slower."""
+    passes: int = Field(default=1, ge=1, le=_MOST)
+    """Parts of its examples that a worker computes one after the other, where its memory is too small for all."""
 
 
 class Speed(Configuration):
@@ -88,9 +90,9 @@ class Measurements(Record):
         return not (self.speeds or self.gradient or self.losses)
 
 
-def configuration_of(speed: Speed) -> tuple[int, int, int, int]:
+def configuration_of(speed: Speed) -> tuple[int, int, int, int, int]:
     """Return what tells one configuration from another."""
-    return speed.nodes, speed.workers, speed.batch_size, speed.parameters
+    return speed.nodes, speed.workers, speed.batch_size, speed.parameters, speed.passes
 
 
 def merged(before: Measurements, after: Measurements) -> Measurements:

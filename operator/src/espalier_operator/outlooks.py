@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from espalier_operator.facts import JobFacts, Snapshot, StepTime
+from espalier_api.throughput import LEAST_SECONDS, StepTime, Throughput, fitted
+from espalier_operator.facts import JobFacts, Snapshot
 from espalier_operator.policies.view import Outlook
-from espalier_operator.throughput import LEAST_SECONDS, Throughput, fitted
 
 PRIOR_STEP_SECONDS = 1.0
 """A step of a job of which nothing was measured, with its base workers. Policies weigh it by the number of steps that

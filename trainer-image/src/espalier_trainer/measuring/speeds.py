@@ -16,8 +16,8 @@ WARM_UP_STEPS: Final = 5
 WINDOW: Final = 64
 """The newest steps of a configuration, of which the median is taken: a pause in one of them does not matter."""
 
-Key = tuple[int, int, int, int]
-"""Nodes, workers, examples of a worker, parameters: as `configuration_of` returns it."""
+Key = tuple[int, int, int, int, int]
+"""Nodes, workers, examples of a worker, parameters, passes: as `configuration_of` returns it."""
 
 
 @dataclass
@@ -35,23 +35,13 @@ class Speeds:
         self._known: dict[Key, Speed | _Window] = {configuration_of(speed): speed for speed in earlier}
         self._last: Key | None = None
         self._warm_up = 0
-        self._full: dict[tuple[int, int, int], int] = {}
-        """By nodes, workers and parameters: the most examples of a worker."""
 
     def changed(self) -> None:
         """Record a change after which steps warm up."""
         self._warm_up = WARM_UP_STEPS
 
     def add(self, key: Key, step_seconds: float, sync_seconds: float | None) -> None:
-        """Count a step; `sync_seconds` None: they were not measured in this one.
-
-        The last batch of an epoch may be shorter. It is not counted.
-        """
-        nodes, workers, examples, parameters = key
-        place = nodes, workers, parameters
-        if examples < self._full.setdefault(place, examples):
-            return
-        self._full[place] = examples
+        """Count a step; `sync_seconds` None: they were not measured in this one."""
         if key != self._last:
             self._last = key
             self.changed()
@@ -77,7 +67,7 @@ class Speeds:
 
 def _speed(key: Key, window: _Window) -> Speed | None:
     """Return the figures of a window; None where it has too few yet."""
-    nodes, workers, examples, parameters = key
+    nodes, workers, examples, parameters, passes = key
     alone = workers == 1
     seconds = statistics.median(window.step) if window.step else 0.0
     if not 0 < seconds <= YEAR_SECONDS or not (alone or window.sync):
@@ -87,6 +77,7 @@ def _speed(key: Key, window: _Window) -> Speed | None:
         workers=workers,
         batch_size=examples,
         parameters=parameters,
+        passes=passes,
         steps=window.steps,
         step_seconds=seconds,
         sync_seconds=0.0 if alone else min(seconds, statistics.median(window.sync)),

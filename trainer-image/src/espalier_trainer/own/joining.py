@@ -16,6 +16,7 @@ from espalier_api import environment
 from espalier_api.environment import ExitCode, Role
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.validation import JobFileError, load_job
+from espalier_trainer.core.batching import batching_of
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import connect, seed_of, set_threads
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
@@ -92,7 +93,9 @@ def _lead(
         )
         identity = state.identity(job.key, feed.examples, feed.batch_size, seed)
         example = _example(feed, state) if grow else None
-        run = Run(job, state, services, identity, seed, example=example, cannot_grow=cannot_grow)
+        # The script computes each part of a batch at once.
+        batching = batching_of(job.spec.training, feed.batch_size, state.optimizer, accumulates=False)
+        run = Run(job, state, services, identity, seed, example=example, cannot_grow=cannot_grow, batching=batching)
         return Leading(run, state, feed, stop, stack.pop_all())
 
 

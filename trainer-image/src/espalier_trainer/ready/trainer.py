@@ -98,6 +98,10 @@ class Trainer:
         used = self._services.scheduler.used_seconds()
         return result_of(ending, test, self.network, run.progress, used, run.allocation)
 
+    def broken_by(self, error: BaseException) -> Ending:
+        """Report that `run` was ended by an exception, and return how."""
+        return self._run.broken_by(error)
+
     def _train(self, epoch: int) -> None:
         """Train to the end of the epoch, or to the step at which the run ends."""
         run = self._run

@@ -89,6 +89,7 @@ def _configure(
             f"{', '.join(COUNTS)} of {before}), so the grown model could not be loaded; grow another part"
         )
     _changed(config, name, before, originals)
+    _check_cache(outer, config, name)
     done = {id(config)}
     for _, module in inner:
         own = _config(module)
@@ -96,6 +97,22 @@ def _configure(
             done.add(id(own))
             for name in list(_choices(own, before))[:1]:
                 _changed(own, name, before, originals)
+
+
+def _check_cache(model: nn.Module, config: Any, name: str) -> None:
+    """Raise `GrowthError` where the caches of a model that generates would have fewer places than it has blocks.
+
+    `transformers` 5 makes caches by the `num_hidden_layers` of `get_text_config(decoder=True)`. A T5's is the number of
+    its encoder's blocks: with a longer decoder, `generate` fails, of a model that was built so from the start, too.
+    """
+    if "decoder" not in name or not hasattr(model, "generate"):
+        return
+    places = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if places is not None and places < getattr(config, name):
+        raise GrowthError(
+            f"{type(model).__name__} would have {getattr(config, name)} decoder blocks, but `transformers` makes its "
+            f"caches for {places}, as many as the encoder has; add a block to the encoder before"
+        )
 
 
 def _choices(config: Any, before: int) -> Iterator[str]:

@@ -166,20 +166,32 @@ def _found(
     model: nn.Module, graph: Graph, *, whole: bool
 ) -> tuple[list[Place], dict[str, tuple[frozenset[str], ...]], list[Refusal]]:
     """Return places before any trial, the choices that may close their blocks, and what is refused."""
+    tried: list[tuple[Run, tuple[Place, tuple[frozenset[str], ...]] | NotClosedError]] = []
+    for run in candidates(model):
+        try:
+            tried.append((run, _place(model, graph, run, whole=whole)))
+        except NotClosedError as reason:
+            tried.append((run, reason))
+    blocks = [run for run, found in tried if not isinstance(found, NotClosedError) or found.is_block]
+    # Of blocks within blocks the inner ones are taken if there are several: then the outer one is a stage.
+    stages = {
+        run.id
+        for run in blocks
+        for inner in blocks
+        if inner is not run and len(inner.keys) - inner.grown > 1 and any(_within(inner.id, one) for one in run.blocks)
+    }
+    units = [block for run in blocks if run.id not in stages for block in run.blocks]
     places: list[Place] = []
     choices: dict[str, tuple[frozenset[str], ...]] = {}
     refused: list[Refusal] = []
-    for run in candidates(model):
-        if any(_within(run.id, block) for place in places for block in place.run.blocks):
-            continue  # a part of a block
-        try:
-            place, ways = _place(model, graph, run, whole=whole)
-        except NotClosedError as reason:
-            if len(run.keys) > 1 or _may_be_residual(graph, run):
-                refused.append(_refusal(model, run, str(reason), reason.remedy))
+    for run, found in tried:
+        if run.id in stages or any(_within(run.id, block) for block in units if block not in run.blocks):
             continue
-        places.append(place)
-        choices[place.id] = ways
+        if not isinstance(found, NotClosedError):
+            places.append(found[0])
+            choices[run.id] = found[1]
+        elif run.listed and (len(run.keys) > 1 or found.is_block or _may_be_residual(model, graph, run)):
+            refused.append(_refusal(model, run, str(found), found.remedy))
     return places, choices, refused
 
 
@@ -191,25 +203,29 @@ def _place(model: nn.Module, graph: Graph, run: Run, *, whole: bool) -> tuple[Pl
             "it is not called by itself in the model's forward",
             "call each block of the list: `for block in self.blocks: x = block(x)`",
         )
+    closings: list[list[Closing]] = [[closing(model, graph, block, span) for span in spans[block]] for block in blocks]
+    last = closings[-1]
     if run.indexed and not run.last:
         raise NotClosedError(
-            "other modules come after it in its ModuleList, and a new block would change their names",
+            "other modules come after it in its list, and a new block would change their names",
             "keep equal blocks in a list of their own",
+            is_block=True,
         )
     shared = next((why for block in blocks if (why := _shared(model, block))), None)
     if shared:
-        raise NotClosedError(shared, "give each block its own")
-    closings: list[list[Closing]] = [[closing(model, graph, block, span) for span in spans[block]] for block in blocks]
-    last = closings[-1]
+        raise NotClosedError(shared, "give each block its own", is_block=True)
     if last[0].norms and not whole:
         norm = last[0].norms[0]
         raise NotClosedError(
             f"what it is given passes the norm {norm!r} on the way to its output (post-norm), so no new block returns "
             "it unchanged",
             "put the norm before the branch (pre-norm, `norm_first=True`), or allow `insertion: Scaled`",
+            is_block=True,
         )
     if len({len(one) for one in closings}) > 1 or any(one.choices != last[0].choices for one in last):
-        raise NotClosedError("its calls are not alike", "call each block of the list equally often, in one way")
+        raise NotClosedError(
+            "its calls are not alike", "call each block of the list equally often, in one way", is_block=True
+        )
 
     def own(choice: frozenset[str], block: str) -> frozenset[str]:
         return frozenset(name.removeprefix(f"{block}.") for name in choice)
@@ -243,8 +259,11 @@ def _shared(model: nn.Module, block: str) -> str | None:
     return None
 
 
-def _may_be_residual(graph: Graph, run: Run) -> bool:
-    """Return whether a single block returns the shape that it is given."""
+def _may_be_residual(model: nn.Module, graph: Graph, run: Run) -> bool:
+    """Return whether a single block returns the shape that it is given, and computes more than a norm or one layer."""
+    block = model.get_submodule(run.blocks[-1])
+    if sum(parameter.dim() > 1 for parameter in block.parameters()) < 2:
+        return False
     return any(
         span.inputs and span.outputs and span.inputs[0] and span.outputs[0]
         and graph.operations[span.inputs[0]].shape == graph.operations[span.outputs[0]].shape is not None

@@ -63,9 +63,11 @@ _PROJECTIONS: Mapping[type[nn.Module], tuple[str, ...]] = {
 class NotClosedError(Exception):
     """No parameters close a block. The text says why; the remedy says what would help."""
 
-    def __init__(self, reason: str, remedy: str) -> None:
+    def __init__(self, reason: str, remedy: str, *, is_block: bool = False) -> None:
         super().__init__(reason)
         self.remedy = remedy
+        self.is_block = is_block
+        """It is a residual block all the same: what is within it is a part of a block."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Runs of equal blocks: children of one `nn.Sequential` or `nn.ModuleList`, next to each other, of one class and shape.
 
+Numbered children of another module (`b1`, `b2`) may be a run, too: its forward decides.
+
 A run has at least one block. It is named by the path of its first one. Blocks that growth has added belong to the run
 that they continue, and what was grown inside a block does not count: so names are the same before and after any growth.
 """
@@ -32,7 +34,9 @@ class Run:
     last: bool
     """Nothing comes after them in the container."""
     indexed: bool
-    """The container is a list that may be indexed: its keys must stay 0, 1, 2, ..."""
+    """The container's children may be read by their names, which must stay."""
+    listed: bool = True
+    """The container is a Sequential or a ModuleList, and no module of another class with numbered children."""
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -66,41 +70,41 @@ def candidates(model: nn.Module) -> Iterator[Run]:
     found = [
         (path, module)
         for path, module in model.named_modules()
-        if isinstance(module, nn.Sequential | nn.ModuleList)
-        and not isinstance(module, GrownStack | InsertedBlock)
-        and f".{STACK}." not in f".{path}."
+        if not isinstance(module, GrownStack | InsertedBlock) and not is_leaf(module) and f".{STACK}." not in f".{path}."
     ]
     for path, container in sorted(found, key=lambda one: one[0].count(".") if one[0] else -1):
         yield from _runs_of(path, container)
 
 
 def _runs_of(path: str, container: nn.Module) -> Iterator[Run]:
+    listed = isinstance(container, nn.Sequential | nn.ModuleList)
     children = [(key, child) for key, child in container.named_children() if key != STACK]
     place = 0
     for signature, group in groupby(children, key=lambda one: _signature(one[1])):
         members = list(group)
         place += len(members)
-        if signature is not None:
+        if signature is not None and (listed or members[-1][0][-1:].isdecimal()):
             yield Run(
                 container=path,
                 keys=tuple(key for key, _ in members),
                 grown=sum(added(block) is not None for _, block in members),
                 last=place == len(children),
-                indexed=isinstance(container, nn.ModuleList),
+                indexed=not isinstance(container, nn.Sequential),
+                listed=listed,
             )
 
 
 def _signature(module: nn.Module) -> object:
-    """Return what equal blocks have in common; None for what is no block: a layer, a stage, what has no parameters."""
+    """Return what equal blocks have in common; None for what is no block: a layer, a stage, what has no parameters.
+
+    Buffers may differ: a shifted window has a mask.
+    """
     if (is_leaf(module) and not isinstance(module, FUSED)) or not any(True for _ in module.parameters()):
         return None
     if _lists_blocks(module):
         return None
     shapes = tuple(
-        (name, tuple(tensor.shape))
-        for tensors in (module.named_parameters(), module.named_buffers())
-        for name, tensor in tensors
-        if f".{STACK}." not in f".{name}."
+        (name, tuple(tensor.shape)) for name, tensor in module.named_parameters() if f".{STACK}." not in f".{name}."
     )
     return base_class(module), shapes
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from espalier_api.architecture import Architecture, BlockPoint, GrowthError
 from espalier_api.growth.block import block_added
 from espalier_trainer.net2net.block.insertion import Place, add_blocks
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, failing, mode, undisturbed
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, mode, undisturbed
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import trace
 
@@ -43,8 +42,12 @@ def block_point(place: Place, *, whole: bool) -> BlockPoint:
 def misfits(
     model: nn.Module, graph: Graph, example_input: ExampleInput, places: Sequence[Place], *, whole: bool
 ) -> dict[str, str]:
-    """Return the ids of the places where the model's forward does not take another block, with the reasons."""
-    return {place.id: why for place, why in failing(places, partial(_misfit, model, graph, example_input, whole))}
+    """Return the ids of the places where the model's forward does not take another block, with the reasons.
+
+    Each is tried alone: two lists may fit together that do not fit alone.
+    """
+    tried = {place.id: _misfit(model, graph, example_input, whole, [place]) for place in places}
+    return {name: why for name, why in tried.items() if why is not None}
 
 
 def check_layers(

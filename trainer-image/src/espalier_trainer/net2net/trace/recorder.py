@@ -32,6 +32,9 @@ _DECISIONS = frozenset({"__bool__", "__int__", "__float__", "__index__", "__comp
 _PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"})
 """Leaf modules that may return their input tensor itself."""
 
+_NO_CHANGE = frozenset({"contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"})
+"""Tensor methods that return their tensor itself where there is nothing to do."""
+
 _SHAPE_KEEPING = frozenset(
     {
         *(functional.batch_norm, functional.layer_norm, functional.group_norm),
@@ -130,6 +133,8 @@ class Recorder(TorchFunctionMode):
         # Read before the call: an operation in place makes its own input stand for its output.
         reads = self._read((args, given))
         result = run(*args, **given)
+        if name in _NO_CHANGE and args and result is args[0]:
+            result = self._separate(result)
         written = args[0] if name == "__setitem__" else result
         if _tensors(written):
             operator = function_operator(func)
@@ -160,10 +165,7 @@ class Recorder(TorchFunctionMode):
         if self._leaf is not None:
             passed_on = self._leaf[2] and module_operator(module) in _PASSING_ON
             if passed_on and isinstance(result, Tensor) and any(result is given for given in args):
-                # A separate tensor, so that later readers of the input are not taken for readers of this output.
-                self._own = True
-                replaced = result = result.view(result.shape)
-                self._own = False
+                replaced = result = self._separate(result)
             self._finish_leaf(result)
         elif isinstance(module, GrownStack) and self._open_stack == path:
             self._open_stack = None
@@ -178,6 +180,13 @@ class Recorder(TorchFunctionMode):
             self._open_stack = None
         self._scopes.pop()
         return replaced
+
+    def _separate(self, passed_on: Tensor) -> Tensor:
+        """Return a tensor of its own, so that later readers of an input are not taken for readers of the output."""
+        self._own = True
+        view = passed_on.view(passed_on.shape)
+        self._own = False
+        return view
 
     def _added_name(self, path: str) -> str:
         again = self._calls[path] - 1

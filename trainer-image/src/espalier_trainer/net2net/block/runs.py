@@ -70,7 +70,9 @@ def candidates(model: nn.Module) -> Iterator[Run]:
     found = [
         (path, module)
         for path, module in model.named_modules()
-        if not isinstance(module, GrownStack | InsertedBlock) and not is_leaf(module) and f".{STACK}." not in f".{path}."
+        if not isinstance(module, GrownStack | InsertedBlock)
+        and not is_leaf(module)
+        and f".{STACK}." not in f".{path}."
     ]
     for path, container in sorted(found, key=lambda one: one[0].count(".") if one[0] else -1):
         yield from _runs_of(path, container)

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from espalier_api.advice import offered
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.job import Insertion
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
+from espalier_trainer.models import untrainable
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
 from espalier_trainer.net2net.modules import copied
@@ -63,6 +65,8 @@ class OwnState:
         self.begun = False
         """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
         self._in_front: Steering | None = None
+        if problem := untrainable(model):
+            raise OwnLoopError(f"join: {problem}")
         parameters = set(model.parameters())
         if any(parameter not in parameters for group in optimizer.param_groups for parameter in group["params"]):
             raise OwnLoopError(
@@ -80,7 +84,7 @@ class OwnState:
     def may_grow(self, example: Tensor, insertion: Insertion, operations: Sequence[str]) -> str:
         """Keep a copy of the starting model, which growth needs; returns what the model cannot do, '' if nothing."""
         architecture, problem = starting_architecture(self.model, example, insertion, operations)
-        if architecture is not None:
+        if architecture is not None and offered(architecture):
             self.network = Network(self.model, self.optimizer, architecture)
             self._start, self._example = copied(self.model), example
         return problem

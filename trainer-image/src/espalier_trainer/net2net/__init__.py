@@ -24,7 +24,7 @@ Runs of equal residual blocks are found and continued in `block`.
 
 from espalier_api.architecture import GrowthError, GrowthPoint
 from espalier_api.job import Insertion
-from espalier_trainer.net2net.block.points import Refusal, add_block, block_points, refused_blocks
+from espalier_trainer.net2net.block.points import add_block, block_points, refused_blocks
 from espalier_trainer.net2net.block.step import BlockAdded
 from espalier_trainer.net2net.blocks import DeepenBlock
 from espalier_trainer.net2net.deepening.deepen import deepen, growth_points
@@ -32,6 +32,7 @@ from espalier_trainer.net2net.deepening.step import Deepened, rebuild
 from espalier_trainer.net2net.history import Growth, replay
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.optimizer import grow_optimizer
+from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.widening.groups import WideningGroup
 from espalier_trainer.net2net.widening.optimizer import widen_optimizer
 from espalier_trainer.net2net.widening.step import Widened

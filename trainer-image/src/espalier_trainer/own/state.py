@@ -83,7 +83,7 @@ class OwnState:
     def may_grow(self, example: Tensor, insertion: Insertion, operations: Sequence[str]) -> str:
         """Keep a copy of the starting model, which growth needs; returns what the model cannot do, '' if nothing."""
         architecture, problem = starting_architecture(self.model, example, insertion, operations)
-        if architecture is not None:
+        if architecture is not None and offered(architecture):
             self.network = Network(self.model, self.optimizer, architecture)
             self._start, self._example = copied(self.model), example
         return problem

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -16,23 +14,10 @@ from espalier_trainer.net2net.block.runs import Run, candidates
 from espalier_trainer.net2net.block.trial import block_point, check_layers, misfits, not_identities, with_choice
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.refusals import Refusal, source_of
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.net2net.widening.trial import PerturbedModel
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why no block can be added to a run."""
-
-    layer: str
-    """Path of the run's first block."""
-    reason: str
-    file: str
-    """Source file of the block's class; empty where it has none."""
-    line: int
-    """Line at which its forward begins."""
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -277,16 +262,5 @@ def _within(path: str, module: str) -> bool:
 
 def _refusal(model: nn.Module, run: Run, reason: str, remedy: str) -> Refusal:
     kind = base_class(model.get_submodule(run.id))
-    file, line = _source(kind)
+    file, line = source_of(kind)
     return Refusal(run.id, f"{kind.__name__} {run.id!r}: {reason}", file, line, remedy)
-
-
-def _source(kind: type[nn.Module]) -> tuple[str, int]:
-    """Return where the forward of a class is written; an empty name where that is not known."""
-    written: Any
-    for written in (inspect.unwrap(kind.forward), kind):
-        try:
-            return inspect.getsourcefile(written) or "", inspect.getsourcelines(written)[1]
-        except (OSError, TypeError):
-            continue
-    return "", 0

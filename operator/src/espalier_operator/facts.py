@@ -20,6 +20,7 @@ from espalier_api.documents import first_fault
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, BasePreemption, ElasticBatch
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
+from espalier_api.throughput import StepTime
 from espalier_operator.constraints import ANYWHERE, Constraints, Taint, Toleration
 from espalier_operator.queues import Claim, Queue
 
@@ -155,6 +156,8 @@ class Terms:
     min_runtime_seconds: float = 60.0
     adapts: bool = True
     """False for adaptation mode Off."""
+    program: bool = False
+    """Whether its workers do not use the library: they report nothing, are stopped by SIGTERM, and end by exit code."""
     trains_together: bool = False
     """Whether extra workers train; if so, a job that does not adapt can use them as well."""
     scales_batch: bool = False
@@ -196,7 +199,8 @@ class Terms:
             notice_seconds=spec.preemption.notice_seconds,
             cooldown_seconds=spec.preemption.cooldown_seconds,
             min_runtime_seconds=spec.preemption.min_runtime_seconds,
-            adapts=spec.adaptation.mode is not AdaptationMode.OFF,
+            adapts=spec.adaptation.mode is not AdaptationMode.OFF and spec.program is None,
+            program=spec.program is not None,
             trains_together=spec.training.elastic_batch is not None,
             scales_batch=spec.training.elastic_batch is ElasticBatch.SCALE_LINEAR,
             suspend=spec.suspend,
@@ -206,8 +210,13 @@ class Terms:
         )
 
 
-def grace_of(job: AdaptiveTrainingJob, least_seconds: float) -> float:
-    """Return the seconds that `job` may continue past its budget: a tenth of it, and at least `least_seconds`."""
+def grace_of(job: AdaptiveTrainingJob, least_seconds: float, scale: float = 1.0) -> float:
+    """Return the seconds that `job` may continue past its budget: a tenth of it, and at least `least_seconds`.
+
+    A program has the grace period of its pod instead, in a clock that advances `scale` seconds a second.
+    """
+    if job.spec.program is not None and job.spec.template is not None:
+        return scale * job.spec.template.spec.grace_seconds
     return max(least_seconds, 0.1 * job.spec.time_budget_seconds)
 
 
@@ -235,19 +244,6 @@ class Ended:
     reason: Reason
     failed: bool
     message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """The duration of the steps of a job's current model in one configuration, as its trainer measured it."""
-
-    nodes: int
-    workers: int
-    batch_size: int
-    """Examples of one worker in a step."""
-    step_seconds: float
-    sync_seconds: float
-    """The part in which gradients are exchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +300,8 @@ class JobFacts:
     """By how many steps of priority its waiting has raised it in the order of admission."""
     speeds: tuple[StepTime, ...] = ()
     """What was measured of its steps, the newest at the end."""
+    done: float | None = None
+    """The part of its work that a program says it has done, 0 to 1; None if it does not say."""
 
     @property
     def claim(self) -> Claim:

@@ -14,7 +14,7 @@ from espalier_operator.policies.view import Decision, View, base_share
 class FifoPolicy:
     """Base GPUs go to the oldest job; lent GPUs are shared equally, and to the older job first.
 
-    Where GPUs differ in type, the oldest job gets a type as in Gavel's simulator (`fifo_by_type`), and keeps it.
+    In a simulation where GPUs differ in type, the oldest job gets a type as in Gavel's (`fifo_by_type`), and keeps it.
     """
 
     seed: int = 0
@@ -32,7 +32,7 @@ class FifoPolicy:
 
     def decide(self, view: View) -> Decision:
         """Return a share for each job, by (submission time, key)."""
-        if view.gpu_types:
+        if view.gpu_types and not view.continuous:
             return leased(view, partial(types_of_jobs, view, self.seed), list(view.gpu_types), fills=False)
         return oldest_first(view)
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from espalier_api.job import BasePreemption
 from espalier_cli.cluster.output import Row, print_table
 from espalier_cli.errors import InputError
-from espalier_operator.planning import Policy, configured, elasticity_of
+from espalier_operator.planning import Policy, configured
 from espalier_operator.simulation.cluster import nodes_of
 from espalier_operator.simulation.gavel import FORMAT as GAVEL
 from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
@@ -201,7 +201,7 @@ def _prepared(form: str, profiles: Path | None, cluster: str) -> _Prepare:
     nodes = nodes_of(cluster)
 
     def prepare(trace: Path, policy: Policy) -> _Simulation:
-        jobs = READERS[form](trace, known, elasticity_of(policy))
+        jobs = READERS[form](trace, known, policy.elasticity)
         return _Simulation(jobs=jobs, gpus=sum(node.gpus for node in nodes), run=Rounds(jobs, nodes, policy).run)
 
     return prepare
@@ -215,7 +215,7 @@ def _prepared_by_plan(
     preemptible = base_preemption != BasePreemption.NEVER.value
 
     def prepare(trace: Path, policy: Policy) -> _Simulation:
-        jobs = READERS[form](trace, known, elasticity_of(policy))
+        jobs = READERS[form](trace, known, policy.elasticity)
         planned = Planned(jobs, nodes, policy, latencies, preemptible=preemptible)
         return _Simulation(jobs=jobs, gpus=sum(node.gpus for node in nodes), run=planned.run)
 

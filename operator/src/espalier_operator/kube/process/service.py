@@ -175,6 +175,7 @@ class _Service:
                 store.received_at,
                 store.misattributed(),
                 store.unread(),
+                operator.backend.shares,
             )
         # The text of a thousand jobs takes longer than a tick.
         return await asyncio.to_thread(self._metrics.text, leads=operator is not None)

@@ -41,6 +41,9 @@ from espalier_operator.policies.view import (
     Decision,
     Share,
 )
+from espalier_operator.resuming import (
+    plan_resumed,
+)
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -70,4 +73,5 @@ __all__ = [
     "WorkerState",
     "configured",
     "plan",
+    "plan_resumed",
 ]

@@ -19,7 +19,7 @@ from espalier_operator.kube.inspection import (
     parse_report,
     seen_by_operator,
 )
-from espalier_operator.planning import Action, JobFacts, Plan, Role, Snapshot, configured, plan
+from espalier_operator.planning import Action, JobFacts, Plan, Role, Snapshot, configured, plan_resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +75,16 @@ def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSet
         return Case(job=job, now=now, report=report, leader=leader, blind=view.blind)
     controller = found[0]["spec"].get("controllerName", DEFAULT_CONTROLLER)
     seen = seen_by_operator(view.lists, now, replace(settings, controller_name=controller))
+    snapshot, made = plan_resumed(seen.snapshot, configured(seen.snapshot.rules.policy), now)
     return Case(
         job=job,
         now=now,
         problems=seen.left_out.get(job.key, ()),
         report=report,
         leader=leader,
-        snapshot=seen.snapshot,
+        snapshot=snapshot,
         facts=next((facts for facts in seen.snapshot.jobs if facts.key == job.key and not facts.finished), None),
-        plan=plan(seen.snapshot, configured(seen.snapshot.rules.policy), now),
+        plan=made,
     )
 
 

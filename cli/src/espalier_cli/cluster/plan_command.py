@@ -20,8 +20,7 @@ from espalier_cli.cluster.wording import count
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_operator.kube.inspection import KubeSettings, seen_by_operator
-from espalier_operator.planning import Snapshot, SnapshotError, configured
-from espalier_operator.planning import plan as planned
+from espalier_operator.planning import Snapshot, SnapshotError, configured, plan_resumed
 
 _MOST_WORKERS = 10_000
 """As the specification of a job allows."""
@@ -125,7 +124,7 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
         chosen = configured(policy or seen.rules.policy)
     except ValueError as error:
         raise InputError(f"{name}: rules.policy: {error}", "--policy decides by another one") from error
-    made = planned(seen, chosen, now)
+    _, made = plan_resumed(seen, chosen, now)
     deciding = policy or seen.rules.policy
     if form != "table":
         print_data({"policy": deciding, **document_of(made, now)}, form)

@@ -142,6 +142,13 @@ FAMILIES: Final = (
         ),
         (_C, "espalier_job_epochs_total", "Epochs that the job has finished.", JOB, ()),
         (_C, "espalier_job_steps_total", "Optimizer steps that the job has taken.", JOB, ()),
+        (
+            _G,
+            "espalier_job_done_ratio",
+            "Part of its work that a program has done, as it says; no series if it does not say.",
+            JOB,
+            (),
+        ),
         (_G, "espalier_job_metric", "The latest figure that the job's trainer reported.", (*JOB, "metric"), ()),
         (
             _G,

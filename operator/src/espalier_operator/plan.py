@@ -58,7 +58,16 @@ from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
 from espalier_operator.goods import Goods
-from espalier_operator.lifecycle import ending, ends_by, is_held_back, lendable, lendable_at, most_extra, turning_points
+from espalier_operator.lifecycle import (
+    ending,
+    ends_by,
+    is_held_back,
+    lendable,
+    lendable_at,
+    most_extra,
+    stop_seconds,
+    turning_points,
+)
 from espalier_operator.order import Order, Rank
 from espalier_operator.policies import Policy
 from espalier_operator.policy_view import decided
@@ -282,7 +291,7 @@ class _Tick:
         """Stop running jobs, with time for a checkpoint."""
         for job in jobs:
             self._ledger.give_back(job.claim, job.gpu_type or "")
-            grace = max(self._rules.stop_grace_seconds, job.terms.notice_seconds)
+            grace = max(stop_seconds(job.terms, self._rules), 0.0 if job.terms.program else job.terms.notice_seconds)
             self._act(Stop(job=job.key, reason=reason, deadline=self._now + grace))
             self._wake(self._now + grace)
 

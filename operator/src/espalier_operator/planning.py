@@ -36,6 +36,7 @@ from espalier_operator.policies import (
 )
 from espalier_operator.policies.settings import (
     configured,
+    takes_seed,
 )
 from espalier_operator.policies.view import (
     Decision,
@@ -74,4 +75,5 @@ __all__ = [
     "configured",
     "plan",
     "plan_resumed",
+    "takes_seed",
 ]

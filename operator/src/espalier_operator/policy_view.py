@@ -72,6 +72,7 @@ def candidate_of(job: JobFacts) -> Candidate:
         recent_use=job.recent_use if waits else 0.0,
         workers=0 if waits else terms.min_replicas + job.extra,
         service=job.gpu_seconds_used,
+        done=job.done,
         gpu_type=job.gpu_type if job.admitted_at is not None else None,
         yields=job.terms.base_preemptible,
     )

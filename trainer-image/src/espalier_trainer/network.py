@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from espalier_api.advice import Action
+from espalier_api.advice import Action, offered
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthError
 from espalier_api.growth import described, operation
 from espalier_api.growth.deepen import DEEPEN
@@ -83,13 +83,29 @@ def new_network(
             problem = str(error)
         else:
             break
-    if architecture is None:
+    if architecture is not None and not offered(architecture):
+        problem = nowhere(operations)
+    elif architecture is None:
         problem = f"the model will be trained as it is: {problem}"
     elif problem:
         done = " and ".join(each.participle for each in described(architecture))
         left_out = " or ".join(operation(name).participle for name in others[count:])
         problem = f"the model will be {done}, not {left_out}: {problem}"
     return Network(module, build_optimizer(spec, module), architecture), problem
+
+
+def nowhere(operations: Sequence[str]) -> str:
+    """Return what to say of a model that can be described but has no place to grow by `operations`, and a remedy."""
+    more = (
+        ""
+        if set(operations) > {DEEPEN.name}
+        else ", or allow wider layers where the model has some (adaptation.actions: [Deepen, Widen])"
+    )
+    return (
+        "the model will be trained as it is: it has no growth point, which is a linear layer or convolution whose "
+        "output reaches an activation through normalization, dropout and additions only; mark places with "
+        f"espalier_trainer.net2net.DeepenBlock{more}"
+    )
 
 
 def resumed_network(start: Network, checkpoint: Checkpoint, spec: OptimizerSpec, example_input: Tensor) -> Network:

@@ -123,7 +123,7 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
     if leader.end is not None and leader.end.at is not None:
         yield leader.end.at + timing.report
     elif (since := done_since(state, seen)) is not None:
-        yield since + timing.report
+        yield since + timing.leave
         yield since + timing.linger
 
 
@@ -142,6 +142,8 @@ def _completed(
 def _judge_leader(
     state: JobState, seen: Observation, leader: Incarnation, end: End, terms: Terms, now: float, timing: Timing
 ) -> JobState:
+    if seen.program:
+        return _judge_program(state, seen, leader, end, terms, now, timing)
     report = seen.report_of(leader.id)
     if _may_report_still(end, report, now, timing):
         return state
@@ -167,6 +169,25 @@ def _judge_leader(
     if isinstance(verdict, Failure):
         return failed(state, 0, verdict.message, terms, now, timing)
     return replace(_ended_by_others(state, 0, Reason.PREEMPTED), stopped_itself=True)
+
+
+def _judge_program(
+    state: JobState, seen: Observation, leader: Incarnation, end: End, terms: Terms, now: float, timing: Timing
+) -> JobState:
+    """Judge the leader of a program by its exit code alone: 0 ends the job, any other is a failure."""
+    if seen.unread and end.at is not None and abs(now - end.at) < timing.report:
+        return state
+    if end.external:
+        return _ended_by_others(state, 0, Reason.PREEMPTED, _again_at(leader, now, timing))
+    if state.stopping is not None:
+        return state  # it ended as it was asked to
+    if end.code == 0 and not end.overran:
+        return replace(state, ended=Ended(reason=Reason.COMPLETED, failed=False, message=end.message[:MAX_MESSAGE]))
+    code = 1 if end.code is None else end.code
+    text = f"{_describe(code)}; see its log"
+    if leader.started_at is None:
+        text = f"it could not be started, exit code {code}"
+    return failed(state, 0, _joined(text, end.message), terms, now, timing)
 
 
 def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:

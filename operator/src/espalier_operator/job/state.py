@@ -158,6 +158,8 @@ class Timing:
     """Before a worker that ended before it began (its node refused it) is started again."""
     report: float = 3.0
     """Maximum delay of a leader's last report after its end."""
+    leave: float = 3.0
+    """Maximum time from a leader's last report until it ends that is not counted: libraries take a while to unload."""
     linger: float = 60.0
     """Maximum time from a leader's last report until it ends."""
     hold: float = 60.0

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from espalier_operator.actions import Action, Plan
@@ -30,6 +30,7 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
+from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
 from espalier_operator.policies.view import Share
@@ -144,6 +145,18 @@ class KubeBackend:
     def live(self) -> list[LiveJob]:
         """Return the jobs that are there, for metrics."""
         return [job.live() for job in self.jobs.values()]
+
+    def sources(self) -> list[ProgressSource]:
+        """Return where the progress of programs is to be read."""
+        return [source for job in self.jobs.values() if (source := job.source()) is not None]
+
+    def take_reading(self, source: ProgressSource, values: Mapping[str, float]) -> None:
+        """Take in what was read of a program; its end can be judged after the last."""
+        job = self.jobs.get(source.job)
+        if job is not None:
+            job.take_reading(source, values, self._clock.now())
+            if source.ended:
+                self._wake()
 
     # ---- deciding
 

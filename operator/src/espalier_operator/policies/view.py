@@ -30,6 +30,8 @@ class Candidate:
     """Those that it has now; 0: it waits."""
     service: float = 0.0
     """GPU-seconds that it has held so far."""
+    done: float | None = None
+    """The part of its work that a program says it has done, 0 to 1; None: it does not say."""
     held_seconds: float = 0.0
     """For how long it has held GPUs since the last decision; 0 where the view is `continuous`, see `service`."""
     gpu_type: str | None = None

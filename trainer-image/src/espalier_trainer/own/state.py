@@ -15,15 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from espalier_api.advice import offered
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
+from espalier_trainer.models import untrainable
 from espalier_trainer.net2net import rebuild
 from espalier_trainer.net2net.modules import copied
-from espalier_trainer.network import OPTIMIZER_PREFIX, Network
+from espalier_trainer.network import OPTIMIZER_PREFIX, Network, nowhere
 from espalier_trainer.optimizers import group_options, load_optimizer_state
 from espalier_trainer.schedules import Moment
 
@@ -63,6 +65,8 @@ class OwnState:
         self.begun = False
         """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
         self._in_front: Steering | None = None
+        if problem := untrainable(model):
+            raise OwnLoopError(f"join: {problem}")
         parameters = set(model.parameters())
         if any(parameter not in parameters for group in optimizer.param_groups for parameter in group["params"]):
             raise OwnLoopError(
@@ -83,6 +87,8 @@ class OwnState:
             architecture = describe(self.model, example, insertion)
         except GrowthError as error:
             return f"the model will be trained as it is: {error}"
+        if not offered(architecture):
+            return nowhere(())
         self.network = Network(self.model, self.optimizer, architecture)
         self._start, self._example = copied(self.model), example
         return ""

@@ -34,6 +34,7 @@ SCRAPED: Final = (
     "espalier_job_preemptions_total",
     "espalier_job_epochs_total",
     "espalier_job_steps_total",
+    "espalier_job_done_ratio",
     "espalier_job_metric",
     "espalier_job_workers",
     "espalier_job_policy_place",
@@ -176,6 +177,8 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
         "espalier_job_epochs_total": {place: float(status.training.epoch)},
         "espalier_job_steps_total": {place: float(status.training.step)},
     }
+    if status.training.done_percentage is not None:
+        made["espalier_job_done_ratio"] = {place: status.training.done_percentage / 100}
     if status.training.depth:
         made["espalier_job_depth"] = {place: float(status.training.depth)}
         made["espalier_job_parameters"] = {place: float(status.training.parameters)}

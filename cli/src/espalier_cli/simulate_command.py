@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from espalier_api.job import BasePreemption
 from espalier_cli.errors import InputError
 from espalier_cli.simulation_report import Run, document, print_report, title_of
-from espalier_cli.simulation_sources import FORMATS, GAVEL, PLAN, ROUNDS, Source
+from espalier_cli.simulation_sources import AUDIT, FORMATS, GAVEL, HAPPENED, PLAN, ROUNDS, Source
 from espalier_operator.planning import configured, takes_seed
 from espalier_operator.simulation.generate import PREFIX
 from espalier_operator.simulation.latencies import LATENCIES
@@ -42,9 +42,9 @@ PICTURES = (".png", ".svg")
 )
 @click.option(
     "--cluster",
-    required=True,
     metavar="NODESxGPUS",
-    help="Nodes and their GPUs: 16x4, or 8x4,2x8. For gavel, numbers of V100, P100 and K80 GPUs: 8:16:24.",
+    help="Nodes and their GPUs: 16x4, or 8x4,2x8. For gavel, numbers of V100, P100 and K80 GPUs: 8:16:24. "
+    "For audit, by default that of the history.",
 )
 @click.option(
     "--policy",
@@ -91,7 +91,7 @@ def simulate(
     traces: tuple[str, ...],
     form: str,
     profiles: Path | None,
-    cluster: str,
+    cluster: str | None,
     policies: tuple[str, ...],
     driver: str,
     latency: str | None,
@@ -106,7 +106,8 @@ def simulate(
 
     Formats: pollux (name,time,application,num_replicas,batch_size, with --profiles), csv
     (timestamp,duration,num_gpus, as Philly and Helios were published), gavel (jobs on V100, P100 and K80 GPUs, with
-    --cluster V100S:P100S:K80S, servers of 4, 4 and 8 GPUs, and rounds of 360 s). Times are seconds.
+    --cluster V100S:P100S:K80S, servers of 4, 4 and 8 GPUs, and rounds of 360 s), audit (the folder of the operator's
+    audit log: what happened, beside the same jobs under each policy). Times are seconds.
     """
     if picture is not None and picture.suffix not in PICTURES:
         raise InputError(f"--picture: {picture} must end with {' or '.join(PICTURES)}")
@@ -129,7 +130,8 @@ def simulate(
             )
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            runs = [
+            runs = [_happened(source, trace) for trace in traces if form == AUDIT]
+            runs += [
                 _simulated(source, trace, policy, None if seeds is None and trace not in drawn else seed, bar)
                 for trace, policy, seed in product(traces, policies, range(seeds or 1))
             ]
@@ -177,3 +179,11 @@ def _simulated(source: Source, trace: str, policy: str, seed: int | None, bar: P
     bar.remove_task(task)
     outcome = outcome_of(simulation.jobs, simulation.gpus)
     return Run(trace=trace, policy=policy, seed=seed, simulation=simulation, outcome=outcome, seconds=seconds)
+
+
+def _happened(source: Source, trace: str) -> Run:
+    simulation = source.happened(trace)
+    if left_out := source.left_out(trace):
+        click.echo(f"{trace}: {left_out} jobs that never ran on a GPU, or do not fit, are left out", err=True)
+    outcome = outcome_of(simulation.jobs, simulation.gpus)
+    return Run(trace=trace, policy=HAPPENED, seed=None, simulation=simulation, outcome=outcome, seconds=0.0)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from espalier_cli.cluster.output import Row, print_table
-from espalier_cli.simulation_sources import Simulation
+from espalier_cli.simulation_sources import HAPPENED, Simulation
 from espalier_operator.simulation.generate import PREFIX
 from espalier_operator.simulation.outcome import Outcome
 
@@ -162,7 +162,7 @@ def _document(run: Run, driver: str) -> dict[str, object]:
     return {
         "trace": run.trace,
         "policy": run.policy,
-        "driver": driver,
+        "driver": "history" if run.policy == HAPPENED else driver,
         **({} if run.seed is None else {"seed": run.seed}),
         "jobs": outcome.jobs,
         "averageJctSeconds": outcome.average_jct,

@@ -294,3 +294,25 @@ def test_the_policy_is_asked_once_and_its_decision_told(monkeypatch: pytest.Monk
         "Policy las:promote=2 serves it as number 1 of 3, by attained service and arrival.",
         "Its share is 1 worker.",
     )
+
+
+# ---- programs
+
+
+def test_what_was_read_of_a_program_is_said() -> None:
+    container = {"command": ["sh"], "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    progress = {"log": {"pattern": "(?P<step>[0-9]+)"}}
+    raw = admitted(
+        job("a", program={"progress": progress}, template={"spec": {"containers": [container]}}), at=NOW - 90
+    )
+    leader = worker(raw, "n", age=80)
+    before = looked_at(raw, [leader])
+    assert sections(case(jobs=[before], pods=[leader], nodes=[node("n", 2)]))["Training"] == (
+        "It is a program; nothing was read of its progress yet.",
+    )
+    figures = [{"name": "loss", "value": 0.25}]
+    training = {"step": 1200, "donePercentage": 60, "metrics": figures, "lastUpdatedTime": time(5)}
+    read = {**before, "status": {**before["status"], "training": training}}
+    what = sections(case(jobs=[read], pods=[leader], nodes=[node("n", 2)]))
+    assert what["Training"] == ("Step 1,200, 60 % done, loss 0.25; read 5 s ago.",)
+    assert "report" not in " ".join(what["GPUs"]), "nobody expects one"

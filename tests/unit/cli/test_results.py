@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from espalier_api.documents import DocumentError
-from espalier_api.events import NOT_GROWABLE, AnyEvent, Warned
+from espalier_api.events import NOT_GROWABLE, AnyEvent, ProgressRead, Warned
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
+from espalier_api.report import Metric
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
 from espalier_api.validation import with_spec
@@ -244,6 +246,17 @@ def test_both_displays_show_the_job_and_its_decision(events: tuple[AnyEvent, ...
     text = stream.getvalue()
     assert "Deepen(block0)" in text
     assert "default/a" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_both_displays_show_the_progress_of_a_program(terminal: bool) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=140)
+    figures = (Metric(name="loss", value=0.25),)
+    read = ProgressRead(time=datetime.now(UTC), used_seconds=2, step=1200, epoch=0, done=0.6, metrics=figures)
+    with (LiveDisplay if terminal else PlainDisplay)([JobRow("a", 10)], console) as display:
+        display.show("a", read)
+    assert "step 1,200, 60 % done, loss 0.25" in stream.getvalue()
 
 
 def test_restart_does_not_touch_a_folder_in_which_a_run_goes_on(

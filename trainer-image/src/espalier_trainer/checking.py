@@ -88,7 +88,7 @@ def check(job: AdaptiveTrainingJob) -> Iterator[tuple[str, str]]:
     network.module.train()
     order = epoch_order(len(data.train), training.batch_size, training.seed, 0, device)
     rate = training.optimizer.learning_rate
-    joint, _ = steps.take(training, network, Hooks(), None, order, data.train, 0, rate)
+    joint = steps.take(training, network, Hooks(), None, order, data.train, 0, rate)
     if not (np.isfinite(joint.loss) and network.is_finite()):
         raise LossNotFiniteError(f"the loss of the first step is {joint.loss}, or a weight after it", rate)
     yield FOUND, f"step: one batch of {order.rows} forward, backward and through {training.optimizer.name} on {device}"

@@ -152,6 +152,14 @@ def test_a_job_that_waits_says_for_what_and_for_how_long() -> None:
     assert "espalier_job_depth" not in made, "nothing is known of its model"
 
 
+def test_how_much_a_program_has_done_is_a_series_once_it_says_so() -> None:
+    said = JobStatus(training=TrainingStatus(step=5, done_percentage=40))
+    made = series_of(
+        [live("one", said, facts("one")), live("two", JobStatus(), facts("two"))], Snapshot(taken_at=NOW), NOW
+    )
+    assert made["espalier_job_done_ratio"] == {("team", "one"): 0.4}
+
+
 def test_a_job_that_is_over_holds_nothing() -> None:
     status = JobStatus(phase=JobPhase.COMPLETE, completion_time=TIME, scheduling=SchedulingStatus(admitted_at=TIME))
     known = facts("one", admitted_at=NOW - 10, finished=True)

@@ -19,9 +19,9 @@ class ExitCode(IntEnum):
     COMPLETE = 0
     """The time budget is used up: the normal end."""
     ERROR = 1
-    """An unexpected error; the traceback is on stderr."""
+    """An error after a step, or one of the surroundings (memory, devices, connections): the job is started again."""
     INVALID = 2
-    """The job, its data, its model or its checkpoint cannot be used; the message says what to change."""
+    """The same start would fail again: the job, its code, data or checkpoint; the message says what to change."""
     LOSS_NOT_FINITE = 3
     """The loss became NaN or infinite; the last good checkpoint is kept."""
     SUPERSEDED = 4

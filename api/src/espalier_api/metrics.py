@@ -198,7 +198,7 @@ FAMILIES: Final = (
         (
             _H,
             "espalier_signal_seconds",
-            "Time from the moment a GPU is seen free until a job knows that it has it.",
+            "Time from the moment an extra worker is seen to run until its job knows of it.",
             ("stage",),
             _SIGNALS,
         ),
@@ -256,6 +256,13 @@ FAMILIES: Final = (
             "espalier_scheduling_policy_info",
             "Always 1; the label is the scheduling policy with its settings.",
             ("policy",),
+            (),
+        ),
+        (
+            _G,
+            "espalier_scheduling_policy_ignored_wishes",
+            "Parts of the policy's last decision that cannot be, such as unknown nodes; the log names them.",
+            (),
             (),
         ),
         (_G, "espalier_build_info", "Always 1; the label is the version of the operator.", ("version",), ()),

@@ -43,6 +43,8 @@ class RunResult(Record):
     """`Complete`, `Failed` or `Stopped` (to be resumed)."""
     reason: str
     message: str = ""
+    log: str = ""
+    """Path of what its trainers have printed."""
     time_budget_seconds: float
     used_seconds: float
     gpu_seconds_used: float = 0.0
@@ -84,6 +86,7 @@ def summarize(
     phase: str,
     reason: str,
     message: str = "",
+    log: str = "",
     used_seconds: float,
     gpu_seconds_used: float,
 ) -> RunResult:
@@ -100,6 +103,7 @@ def summarize(
         phase=phase,
         reason=reason,
         message=message,
+        log=log,
         time_budget_seconds=job.spec.time_budget_seconds,
         used_seconds=used_seconds,
         gpu_seconds_used=gpu_seconds_used,

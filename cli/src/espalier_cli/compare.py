@@ -9,8 +9,7 @@ from rich.table import Table
 from espalier_api.documents import DocumentError
 from espalier_api.result import RunResult, read_history
 from espalier_cli.picture import Curve
-from espalier_cli.run import RESULT_FILE
-from espalier_operator.local.layout import HISTORY_FILE
+from espalier_operator.local.layout import HISTORY_FILE, RESULT_FILE
 
 
 def read_run(folder: Path, label: str | None = None) -> Curve:

@@ -30,6 +30,7 @@ from espalier_api.events import (
 )
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Adaptation, AdaptationSource
+from espalier_api.status import JobPhase
 
 PLAIN_PROGRESS_EVERY = 0.1
 """Share of the time budget between two plain progress lines."""
@@ -121,6 +122,8 @@ def line_for(event: AnyEvent) -> str | None:
         case GPUsChanged():
             return f"GPUs: {event.change:+d}, now {event.total}"
         case JobChanged():
+            if event.phase == JobPhase.FAILED and event.message:
+                return f"{event.phase}, {event.reason}: {event.message}"
             why = _why(event.reason)
             return f"{event.phase}{why}{'' if event.message in why else f' ({event.message})'}"
         case Warned():

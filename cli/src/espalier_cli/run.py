@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -24,8 +25,9 @@ from espalier_api.status import JobPhase
 from espalier_api.validation import with_spec
 from espalier_cli.display import JobRow, display_for
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, layout, run_local, run_lock
+from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE
+from espalier_operator.local.ownership import require_own
 
-RESULT_FILE, PICTURE_FILE = "result.json", "training.png"
 _STOP_WALL_SECONDS = 4.0
 
 
@@ -59,15 +61,16 @@ def folder_of(directory: Path, job: str, jobs: Sequence[AdaptiveTrainingJob]) ->
 def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
     """Remove what an earlier run of these jobs left in `directory`, and nothing else.
 
-    `LocalRunError` where another run uses it.
+    `LocalRunError` where another run uses it, or where no run has written what would be removed.
     """
-    if not directory.is_dir():
-        return
     folders = {directory, *(folder_of(directory, job.metadata.name, jobs) for job in jobs)}
+    require_own(directory, folders)
+    if not os.path.isdir(directory):  # a name that is too long is an error of the run
+        return
     with run_lock(directory):
         asyncio.run(end_orphans(folders, _STOP_WALL_SECONDS))  # they would write once more
         for folder in folders:
-            for name in (*layout.FILES, RESULT_FILE, PICTURE_FILE):
+            for name in layout.FILES:
                 (folder / name).unlink(missing_ok=True)
             shutil.rmtree(folder / layout.CHECKPOINT_FOLDER, ignore_errors=True)
 
@@ -126,6 +129,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
         message=outcome.message,
         used_seconds=outcome.used_seconds,
         gpu_seconds_used=outcome.gpu_seconds_used,
+        log=str(folder / layout.TRAINER_LOG),
     )
     text = json.dumps(result.to_json(), indent=1)
     try:

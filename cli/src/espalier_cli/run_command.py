@@ -19,8 +19,6 @@ from espalier_api.validation import JobFileError, load_jobs
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_cli.run import (
-    PICTURE_FILE,
-    RESULT_FILE,
     Finished,
     clear,
     default_directory,
@@ -29,9 +27,11 @@ from espalier_cli.run import (
     run_jobs,
     with_changes,
 )
-from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment
+from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
 from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
+from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE, TRAINER_LOG
+from espalier_operator.local.ownership import is_own
 from espalier_operator.planning import DEFAULT_POLICY
 
 
@@ -98,6 +98,8 @@ def run(
     budget = jobs[0].spec.time_budget_seconds
     notice = max(job.spec.preemption.notice_seconds for job in jobs)
     devices = () if simulate else cuda_devices()
+    if no_agent and agent_url is not None:
+        raise InputError("--no-agent and --agent-url exclude each other; give one of them")
     try:
         settings = LocalSettings(
             directory=directory,
@@ -113,18 +115,22 @@ def run(
             submit_at=dict(_submission(text, jobs) for text in submit),
         )
         if no_agent:
-            settings = replace(settings, agent_command=None, agent_url=None)
+            settings = replace(settings, agent_command=None)
+        require_in_time(settings.changes, [job.spec.time_budget_seconds for job in jobs], settings.submit_at)
     except (TimelineError, LocalRunError) as error:
         hint = "--simulate counts GPUs without using them" if devices else None
         raise InputError(str(error), hint) from error
     console = Console(stderr=True)
+    for job in jobs:
+        name = job.metadata.name
+        log = folder_of(directory, name, jobs) / TRAINER_LOG
+        console.print(f"{name}: what its trainer prints is in {log}", highlight=False, soft_wrap=True)
     try:
         if restart:
             clear(directory, jobs)
         finished = run_jobs(jobs, settings, console)
     except (LocalRunError, DocumentError) as error:
-        used = (directory / "state.json").exists()
-        hint = "--restart forgets what the folder holds; another --output keeps it" if used else None
+        hint = "--restart forgets what the folder holds; another --output keeps it" if is_own(directory) else None
         raise InputError(str(error), hint) from error
     _print(finished, directory, jobs, as_json=as_json)
     if finished.interrupted:
@@ -186,5 +192,5 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
         if result.phase == "Failed":
             click.echo(f"{name}: {result.message or result.reason}", err=True)
         folder = folder_of(directory, name, jobs)
-        if (folder / PICTURE_FILE).exists():
-            click.echo(f"{name}: {folder / PICTURE_FILE}, {folder / RESULT_FILE}", err=True)
+        files = [folder / file for file in (PICTURE_FILE, RESULT_FILE) if (folder / file).exists()]
+        click.echo(f"{name}: {', '.join([*map(str, files), f'log: {folder / TRAINER_LOG}'])}", err=True)

@@ -30,8 +30,16 @@ from espalier_operator.simulation.typed import TypedRounds
 
 ROUNDS, PLAN = "rounds", "plan"
 PICTURES = (".png", ".svg")
-_COLUMNS = ("TRACE", "POLICY", "JOBS", "MEAN-JCT", "MEDIAN", "P99", "MAKESPAN", "IN-USE", "RESTARTS", "EVICTIONS")
+_COLUMNS = (
+    *("TRACE", "POLICY", "JOBS", "MEAN-JCT", "MEDIAN", "P99", "MAKESPAN", "IN-USE", "FTF", "WORST", "RESTARTS"),
+    *("PREEMPTIONS", "EVICTIONS"),
+)
 """Times are in seconds."""
+_NOTES = {
+    "finishTimeFairness": "the trace has jobs whose speed was not measured as their author asked for them",
+    "accuracyGained": "jobs of traces do not grow",
+}
+"""Why a metric does not apply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +158,7 @@ def simulate(
         click.echo(json.dumps({"runs": [_document(run, driver) for run in runs]}, indent=2))
     else:
         print_table(_COLUMNS, map(_row, runs), right=_COLUMNS[2:])
+        click.echo("Accuracy gained: does not apply, as " + _NOTES["accuracyGained"] + ".")
 
 
 def _check_driver(driver: str, form: str, latency: str | None, base_preemption: str | None) -> None:
@@ -177,7 +186,7 @@ def _draw(runs: Sequence[_Run], path: Path) -> None:
             label=run.policy if len(traces) == 1 else f"{run.trace.name} {run.policy}",
             gpus=run.simulation.gpus,
             spans=[(job.submitted_at, job.completed_at or job.submitted_at) for job in run.simulation.jobs],
-            held=[span for job in run.simulation.jobs for span in job.held],
+            held=[job.held for job in run.simulation.jobs],
         )
         for run in runs
     ]
@@ -247,7 +256,19 @@ def _document(run: _Run, driver: str) -> dict[str, object]:
         "makespanSeconds": outcome.makespan,
         "utilisation": outcome.utilisation,
         "restarts": outcome.restarts,
+        "preemptions": outcome.preemptions,
         "evictions": outcome.evictions,
+        "finishTimeFairness": None
+        if outcome.fairness is None
+        else {
+            "mean": outcome.fairness.mean,
+            "worst": outcome.fairness.worst,
+            "unfairFraction": outcome.fairness.unfair,
+        },
+        "accuracyGained": None,
+        "notApplicable": {
+            metric: why for metric, why in _NOTES.items() if metric != "finishTimeFairness" or outcome.fairness is None
+        },
         "seconds": run.seconds,
     }
 
@@ -260,6 +281,8 @@ def _row(run: _Run) -> Row:
         str(found.jobs),
         *(f"{seconds:,.0f}" for seconds in (found.average_jct, found.median_jct, found.p99_jct, found.makespan)),
         f"{found.utilisation:.0%}",
+        *(("-", "-") if found.fairness is None else (f"{found.fairness.mean:.2f}", f"{found.fairness.worst:.2f}")),
         str(found.restarts),
+        str(found.preemptions),
         str(found.evictions),
     )

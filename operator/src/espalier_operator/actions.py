@@ -127,5 +127,7 @@ class Plan:
     """By job key: where its workers that are still to be made will run."""
     policy_memory: Mapping[str, Any] = field(default_factory=dict)
     """What the policy asked to keep for the next snapshot."""
+    ignored: tuple[str, ...] = ()
+    """What of the policy's decision cannot be, in words."""
     wake_at: float | None
     """The earliest time at which the passing of time alone may change the plan."""

@@ -17,7 +17,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from espalier_api import environment
 from espalier_api.documents import first_fault
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, BasePreemption, ElasticBatch
+from espalier_api.goodput import BatchLimits
+from espalier_api.job import (
+    AdaptationMode,
+    AdaptiveTrainingJob,
+    BasePreemption,
+    BatchSizing,
+    ElasticBatch,
+    TrainingSpec,
+)
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
 from espalier_api.throughput import StepTime
@@ -160,6 +168,8 @@ class Terms:
     """Whether extra workers train; if so, a job that does not adapt can use them as well."""
     scales_batch: bool = False
     """Whether a step of more workers has more examples (`elasticBatch: scaleLinear`)."""
+    batch_limits: BatchLimits | None = None
+    """Within which its trainer chooses the batch size by goodput; None: it is the author's."""
     suspend: bool = False
     backoff_limit: int = 3
     max_preemptions: int | None = None
@@ -200,11 +210,22 @@ class Terms:
             adapts=spec.adaptation.mode is not AdaptationMode.OFF,
             trains_together=spec.training.elastic_batch is not None,
             scales_batch=spec.training.elastic_batch is ElasticBatch.SCALE_LINEAR,
+            batch_limits=_batch_limits(spec.training),
             suspend=spec.suspend,
             backoff_limit=spec.backoff_limit,
             max_preemptions=spec.max_preemptions,
             pre_running_deadline_seconds=spec.pre_running_deadline_seconds,
         )
+
+
+def _batch_limits(training: TrainingSpec) -> BatchLimits | None:
+    if training.batch is BatchSizing.FIXED:
+        return None
+    return BatchLimits(
+        batch_size=training.batch_size,
+        max_batch_size=training.max_batch_size or training.batch_size,
+        max_pass_size=training.max_batch_size_per_worker,
+    )
 
 
 def grace_of(job: AdaptiveTrainingJob, least_seconds: float) -> float:
@@ -292,6 +313,8 @@ class JobFacts:
     """By how many steps of priority its waiting has raised it in the order of admission."""
     speeds: tuple[StepTime, ...] = ()
     """What was measured of its steps, the newest at the end."""
+    noise_scale: float | None = None
+    """Of its gradients, in examples; None: not known, or too large to tell."""
 
     @property
     def claim(self) -> Claim:

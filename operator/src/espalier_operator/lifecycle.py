@@ -26,6 +26,9 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
         message = f"{job.preemptions} preemptions, maxPreemptions {job.terms.max_preemptions}"
         return Fail(job=job.key, reason=Reason.TOO_MANY_PREEMPTIONS, message=message)
     if job.used_seconds >= _enforced_at(job, rules):
+        if job.failures and job.stopping is None and not job.leader_running:
+            message = f"its time budget is used up, and its trainer has failed: {job.last_failure}"
+            return Fail(job=job.key, reason=Reason.TRAINER_FAILED, message=message)
         return Finish(job=job.key, reason=Reason.BUDGET_ENFORCED)
     if job.stopping is not None:
         if job.leader_running and now < job.stopping.deadline:

@@ -11,14 +11,12 @@ among equals a holder keeps what it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_operator.facts import JobFacts, Snapshot
-from espalier_operator.outlooks import outlooks_of
-from espalier_operator.policies import Policy
-from espalier_operator.policies.view import Candidate, Decision, Share, View
+from espalier_operator.facts import JobFacts
+from espalier_operator.policies.view import Decision, Share
 
 Rank = tuple[float, ...]
 """Smaller goes first."""
@@ -56,6 +54,8 @@ class _Standing:
     most: int
     """The extra workers that it allows."""
     weighing: Weighing
+    nodes: tuple[str, ...]
+    """Wished for its workers, base workers first."""
 
 
 class Order:
@@ -85,6 +85,10 @@ class Order:
         """Return how many extra workers the job may be lent."""
         return self._standings[job.key].most
 
+    def wished_nodes(self, job: JobFacts) -> tuple[str, ...]:
+        """Return the nodes that the policy wishes for the workers of the job, base workers first; none: any."""
+        return self._standings[job.key].nodes
+
     def lending_rank(self, job: JobFacts, extra: int) -> Rank:
         """Return the place of `job`, were it to have `extra` extra workers, in the queue for one more.
 
@@ -109,39 +113,6 @@ class Order:
         return spare < 0 or wants.weighing.level(spare) < gives.weighing.level(left)
 
 
-def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> Decision:
-    """Return what `policy` decides for `jobs`, unfinished ones of the snapshot."""
-    nodes = {node.name: node.allocatable for node in snapshot.nodes if node.ready and node.schedulable}
-    return policy.decide(
-        View(
-            now=now,
-            gpus=sum(nodes.values()),
-            nodes=nodes,
-            jobs=tuple(candidate_of(job) for job in jobs),
-            outlooks=outlooks_of(snapshot, jobs),
-            ended={job.key: job.gpu_seconds_used for job in snapshot.jobs if job.finished},
-            memory=snapshot.policy_memory,
-        )
-    )
-
-
-def candidate_of(job: JobFacts) -> Candidate:
-    """Return a job as policies see it."""
-    terms, waits = job.terms, job.admitted_at is None
-    return Candidate(
-        key=job.key,
-        submitted_at=job.submitted_at,
-        min_workers=terms.min_replicas,
-        max_workers=terms.max_replicas,
-        gpus_per_worker=terms.gpus_per_worker,
-        priority=terms.priority,
-        aged=job.aged if waits else 0,
-        recent_use=job.recent_use if waits else 0.0,
-        workers=0 if waits else terms.min_replicas + job.extra,
-        service=job.gpu_seconds_used,
-    )
-
-
 def _standing(job: JobFacts, place: int, share: Share) -> _Standing:
     base = job.terms.min_replicas
     return _Standing(
@@ -150,4 +121,5 @@ def _standing(job: JobFacts, place: int, share: Share) -> _Standing:
         target=max(0, share.workers - base),
         most=max(0, share.workers + share.spare - base),
         weighing=Weighing.of(share, job.terms.gpus_per_worker),
+        nodes=share.nodes,
     )

@@ -3,7 +3,7 @@
 Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` checks each by its number.
 
 1.  Never more GPUs than exist: what is granted fits into what ready, schedulable nodes have free, node by node, on
-    nodes that the job's constraints admit.
+    nodes that the job's constraints admit, whatever nodes the policy wishes.
 2.  A GPU is held while its worker is pending, running or terminating; only a worker's absence frees it.
 3.  A promise (extra workers granted, not yet seen) is counted until they are seen or it expires. The base workers
     of an admitted job are always counted.
@@ -58,8 +58,9 @@ from espalier_operator.constraints import Constraints
 from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
 from espalier_operator.goods import Goods
 from espalier_operator.lifecycle import ending, ends_by, is_held_back, lendable, lendable_at, most_extra, turning_points
-from espalier_operator.order import Order, Rank, decided
+from espalier_operator.order import Order, Rank
 from espalier_operator.policies import Policy
+from espalier_operator.policy_view import decided
 from espalier_operator.pool import Pool, hold_promised
 from espalier_operator.preemption import Preemption
 from espalier_operator.queues import Ledger
@@ -176,6 +177,8 @@ class _Tick:
         """By types of GPUs: how many found none."""
         self._nodes: dict[str, set[str]] = {}
         """By job: where its workers are, or will be."""
+        self._lent_nodes: dict[str, list[str]] = defaultdict(list)
+        """By job: the nodes of the workers that this plan lends it."""
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
 
     def leave_departing_gpus(self) -> None:
@@ -332,7 +335,9 @@ class _Tick:
             supply = self._supply_extra(job, extra, granted)
             if supply is Supply.NOW:
                 self._extra_nodes[job.key] += self._placed(job, mark)[-1:]
-                self._near(job).update(self._capacity.placed_since(mark)[-1:])
+                lent = self._capacity.placed_since(mark)[-1:]
+                self._near(job).update(lent)
+                self._lent_nodes[job.key] += lent
                 granted[job.key] = granted.get(job.key, job.extra) + 1
             elif job.key not in hoped and job.key not in granted:
                 self._refuse(job, Reason.NO_FREE_GPU)
@@ -355,6 +360,7 @@ class _Tick:
             actions=tuple(self._actions),
             refusals=self._refusals,
             placements=self._placements(),
+            ignored=self._decision.ignored,
             wake_at=self._wake_at,
             policy_memory=self._decision.memory,
         )
@@ -472,9 +478,15 @@ class _Tick:
     def _start(self, job: JobFacts, sites: Sequence[Site]) -> Holding | Reason | None:
         """Start a job on the first of `sites` where all its workers can start now; return what they hold.
 
-        If there is none, let lent GPUs be reclaimed for it, and return None; or return why that is not enough either.
+        They go to the nodes that the policy wishes, if these have room for all of them. If there is no such site, let
+        lent GPUs be reclaimed for the job, and return None; or return why that is not enough either.
         """
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
+        wished = self._order.wished_nodes(job)[:workers] if job.pinned else ()
+        for site in sites if wished else ():
+            mark = self._capacity.mark()
+            if self._pool.take_gang_at(site, gpus, wished):
+                return self._admit(job, site, mark)
         for site in sites:
             mark = self._capacity.mark()
             if self._pool.take_gang(site, gpus, workers):
@@ -617,6 +629,8 @@ class _Tick:
         For a job that was granted some in this tick nothing is reclaimed: it would arrive during the job's cooldown.
         """
         site, gpus, near = self._site(job), job.terms.gpus_per_worker, self._near(job)
+        if any(self._capacity.take_at(site, node, gpus) for node in self._wished_extra(job)):
+            return Supply.NOW
         if job.key in granted and job.terms.cooldown_seconds > 0:
             return Supply.NOW if self._pool.take(site, gpus, near) else Supply.NEVER
 
@@ -632,6 +646,15 @@ class _Tick:
             return self._now < quiet_at or holder.key in granted or holder.key == job.key
 
         return self._pool.await_one(site, gpus, may_take=may_take, spared=spared, near=near)
+
+    def _wished_extra(self, job: JobFacts) -> list[str]:
+        """Return the nodes that the policy wishes for further workers of a running job."""
+        wished = self._order.wished_nodes(job) if job.pinned else ()
+        if not wished:
+            return []
+        extra = (worker.node for worker in self._extras[job.key])
+        held = [*self._base_holding(job).nodes, *filter(None, extra), *self._lent_nodes[job.key]]
+        return [*(Counter(wished) - Counter(held)).elements()]
 
     def _act(self, action: Action) -> None:
         self._actions.append(action)

@@ -26,7 +26,6 @@ from espalier_operator.facts import (
 )
 from espalier_operator.order import (
     Order,
-    decided,
 )
 from espalier_operator.plan import (
     plan,
@@ -38,6 +37,9 @@ from espalier_operator.policies import (
 )
 from espalier_operator.policies.settings import (
     configured,
+)
+from espalier_operator.policy_view import (
+    decided,
 )
 
 __all__ = [

@@ -22,6 +22,7 @@ from espalier_cli.main import cli
 from espalier_cli.picture import Curve, draw_comparison, draw_training
 from espalier_cli.run import write_results
 from espalier_operator.local import LocalOutcome, run_lock
+from espalier_operator.local.ownership import mark
 
 JOB_OF_TEN_SECONDS = AdaptiveTrainingJob.model_validate(
     {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"timeBudgetSeconds": 10}}
@@ -192,6 +193,7 @@ def test_restart_does_not_touch_a_folder_in_which_a_run_goes_on(
     tmp_path: Path, finished_run: Callable[..., Path]
 ) -> None:
     folder, job = finished_run("a"), tmp_path / "a.yaml"
+    mark(folder, ["a"])
     job.write_text(f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec: {{timeBudgetSeconds: 1}}\n")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with run_lock(folder):

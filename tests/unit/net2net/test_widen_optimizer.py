@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from growth_cases import relative_error, torchvision_case
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, Adam, Optimizer, RMSprop
+from torch.optim import LBFGS, SGD, Adafactor, Adam, Optimizer, RMSprop
 
-from espalier_trainer.net2net import GrowthError, plan_widening, widen, widen_optimizer, widened
+from espalier_trainer.net2net import GrowthError, deepen, grow_optimizer, plan_widening, widen, widen_optimizer, widened
 from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.net2net.widening.groups import find_groups
 
@@ -129,6 +131,55 @@ def test_an_optimizer_of_unknown_state_is_refused() -> None:
     optimizer.state[model[0].weight]["strange"] = torch.zeros(6, 4)
     with pytest.raises(GrowthError, match="SGD has a state 'strange'"):
         widen_optimizer(optimizer, model, wider, widening)
+
+
+class Factored(Optimizer):
+    """Adafactor's second moments: a mean over rows and one over columns."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Divide each gradient by the root of its row's and its column's mean square."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                square = parameter.grad.square() + 1e-8
+                if parameter.dim() < 2:
+                    self.state[parameter]["exp_avg_sq"] = square
+                    parameter.sub_(group["lr"] * parameter.grad / square.sqrt())
+                    continue
+                state = self.state[parameter]
+                row, column = square.mean(-1), square.mean(-2)
+                state["exp_avg_sq_row"] = 0.9 * state.get("exp_avg_sq_row", row) + 0.1 * row
+                state["exp_avg_sq_col"] = 0.9 * state.get("exp_avg_sq_col", column) + 0.1 * column
+                state["RMS"] = torch.ones(1)
+                scale = (state["exp_avg_sq_row"][:, None] * state["exp_avg_sq_col"] / row.mean()).sqrt()
+                parameter.sub_(group["lr"] * parameter.grad / scale)
+
+
+@pytest.mark.parametrize("kind", [Factored, Adafactor])
+def test_factored_states_are_refused_at_growth(kind: type[Optimizer]) -> None:
+    model = _model()
+    optimizer = kind(model.parameters())
+    _train(model, optimizer, 1)
+    widening = plan_widening(model, "0", 9, _INPUTS, seed=1)
+    wider = widened(model, widening)
+    with pytest.raises(GrowthError, match=r"state '\w+' of a parameter of shape \(6, 4\) has shape .* build a new"):
+        widen_optimizer(optimizer, model, wider, widening)
+    deeper = deepen(model, "0", _INPUTS)
+    _train(deeper, grow_optimizer(optimizer, model, deeper), 1)
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    model = _model()
+    optimizer = SGD(model.parameters())
+    widening = plan_widening(model, "0", 9, _INPUTS, seed=1)
+    wider = widened(model, widening)
+    with pytest.raises(GrowthError, match="the old and the new model are one and the same; grow first"):
+        widen_optimizer(optimizer, wider, wider, widening)
+    with pytest.raises(GrowthError, match="the optimizer holds parameters of the new model; grow first"):
+        widen_optimizer(SGD(wider.parameters()), model, wider, widening)
 
 
 def test_frozen_parameters_stay_frozen() -> None:

@@ -57,7 +57,11 @@ def test_the_life_of_a_job_in_conditions():
         updated_time=later,
     )
     status = status_of(
-        lent, JobState(used_seconds=30), Observed(report=report, refusal=Reason.AT_MAX_REPLICAS), status, later
+        lent,
+        JobState(admitted_at=0.0, extra=1, used_seconds=30),
+        Observed(report=report, refusal=Reason.AT_MAX_REPLICAS),
+        status,
+        later,
     )
     assert told(status) == {
         "Admitted": ("True", "GPUsGranted"),

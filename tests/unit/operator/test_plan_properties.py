@@ -19,11 +19,12 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.constraints import ANYWHERE, Constraints, Taint
 from espalier_operator.facts import Ended, Node, Role, Rules, Snapshot
-from espalier_operator.order import Order, decided
+from espalier_operator.order import Order
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.las import LasPolicy
+from espalier_operator.policy_view import decided
 from espalier_operator.queues import Queue, Quota
 from operator_world.cluster import Cluster
 from operator_world.invariants import check

@@ -248,7 +248,7 @@ def test_a_checkpoint_that_takes_an_interval_to_write_is_not_written_at_every_st
     assert done.result.steps > 20 * len(saves)
 
 
-def test_full_disk_is_a_warning_and_training_goes_on(run, make_job, tmp_path, monkeypatch, stop_after):
+def test_full_disk_is_a_warning_until_the_end(run, make_job, tmp_path, monkeypatch, stop_after):
     from espalier_trainer import checkpoint
 
     real, full = checkpoint._write, [False]
@@ -265,11 +265,14 @@ def test_full_disk_is_a_warning_and_training_goes_on(run, make_job, tmp_path, mo
     kept = {path.name: (path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()}
     full[0] = True
     done = run(job, store=tmp_path)
-    assert done.result.phase is TrainerPhase.COMPLETED
+    assert (done.result.phase, done.result.reason) == (TrainerPhase.FAILED, Reason.CHECKPOINT_NOT_WRITTEN)
+    assert done.result.test_accuracy is None
     warnings = [event for event in done.reporter.events if isinstance(event, Warned)]
     assert {event.reason for event in warnings} == {"CheckpointFailed"}
     assert "No space left" in warnings[0].message
-    assert {path.name: (path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()} == kept
+    newest = max(kept)  # the older one gave way
+    left = {path.name: (path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()}
+    assert left == {newest: kept[newest]}
 
 
 def test_evaluation_every_few_epochs(run, make_job):

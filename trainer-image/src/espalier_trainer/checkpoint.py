@@ -8,6 +8,7 @@ match its manifest is set aside with a warning, and the one before it is used.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -39,6 +40,7 @@ MODEL, TRAINING, STATE, MANIFEST = "model.safetensors", "training.safetensors", 
 _COMPLETE = re.compile(r"checkpoint-(\d{8})\Z")
 _TEMPORARY = "writing-"
 _DAMAGED = "damaged-"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CheckpointIdentity(Record):
@@ -164,11 +166,27 @@ class CheckpointStore:
     """What was found wrong; whoever reads the store takes them out."""
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint and remove all but the last two; return its folder.
+        """Write a checkpoint and remove all but the last two; return its folder. On a full disk one has to do.
 
         Raises `OSError` (disk full, folder gone) and `SupersededError` with nothing changed: the earlier checkpoints
         are intact and what was written is removed.
         """
+        try:
+            return self._save(checkpoint)
+        except OSError as error:
+            spare = self._complete()[:-1]
+            if error.errno not in _FULL or not spare:
+                raise
+            for _, path in spare:
+                shutil.rmtree(path, ignore_errors=True)
+            return self._save(checkpoint)
+
+    def newest(self) -> Path | None:
+        """Return the folder of the newest complete checkpoint, None where there is none."""
+        complete = self._complete()
+        return complete[-1][1] if complete else None
+
+    def _save(self, checkpoint: Checkpoint) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._require_claim()
         self._remove_leftovers()

@@ -195,6 +195,8 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.CRASH_LOOP: _starting,
     Reason.TRAINER_FAILED: _starting,
     Reason.LOSS_NOT_FINITE: _leader,
+    Reason.NOTHING_TRAINED: _leader,
+    Reason.CHECKPOINT_NOT_WRITTEN: _leader,
     Reason.PRE_RUNNING_DEADLINE_EXCEEDED: _leader,
     Reason.BUDGET_ENFORCED: _leader,
     Reason.PREEMPTED: _preempted,

@@ -76,7 +76,6 @@ def status_of(
         "measurements": before.measurements if report is None else _measurements(before, report),
         "adaptation_count": before.adaptation_count if report is None else _grown(before, report),
         "last_checkpoint_time": before.last_checkpoint_time if report is None else report.last_checkpoint_time,
-        "replicas": job.terms.min_replicas + job.extra if job.admitted_at is not None else 0,
         "selector": observed.selector,
         "scheduling_policy": observed.policy[:MAX_POLICY],
     }

@@ -51,6 +51,8 @@ class Observation:
     """By index, those of the current attempt; None where there is none."""
     extra_bound: int = 0
     """Extra workers that have their GPUs."""
+    extra_running: int = 0
+    """Those of them whose processes run."""
     refused: bool = False
     """kube-scheduler has found no node for a base worker, or the API server has no room for it in a ResourceQuota."""
     report: Report | None = None

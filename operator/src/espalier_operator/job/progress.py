@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from espalier_api.allocation import Direction
+from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.facts import Terms
 from espalier_operator.job import ends
@@ -39,7 +41,7 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     for index in range(terms.min_replicas):
         if state.ended is None:
             state = ends.judge(state, seen, index, terms, now, timing)
-    return state
+    return _announce(state, seen, terms)
 
 
 def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterator[float]:
@@ -61,6 +63,14 @@ def leader_of(state: JobState, seen: Observation, now: float, timing: Timing) ->
     if not seen.leader_runs or seen.leader_is_silent or seen.phase in LAST_PHASES:
         return Leader.ABSENT
     return Leader.STARTING if _is_starting(seen) and not _is_silent(state, seen, now, timing) else Leader.TRAINING
+
+
+def _announce(state: JobState, seen: Observation, terms: Terms) -> JobState:
+    """Tell the leader of the lent workers that run: it decides about GPUs that are there."""
+    running = min(state.extra, seen.extra_running)
+    if state.ending or state.reclaim is not None or running <= state.announced(terms):
+        return state
+    return state.granting(terms.min_replicas + running, Direction.UP, Reason.EXTRA_GPUS_GRANTED, terms)
 
 
 def _watch(state: JobState, seen: Observation, now: float) -> JobState:

@@ -43,7 +43,7 @@ class JobState:
     extra: int = 0
     """Extra workers lent, those being reclaimed included until they are released."""
     extra_generation: int = 0
-    """Generation of the grant that last lent some."""
+    """A number that rises with each loan; the names of its workers contain it."""
     reclaim: Reclaim | None = None
     granted_at: float | None = None
     """When extra GPUs were last lent to it."""
@@ -98,6 +98,24 @@ class JobState:
     def ending(self) -> bool:
         """Whether it is about to end: no more workers are started."""
         return self.ended is not None or self.stopping is not None
+
+    def announced(self, terms: Terms) -> int:
+        """Return the extra workers that the leader has been told of: those that ran."""
+        return max(0, self.grant.replicas - terms.min_replicas)
+
+    def granting(
+        self, replicas: int, direction: Direction, reason: str, terms: Terms, deadline: float | None = None
+    ) -> JobState:
+        """Return the state with the next generation of what the leader is told."""
+        grant = Grant(
+            generation=self.grant.generation + 1,
+            replicas=replicas,
+            gpus=replicas * terms.gpus_per_worker,
+            direction=direction,
+            reason=reason,
+            deadline=deadline,
+        )
+        return replace(self, grant=grant)
 
     def may_start(self, terms: Terms, now: float) -> bool:
         """Return whether base workers that are missing may be started at `now`."""

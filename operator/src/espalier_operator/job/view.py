@@ -68,6 +68,7 @@ def facts_of(
         ended=state.ended,
         finished=state.outcome is not None,
         speeds=() if measured is None else step_times(measured),
+        noise_scale=None if measured is None or measured.gradient is None else measured.gradient.noise_scale,
     )
 
 

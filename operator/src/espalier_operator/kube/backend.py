@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from espalier_operator.actions import Action, GrantExtra, Plan
+from espalier_operator.actions import Action, Plan
 from espalier_operator.clock import Clock
 from espalier_operator.facts import NOWHERE, Rules, Snapshot
 from espalier_operator.kube.apply.workqueue import WorkQueue
@@ -81,9 +81,13 @@ class KubeBackend:
             if uid in self.jobs:
                 self.jobs[uid].mark_dirty(News.REPORT)
         self._notice_overwriting()
+        grants = {uid: job.state.grant.generation for uid, job in self.jobs.items()}
         for job in self.jobs.values():
             job.look(now)
         self._signals.looked()
+        for uid, job in self.jobs.items():
+            if job.state.grant.generation != grants[uid] and job.state.active:
+                self._signals.granted(uid, job.state.grant.generation, now)
         for uid in self._signals.waiting():
             facts = self.jobs[uid].facts if uid in self.jobs else None
             if facts is None or facts.finished:
@@ -144,10 +148,7 @@ class KubeBackend:
         """Store the decision; everything else is derived from it."""
         job = self.jobs.get(self._uids.get(action.job, ""))
         if job is not None:
-            now = self._clock.now()
             job.act(action)
-            if isinstance(action, GrantExtra):
-                self._signals.granted(job.uid, job.state.grant.generation, now)
             logger.info("%s", action)
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from espalier_api.allocation import Allocation
+from espalier_api.causes import cause_in
 from espalier_api.documents import write_text_atomically
 from espalier_api.events import AllocationAcknowledged, AllocationChanged, AnyEvent, JobChanged, Warned
 from espalier_api.job import AdaptiveTrainingJob
@@ -30,7 +31,7 @@ from espalier_operator.job.observation import End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.status import Wall, allocation_of, memory_of
 from espalier_operator.job.view import facts_of
-from espalier_operator.local.files import AllocationFile, ReportFile
+from espalier_operator.local.files import AllocationFile, ReportFile, size, tail
 from espalier_operator.local.history import History
 from espalier_operator.local.layout import (
     ALLOCATION_FILE,
@@ -42,7 +43,7 @@ from espalier_operator.local.layout import (
     contract_variables,
 )
 from espalier_operator.local.process import Process
-from espalier_operator.local.state import KeptJob, digest, resumed
+from espalier_operator.local.state import KeptJob, begins_again, begun_again, digest, resumed
 from espalier_operator.local.workers import Workers, WorkerSpec
 
 PID_FILE = "trainer.pid"
@@ -100,6 +101,8 @@ class LocalJob:
         self._allocated_at = 0.0
         self._said: tuple[JobPhase, Reason, str] | None = None
         self._complaint = ""
+        self._log_began = 0
+        """Bytes of the trainer's log that earlier leaders have written."""
         directory.mkdir(parents=True, exist_ok=True)
         self._allocation_file = AllocationFile(directory / ALLOCATION_FILE)
         self._reports = ReportFile(directory / REPORT_FILE, (self.key, self.name))
@@ -117,16 +120,24 @@ class LocalJob:
         """Write the job into its folder, and resume from what an earlier run left there."""
         text = source if source is not None else json.dumps(self.job.to_json(), indent=2) + "\n"
         write_text_atomically(self.directory / JOB_FILE, text)
+        if kept is not None and begins_again(kept, self.directory):
+            kept = begun_again(kept)
+            (self.directory / REPORT_FILE).unlink(missing_ok=True)  # a leader would go on from the time that it says
         self.report = self._reports.poll()
         if self.report is not None:
             self.measurements = self.report.measurements
         if kept is None:
             return
+        ended = kept.state.outcome
+        if ended is not None and ended.failed:
+            self.warn(
+                "TakenUpAgain", f"it had failed ({ended.reason}: {ended.message}); it goes on from its checkpoint"
+            )
         self.state = resumed(kept.state, self.terms)
         self.allocation = Allocation(generation=self.state.grant.generation)
         outcome = self.state.outcome
         if outcome is not None:
-            self.phase = JobPhase.FAILED if outcome.failed else JobPhase.COMPLETE
+            self.phase = JobPhase.COMPLETE
             self.reason, self.message, self.exit_code = outcome.reason, outcome.message, kept.exit_code
 
     def kept(self) -> KeptJob:
@@ -160,6 +171,8 @@ class LocalJob:
                 self._stands(now, self.state.outcome.reason, self.state.outcome.message)
             case ReleaseExtra(forced=True):
                 self.warn(action.reason, SENTENCES[action.reason])
+        self.seen = self._observe()
+        self.state = progress.look(self.state, self.seen, self.terms, now, self._timing)
         if self.finished:
             return  # its leader, if there is one, is being ended: further grants do not matter
         if self.state.grant != before.grant:
@@ -218,6 +231,7 @@ class LocalJob:
         self.write_allocation()
         self._earlier = self.report.incarnation if self.report is not None else None
         self._fresh, self.exit_code = False, None
+        self._log_began = size(self.directory / TRAINER_LOG)
         try:
             self.process = self._start(
                 command_of(self.job) or default_command,
@@ -259,7 +273,8 @@ class LocalJob:
         self._read_report(now)
         if code is not None and self._incarnation is not None:
             self.process, self.exit_code = None, code
-            end = End(code=code, at=now, external=False)
+            said = "" if code == 0 else cause_in(tail(self.directory / TRAINER_LOG, self._log_began))
+            end = End(code=code, at=now, external=False, message=said)
             self._incarnation = replace(self._incarnation, running=False, end=end)
         self.seen = self._observe()
         self.state = progress.look(before, self.seen, self.terms, now, self._timing)
@@ -280,6 +295,7 @@ class LocalJob:
         return Observation(
             base=(current, *map(self.workers.incarnation, range(1, len(attempts)), attempts[1:])),
             extra_bound=self.state.extra,  # they have their GPUs before these are granted
+            extra_running=self.state.extra,
             report=self.report,
             reporter=self._incarnation.id if self._fresh and self._incarnation is not None else "",
             reported_at=self._reported_at,

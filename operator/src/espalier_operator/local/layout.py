@@ -19,6 +19,8 @@ STATE_FILE: Final = "state.json"
 RENDEZVOUS_FILE: Final = "rendezvous"
 """The leader's address, for workers that train with it."""
 AGENT_LOG: Final = "agent.log"
+RESULT_FILE: Final = "result.json"
+PICTURE_FILE: Final = "training.png"
 
 FILES: Final = (
     JOB_FILE,
@@ -29,8 +31,13 @@ FILES: Final = (
     TRAINER_LOG,
     STATE_FILE,
     AGENT_LOG,
+    RESULT_FILE,
+    PICTURE_FILE,
+    RENDEZVOUS_FILE,
 )
 """The files of a run in addition to its checkpoints."""
+WRITTEN: Final = (*FILES, CHECKPOINT_FOLDER)
+"""What a run creates or writes over, apart from files that carry a process's name."""
 
 
 def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:

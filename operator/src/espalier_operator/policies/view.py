@@ -109,14 +109,15 @@ class Share:
     gpu_type: str | None = None
     """The type of its GPUs, until the decision's `until`; None: any."""
     nodes: tuple[str, ...] = ()
-    """A wish: the node of each of its workers; empty: any."""
+    """A wish: the node of each of its workers, base workers first; empty: any. It holds for workers that are still to
+    be made, if it can be met as a whole: those that run stay where they are."""
     beside: str | None = None
     """An earlier share's job, whose GPUs it uses too; None: it has its own."""
 
 
 def base_share(job: Candidate, *, lend: bool = True, weight: Fraction = ONE) -> Share:
     """Return the base workers of a job, and all others that it can use as spare ones, if spare GPUs are to be lent."""
-    spare = job.max_workers - job.min_workers if lend else 0
+    spare = max(0, job.max_workers - job.min_workers) if lend else 0
     return Share(job=job.key, workers=job.min_workers, spare=spare, weight=weight)
 
 
@@ -134,3 +135,5 @@ class Decision:
     """The progress of jobs may change the decision too."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     """For the next view; plain JSON."""
+    ignored: tuple[str, ...] = ()
+    """What of it cannot be, in words; the planner fills it in."""

@@ -61,8 +61,10 @@ class ClusterJob:
     def facts(self, now: float) -> JobFacts:
         """Return what the planner reads, with the budgets counted up to `now`."""
         if self._facts is None or self._facts[0] != now:
-            seen = self._observe(now)
+            seen, before = self._observe(now), self.state.grant.generation
             self.state = progress.look(self.state, seen, self.terms, now, _TIMING)
+            if self.state.grant.generation > before:
+                self._acknowledges_at = now
             self._facts = now, facts_of(self.key, self.state, seen, self.terms, now, _TIMING)
         return self._facts[1]
 
@@ -166,7 +168,8 @@ class ClusterJob:
         """Return what a backend would see; made anew only where that differs."""
         if now >= self._acknowledges_at:
             self._acknowledged = self.state.grant.generation
-        extra = sum(role is Role.EXTRA for role, _ in self._workers)
+        starts = [held.runs_from for (role, _), held in self._workers.items() if role is Role.EXTRA]
+        extra = len(starts), sum(start <= now for start in starts)
         runs, complete = self._leader_runs(now), self.job.completed_at is not None
         saved = self._saved_at is not None and now >= self._saved_at
         look = (self.state.attempts, self._acknowledged, extra, runs, complete, saved)
@@ -174,7 +177,7 @@ class ClusterJob:
             self._seen = look, self._look(extra, runs=runs, complete=complete, saved=saved)
         return replace(self._seen[1], reported_at=now)
 
-    def _look(self, extra: int, *, runs: bool, complete: bool, saved: bool) -> Observation:
+    def _look(self, extra: tuple[int, int], *, runs: bool, complete: bool, saved: bool) -> Observation:
         if not self._workers:
             return Observation()
         ended = End(code=0, at=self.job.completed_at, external=False) if complete or saved else None
@@ -197,4 +200,5 @@ class ClusterJob:
             updated_time=_NEVER_WRITTEN,
         )
         reporter = base[0].id if runs else ""
-        return Observation(base=base, extra_bound=extra, report=report, reporter=reporter)
+        bound, running = extra
+        return Observation(base=base, extra_bound=bound, extra_running=running, report=report, reporter=reporter)

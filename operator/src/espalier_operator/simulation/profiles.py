@@ -134,7 +134,8 @@ class Application:
                 means[len(placement), sum(placement), local].append(times)
         keys = sorted(means)
         values = [tuple(sum(column) / len(means[key]) for column in zip(*means[key], strict=True)) for key in keys]
-        for row in rows(self._folder / "scalability.csv", ("num_nodes", "num_replicas", "local_bsz")):
+        measured = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+        for row in rows(self._folder / "scalability.csv", measured):
             keys.append((row.count("num_nodes"), row.count("num_replicas"), row.count("local_bsz")))
             values.append((row.number("step_time", above=0.0), row.number("sync_time")))
         return LinearNDInterpolator(keys, values)

@@ -37,7 +37,11 @@ def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None
     """Raise `TraceError` for a job that never fits on so many GPUs."""
     for job in jobs:
         if base_workers(job, policy) > gpus:
-            raise TraceError(f"job {job.name}: needs {job.requested} GPUs; the cluster has {gpus}")
+            where = f"{job.origin}: " if job.origin else ""
+            raise TraceError(
+                f"{where}job {job.name}: needs {job.requested} GPUs; the cluster has {gpus}: name a larger --cluster, "
+                "or remove the job"
+            )
 
 
 class Rounds:

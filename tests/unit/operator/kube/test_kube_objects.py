@@ -80,6 +80,7 @@ def a_container(**changes):
         "image": "mine",
         "resources": LIMITS,
         "env": [*CONTRACT, METRICS],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": [PORT],
         "volumeMounts": [CONTRACT_MOUNT, CHECKPOINT_MOUNT],
     }

@@ -18,10 +18,11 @@ import torch
 
 from espalier_api.allocation import Allocation
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
-from espalier_api.reasons import Reason
+from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import BATCH_METRIC, TrainerPhase
 from espalier_trainer import randomness
 from espalier_trainer.adapting import Adapter, report_outcome, undone
+from espalier_trainer.causes import ending_of
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
 from espalier_trainer.core import saving
 from espalier_trainer.core.batching import Batching, FixedBatching, Resized
@@ -124,6 +125,8 @@ class Run:
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
         self._resumed, self._used = False, services.used_seconds
+        self._first_step = 0
+        """The step that this process began at."""
         self._grown_from: Network | None = None
         """The network before the last growth. Kept until a step has shown that the grown one fits into memory."""
         self._step_began = self._step_began_wall = 0.0
@@ -137,6 +140,7 @@ class Run:
         if checkpoint is not None:
             self._resumed = True
             self._take_over(checkpoint)
+            self._first_step = self.progress.step
             self._used = max(self._used, checkpoint.state.used_seconds)
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
@@ -258,10 +262,14 @@ class Run:
         if completed:
             self._change(self.hooks.completed())
         self.close(done=completed)
+        if self.ending is not None and self.ending.phase is TrainerPhase.FAILED:
+            return  # nothing was trained: a checkpoint would keep the used budget, and nothing else
         if completed:
             # What the loop does after its epochs is counted, as an evaluation is.
             self.journal.enter(TrainerPhase.EVALUATING)
-        self._save()
+        problem = self._save()
+        if completed and problem:
+            self.ending = Ending(TrainerPhase.FAILED, Reason.CHECKPOINT_NOT_WRITTEN, problem)
 
     def close(self, *, done: bool) -> None:
         """Leave the other workers: permanently if the job is `done`; otherwise they wait for a leader."""
@@ -281,6 +289,12 @@ class Run:
         else:
             message = f"the accuracy {final:g} is not in [0, 1], so the agent does not learn from this job"
             self.journal.warn("OutcomeNotReported", message)
+
+    def broken_by(self, error: BaseException) -> Ending:
+        """Report that an exception ended the run, and return how."""
+        ending = ending_of(error, stepped=self.progress.step > self._first_step)
+        self.finish(ending)
+        return ending
 
     # ---- within
 
@@ -315,7 +329,7 @@ class Run:
         self._update_members()
         self.journal.acknowledge(self.allocation.generation)
         if scheduler.time_left() <= 0:
-            return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+            return self._out_of_time()
         # Before demands to stop: no step follows a comparison that such a demand interrupts.
         self._change(
             self.hooks.at_boundary(
@@ -341,9 +355,14 @@ class Run:
         if self._saver.is_due(scheduler.used_seconds()) and self._grown_from is None:
             self._save()
             if scheduler.time_left() <= 0:  # a large model takes a while to write
-                return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+                return self._out_of_time()
         self.journal.report()
         return None
+
+    def _out_of_time(self) -> Ending:
+        if self.progress.step == 0:  # earlier leaders, which failed, have used the budget
+            return Ending(TrainerPhase.FAILED, Reason.NOTHING_TRAINED, SENTENCES[Reason.NOTHING_TRAINED])
+        return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
 
     def _update_members(self) -> None:
         """Admit workers that wait, and release those beyond the allocation."""
@@ -476,7 +495,9 @@ class Run:
         self._note_batch_size()
         return self.state.network
 
-    def _save(self) -> None:
-        self._saver.save(self._capture_all, self.state.network, self.progress, self.journal)
+    def _save(self) -> str:
+        """Save; returns why no checkpoint was written, '' if one was."""
+        problem = self._saver.save(self._capture_all, self.state.network, self.progress, self.journal)
         # From the end of a save: a model that takes an interval to write would otherwise be written at every step.
         self._saver.begin(self._scheduler.used_seconds())
+        return problem

@@ -32,6 +32,9 @@ class DeepenBlock(nn.Sequential):
 class GrownStack(nn.Sequential):
     """The blocks inserted at one place, `"0"`, `"1"`, ..., oldest first."""
 
+    origin: tuple[str, str] | None = None
+    """Paths of the host and of the layer that the blocks repeat, in the model that was grown."""
+
 
 class InsertedBlock(nn.Sequential):
     """One insertion: its layers in sequence, an identity when it is new."""
@@ -45,11 +48,12 @@ class InsertedResidual(nn.Sequential):
         return input + cast(Tensor, super().forward(input))  # type: ignore[no-untyped-call]
 
 
-def attach(host: nn.Module, block: nn.Module) -> None:
-    """Append `block` to the layers after the host's output, in place."""
+def attach(host: nn.Module, block: nn.Module, origin: tuple[str, str] | None = None) -> None:
+    """Append `block` to the layers after the host's output, in place; `origin` is the new stack's."""
     stack = host._modules.get(STACK)
     if not isinstance(stack, GrownStack):
         stack = GrownStack()
+        stack.origin = origin
         stack.train(host.training)
         host.add_module(STACK, stack)
         # A Sequential runs its children in order: its new last child reads its output without further changes.

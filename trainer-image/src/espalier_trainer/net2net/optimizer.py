@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from espalier_api.architecture import GrowthError
+from espalier_trainer.net2net.membership import neighbours
 
 Carry = Callable[[str, Tensor], Tensor]
 """Returns the new value of one of a parameter's states (`exp_avg`, ...), given its name and its old value."""
@@ -28,16 +29,19 @@ def grow_optimizer(
     The class, the groups and their hyperparameters, and the order of groups and parameters stay the same. A parameter
     that was kept (found by name) keeps its step count, and its moments are copied, since growth does not change its
     gradients. For a parameter in `reshaped`, that function converts each state of the parameter's old shape. A new
-    parameter starts without state. It joins the group of the preceding parameter of the same kind (a weight with as
-    many dimensions, a bias), so that groups "with and without weight decay" stay consistent. Parameters that the old
-    optimizer did not train are ignored. `optimizer` keeps working on `old_model`. Learning-rate schedulers and hooks
-    belong to the old optimizer and are not copied.
+    parameter starts without state. It joins the group of its neighbour (`membership.neighbours`): the parameter of the
+    same kind of the layer that it was inserted after, so that groups "with and without weight decay" stay consistent.
+    If the optimizer does not hold that neighbour, it does not take the new parameter either: of several optimizers
+    over one model, each passed through this function, exactly one trains it. Parameters that the old optimizer did not
+    train are ignored. `optimizer` keeps working on `old_model`. Learning-rate schedulers and hooks belong to the old
+    optimizer and are not copied.
 
-    Raises `GrowthError` for LBFGS, whose state is not kept by parameter; where `new_model` lacks a parameter of
-    `old_model`; and where a parameter that is not in `reshaped` has another shape.
+    Raises `GrowthError` for an optimizer that holds none of `old_model`'s parameters, or some of `new_model`'s; for one
+    that wraps another, or cannot be built again from its groups and defaults; for LBFGS, whose state is not kept by
+    parameter; where `new_model` lacks a parameter of `old_model`; and where a parameter that is not in `reshaped` has
+    another shape.
     """
-    if isinstance(optimizer, LBFGS):
-        raise GrowthError("LBFGS keeps one history over all parameters, which growth would invalidate; build a new one")
+    _check(optimizer, old_model, new_model)
     names = {id(parameter): name for name, parameter in old_model.named_parameters()}
     replaced = dict(new_model.named_parameters())
     group_of: dict[str, int] = {}
@@ -59,25 +63,65 @@ def grow_optimizer(
                 }
         members.append(kept)
         groups.append({key: value for key, value in group.items() if key not in ("params", "param_names")})
-    known = set(names.values())
-    for name, parameter in replaced.items():
-        if name not in known:
-            index = _group_for(name, replaced, group_of)
-            group_of[name] = index
-            members[index].append((name, parameter))
+    added = [(name, group_of[by]) for name, by in neighbours(old_model, new_model).items() if by in group_of]
+    for name, index in added:
+        members[index].append((name, replaced[name]))
     named = any("param_names" in group for group in optimizer.param_groups)
     for new_group, kept in zip(groups, members, strict=True):
         new_group["params"] = kept if named else [parameter for _, parameter in kept]
-    grown = construct(type(optimizer), groups, optimizer.defaults)
+    grown = construct(type(optimizer), groups, optimizer.defaults, [name for name, _ in added])
     grown.state.update(states)
     return grown
 
 
-def construct(kind: type[Optimizer], groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
-    """Return an optimizer of this class over `groups`, with the defaults that its constructor accepts."""
+def construct(
+    kind: type[Optimizer], groups: list[dict[str, Any]], defaults: Mapping[str, Any], added: Sequence[str] = ()
+) -> Optimizer:
+    """Return an optimizer of this class over `groups`, with the defaults that its constructor accepts.
+
+    Raises `GrowthError` with the constructor's own reason where it refuses them; `added` are the names of parameters
+    that growth has put into the groups.
+    """
     known = inspect.signature(kind).parameters
     arguments = {name: value for name, value in defaults.items() if name in known}
-    return cast(Optimizer, cast(Any, kind)(groups, **arguments))
+    # Whatever the constructor of a user's optimizer raises for arguments or parameters that it does not take.
+    try:
+        return cast(Optimizer, cast(Any, kind)(groups, **arguments))
+    except Exception as error:
+        new = f"; growth added {', '.join(map(repr, added))}, which another optimizer takes if " if added else ""
+        remedy = "it holds the same kind of parameter of the layer before" if added else "; build a new one"
+        raise GrowthError(
+            f"{kind.__name__} cannot be built again from its groups and the settings {sorted(arguments)} "
+            f"({type(error).__name__}: {error}){new}{remedy}"
+        ) from error
+
+
+def _check(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module) -> None:
+    """Raise `GrowthError` for an optimizer that cannot be carried over, or that is not of `old_model`."""
+    kind = type(optimizer).__name__
+    for name, value in getattr(optimizer, "__dict__", {}).items():
+        if any(isinstance(one, Optimizer) for one in (value if isinstance(value, list | tuple) else (value,))):
+            raise GrowthError(
+                f"{kind} wraps another optimizer; give the optimizer in its `.{name}`, and wrap the result again"
+            )
+    if not isinstance(optimizer, Optimizer):
+        raise GrowthError(f"{kind} is not a torch.optim.Optimizer, so its state cannot be carried over; give one")
+    if isinstance(optimizer, LBFGS):
+        raise GrowthError("LBFGS keeps one history over all parameters, which growth would invalidate; build a new one")
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    old, new = ({id(parameter) for parameter in model.parameters()} for model in (old_model, new_model))
+    if old_model is not new_model and held & old and not held & (new - old):
+        return
+    if old_model is new_model:
+        found = "the old and the new model are one and the same"
+    elif held & (new - old):
+        found = "the optimizer holds parameters of the new model"
+    else:
+        found = "the optimizer holds no parameter of the old model"
+    raise GrowthError(
+        f"{found}; grow first, then the optimizer, and only then rename: `grown = deepen(model, ...)`, `optimizer = "
+        "grow_optimizer(optimizer, model, grown)`, `model = grown` (widen and widen_optimizer alike)"
+    )
 
 
 def _successor(name: str, parameter: Tensor, replaced: Mapping[str, Tensor], *, may_differ: bool) -> Tensor:
@@ -91,21 +135,16 @@ def _successor(name: str, parameter: Tensor, replaced: Mapping[str, Tensor], *, 
     return successor
 
 
-def _group_for(name: str, parameters: Mapping[str, Tensor], group_of: Mapping[str, int]) -> int:
-    """Return the group of the nearest trained parameter before `name`, preferably one of the same kind."""
-    order = list(parameters)
-    place = order.index(name)
-    # There may be none before the model's first layers: then the nearest after.
-    near = [*reversed(order[:place]), *order[place + 1 :]]
-    trained = [other for other in near if other in group_of]
-    kind = (name.rpartition(".")[2], parameters[name].dim())
-    alike = [other for other in trained if (other.rpartition(".")[2], parameters[other].dim()) == kind]
-    return group_of[(alike or trained)[0]] if trained else 0
-
-
 @torch.no_grad()
 def _carried(key: str, value: Any, parameter: Tensor, carry: Carry | None) -> Any:
     if not isinstance(value, Tensor):
         return value
     value = value.detach().clone(memory_format=torch.preserve_format)
-    return value if carry is None or value.shape != parameter.shape or not value.dim() else carry(key, value)
+    if carry is None or (value.numel() == 1 and value.shape != parameter.shape):
+        return value
+    if value.shape != parameter.shape:
+        raise GrowthError(
+            f"the optimizer's state {key!r} of a parameter of shape {tuple(parameter.shape)} has shape "
+            f"{tuple(value.shape)} (factored, as Adafactor's), which cannot be widened; build a new optimizer"
+        )
+    return carry(key, value)

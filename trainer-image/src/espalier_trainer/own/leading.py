@@ -13,6 +13,7 @@ from torch import Tensor
 from espalier_api.environment import ExitCode
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
+from espalier_trainer.causes import exit_code_of
 from espalier_trainer.core.run import Due, Run
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
@@ -156,6 +157,10 @@ class Leading:
         if ending is not None and ending.phase is TrainerPhase.STOPPED:
             self._run.finish(ending)
             raise SystemExit(int(self._stop.exit_code()))
+        if ending is not None and ending.reason is Reason.NOTHING_TRAINED:
+            print(ending.message, file=sys.stderr)
+            self._run.finish(ending)
+            raise SystemExit(int(exit_code_of(ending.reason)))
 
     def _fail(self, error: LossNotFiniteError) -> NoReturn:
         print(error, file=sys.stderr)
@@ -187,5 +192,9 @@ class Leading:
                 ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
             elif broken:
                 ending = Ending(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "the script ended before its loop")
-            run.finish(ending)
+            error = getattr(sys, "last_value", None)
+            if broken and error is not None and not self._stop():
+                run.broken_by(error)  # the interpreter has printed the traceback
+            else:
+                run.finish(ending)
         self._closing.close()

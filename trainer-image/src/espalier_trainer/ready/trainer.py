@@ -100,6 +100,10 @@ class Trainer:
         used = self._services.scheduler.used_seconds()
         return result_of(ending, test, self.network, run.progress, used, run.allocation)
 
+    def broken_by(self, error: BaseException) -> Ending:
+        """Report that `run` was ended by an exception, and return how."""
+        return self._run.broken_by(error)
+
     def _train(self, epoch: int) -> None:
         """Train to the end of the epoch, or to the step at which the run ends."""
         run = self._run
@@ -114,7 +118,7 @@ class Trainer:
                 run.recover(error)
                 continue
             if joint.out_of_memory:
-                run.recover(torch.OutOfMemoryError("a worker has too little memory for the step"))
+                run.recover(torch.OutOfMemoryError("a worker is out of memory"))
             elif run.usable(joint.loss):
                 run.stepped(joint.loss, due.portion)
         if run.ending is None:

@@ -73,6 +73,7 @@ class Metrics:
         self._counted.observe("espalier_scheduler_tick_seconds", thought, "plan")
         self._counted.observe("espalier_scheduler_tick_seconds", took, "all")
         self._counted.set("espalier_scheduler_last_tick_timestamp_seconds", self._clock())
+        self._counted.set("espalier_scheduling_policy_ignored_wishes", len(plan.ignored))
         for action in plan.actions:
             self._counted.count("espalier_scheduler_actions_total", type(action).__name__, action.reason)
 

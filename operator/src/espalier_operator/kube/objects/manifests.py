@@ -133,6 +133,7 @@ def worker_pod(
     if not spec["containers"][0].get("image"):
         _make_ready_trainer(spec, settings)
     container = spec["containers"][0]
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")  # the cause of an end, for the status
     spec["serviceAccountName"] = _account(job, spec)
     spec.pop("serviceAccount", None)  # the old name of the same field
     spec["restartPolicy"] = "Never"

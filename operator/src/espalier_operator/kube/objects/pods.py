@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from espalier_api.causes import cause_in
 from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_kube.resources import Raw
@@ -337,7 +338,7 @@ def _end_message(status: Raw, ends: Iterable[Raw]) -> str:
     ends = list(ends)
     words = [text(status, "reason"), text(status, "message")]
     words += [reason for end in ends if (reason := text(end, "reason")) not in ("Completed", "Error")]
-    words += [text(end, "message").strip() for end in ends]
+    words += [cause_in(text(end, "message")) for end in ends]  # the end of its log, if it wrote nothing else
     return ": ".join(word for word in words if word)[:MAX_MESSAGE]
 
 

@@ -23,7 +23,7 @@ from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.process.access import AccessError, api_access
 from espalier_operator.kube.process.health import Address, Pulse, serve_health
-from espalier_operator.kube.process.lease import Lease, LeaseLostError
+from espalier_operator.kube.process.lease import POLICY_MEMORY, RECENT_USE, Lease, LeaseLostError
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 
@@ -142,11 +142,13 @@ class _Service:
             kopf_started=self.catch_signals,
             all_known=_spare_garbage_search,
             metrics=self._metrics,
-            recent_use=None if self._lease is None else self._lease.note,
+            recent_use=None if self._lease is None else self._lease.note(RECENT_USE),
+            policy_memory=None if self._lease is None else self._lease.note(POLICY_MEMORY),
             audit=self._audit,
         )
         if self._lease is not None:
-            self._lease.keep_note(self._operator.recent_use.to_json)
+            kept = {RECENT_USE: self._operator.recent_use.to_json, POLICY_MEMORY: self._operator.policy_memory.to_text}
+            self._lease.keep_notes(kept)
         acting = asyncio.create_task(self._operator.run(), name="operator")
         lost: list[asyncio.Task[None]] = [] if holding is None else [holding]
         try:

@@ -42,8 +42,7 @@ def remnant_of(
 
     The fields in `_KEPT` are still read from `raw`, each if it is valid by itself.
     """
-    extra = state.extra if state.reclaim is None else state.reclaim.extra
-    workers = state.grant.replicas - extra
+    workers = status.replicas - state.extra
     if not 0 < workers <= len(state.attempts):
         return None
     namespace, _, name = invalid.key.partition("/")

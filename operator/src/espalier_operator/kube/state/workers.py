@@ -73,6 +73,7 @@ def observation_of(
     return Observation(
         base=tuple(None if pod is None else _incarnation(pod, pods) for pod in pods.base),
         extra_bound=sum(pod.node is not None for pod in pods.extra),
+        extra_running=sum(pod.phase == "Running" for pod in pods.extra),
         refused=unplaced or (rejected is not None and rejected.may_pass),
         report=report,
         reporter="" if report is None else report.incarnation,

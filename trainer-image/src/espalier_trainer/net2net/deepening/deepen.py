@@ -92,7 +92,7 @@ def insert(model: nn.Module, place: InsertionPoint, example_input: ExampleInput,
     weight = cast(Tensor, model.get_submodule(place.layer).weight)
     block = build(place.block.variant(insertion), weight)
     block.train(host.training)
-    attach(host, block)
+    attach(host, block, (place.host, place.layer))
     norm = getattr(block, "norm", None)
     if insertion is Insertion.CALIBRATED_BATCH_NORM and isinstance(norm, nn.modules.batchnorm._BatchNorm):
         _calibrate(model, norm, example_input, residual=place.block.residual)

@@ -70,12 +70,13 @@ class Recorder(TorchFunctionMode):
         self._hooks = ExitStack()
 
     def __enter__(self) -> Self:
-        for path, module in self._model.named_modules():
-            enter = module.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True)
-            leave = module.register_forward_hook(partial(self._leave, path), with_kwargs=True)
-            self._hooks.callback(enter.remove)
-            self._hooks.callback(leave.remove)
-        super().__enter__()  # type: ignore[no-untyped-call]
+        # Where a module refuses its hook, those of the others must not stay.
+        with ExitStack() as hooks:
+            for path, module in self._model.named_modules():
+                hooks.callback(module.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(partial(self._leave, path), with_kwargs=True).remove)
+            super().__enter__()  # type: ignore[no-untyped-call]
+            self._hooks = hooks.pop_all()
         return self
 
     def __exit__(

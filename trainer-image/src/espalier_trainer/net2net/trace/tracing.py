@@ -105,6 +105,12 @@ def _check_bare(model: nn.Module) -> None:
     }.get(kind)
     if inner is not None:
         raise GrowthError(f"{kind} wraps the model; grow its `.{inner}` and wrap the result again")
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise GrowthError(
+                f"{path!r} is scripted, and cannot be followed; put the module that it was made from in its place, "
+                "grow, and script that part again"
+            )
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise GrowthError(f"{path!r} has no shape yet (lazy module); run the model on one batch before growing it")

@@ -1,0 +1,98 @@
+"""What a policy sees of a snapshot, and what of its decision can be. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from espalier_operator.facts import JobFacts, Role, Snapshot, WorkerState
+from espalier_operator.outlooks import outlooks_of
+from espalier_operator.policies import Policy
+from espalier_operator.policies.view import ONE, Candidate, Decision, Share, View
+
+
+def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> Decision:
+    """Return what `policy` decides for `jobs`, unfinished ones of the snapshot, as far as that can be."""
+    view = view_of(snapshot, jobs, now)
+    return possible(policy.decide(view), view)
+
+
+def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
+    """Return what a policy sees: the GPUs that pods of others hold are not there for it."""
+    nodes = {node.name: node.allocatable - node.departing for node in snapshot.nodes if node.ready and node.schedulable}
+    for worker in snapshot.workers:
+        node = worker.node or worker.pinned_to
+        if worker.role is Role.FOREIGN and node in nodes:
+            nodes[node] = max(0, nodes[node] - worker.gpus)
+    return View(
+        now=now,
+        gpus=sum(nodes.values()),
+        nodes=nodes,
+        jobs=tuple(candidate_of(job) for job in jobs),
+        held=_held(snapshot),
+        outlooks=outlooks_of(snapshot, jobs),
+        ended={job.key: job.gpu_seconds_used for job in snapshot.jobs if job.finished},
+        memory=snapshot.policy_memory,
+    )
+
+
+def _held(snapshot: Snapshot) -> Mapping[str, tuple[str, ...]]:
+    """Return the nodes of the workers of each job, base workers first, in the order of their indices."""
+    found: defaultdict[str, list[tuple[bool, int, str]]] = defaultdict(list)
+    for worker in snapshot.workers:
+        node = worker.node or worker.pinned_to
+        if worker.job is not None and node is not None and worker.state is not WorkerState.TERMINATING:
+            found[worker.job].append((worker.role is Role.EXTRA, worker.index, node))
+    return {job: tuple(node for _, _, node in sorted(places)) for job, places in found.items()}
+
+
+def candidate_of(job: JobFacts) -> Candidate:
+    """Return a job as policies see it."""
+    terms, waits = job.terms, job.admitted_at is None
+    return Candidate(
+        key=job.key,
+        submitted_at=job.submitted_at,
+        min_workers=terms.min_replicas,
+        max_workers=terms.max_replicas,
+        gpus_per_worker=terms.gpus_per_worker,
+        priority=terms.priority,
+        aged=job.aged if waits else 0,
+        recent_use=job.recent_use if waits else 0.0,
+        workers=0 if waits else terms.min_replicas + job.extra,
+        service=job.gpu_seconds_used,
+    )
+
+
+def possible(decision: Decision, view: View) -> Decision:
+    """Return the decision without what cannot be, which `ignored` names: policies of others may ask for anything."""
+    jobs, shares, ignored = {job.key: job for job in view.jobs}, dict[str, Share](), list[str]()
+    for share in decision.shares:
+        job = jobs.get(share.job)
+        if job is None:
+            ignored.append(f"{share.job}: there is no such job")
+        elif share.job in shares:
+            ignored.append(f"{share.job}: it has a share already")
+        elif any(not isinstance(count, int) or count < 0 for count in (share.workers, share.spare)):
+            ignored.append(f"{share.job}: it cannot have {share.workers} workers and {share.spare} spare ones")
+        else:
+            faults = dict(_faults(share, job, view))
+            ignored += [f"{share.job}: {fault}" for fault, _ in faults.values()]
+            whole = {name: instead for name, (_, instead) in faults.items()}
+            shares[share.job] = replace(share, **whole) if whole else share  # type: ignore[arg-type]
+    if not ignored:
+        return decision
+    return replace(decision, shares=tuple(shares.values()), ignored=tuple(ignored))
+
+
+def _faults(share: Share, job: Candidate, view: View) -> Iterator[tuple[str, tuple[str, object]]]:
+    """Yield the fields of a share that cannot be, why, and what counts instead."""
+    if not isinstance(share.weight, Fraction) or share.weight <= 0:
+        yield "weight", (f"its weight cannot be {share.weight}", ONE)
+    if share.nodes:
+        unknown = next((node for node in share.nodes if node not in view.nodes), None)
+        if unknown is not None:
+            yield "nodes", (f"there is no node {unknown} that takes workers", ())
+        elif not job.min_workers <= len(share.nodes) <= job.max_workers:
+            yield "nodes", (f"it has {job.min_workers} to {job.max_workers} workers, not {len(share.nodes)}", ())

@@ -93,6 +93,25 @@ class WorkersChanged(Event):
     """Duration of the pause of training."""
 
 
+class BatchSizeChanged(Event):
+    """A job with `batch: Goodput` goes on with another batch size."""
+
+    type: Literal["BatchSizeChanged"] = "BatchSizeChanged"
+    before: int
+    """Examples in a step of all workers together."""
+    batch_size: int
+    passes: int
+    """Parts in which each worker computes its share."""
+    workers: int
+    goodput: float | None = None
+    """That of the new size relative to the old one, as it is expected; None: there was no memory for the old one."""
+    learning_rate_factor: float
+    """Of the author's learning rate."""
+    noise_scale: float | None = None
+    """Of the gradients; None where it is not known."""
+    message: str = ""
+
+
 class Warned(Event):
     """Something went wrong that did not stop training."""
 
@@ -168,6 +187,7 @@ AnyEvent = Annotated[
     | TrialStarted
     | CheckpointSaved
     | WorkersChanged
+    | BatchSizeChanged
     | Warned
     | TrainerFinished
     | AllocationChanged

@@ -106,6 +106,16 @@ class ElasticBatch(StrEnum):
     """Each worker takes a whole batch; the learning rate is multiplied by the number of workers (Goyal et al. 2017)."""
 
 
+class BatchSizing(StrEnum):
+    """What decides on the batch size."""
+
+    FIXED = "Fixed"
+    """The author: it is `batchSize`."""
+    GOODPUT = "Goodput"
+    """The trainer: `batchSize` or a multiple of it, whatever makes the most progress a second by measured speeds and
+    gradient noise (Pollux, OSDI 2021). The learning rate follows it (AdaScale)."""
+
+
 class Stragglers(StrEnum):
     """What happens to a worker that is much slower than the others."""
 
@@ -235,6 +245,9 @@ class ScheduleSpec(Strict):
     """Keyword arguments of a `torch:` scheduler."""
 
 
+_TWO_RULES: Final = "cannot be scaleLinear with batch: Goodput, which chooses the size for all workers; use keepGlobal"
+
+
 class TrainingSpec(Strict):
     """Settings of the ready trainer; your own image may ignore them."""
 
@@ -242,6 +255,14 @@ class TrainingSpec(Strict):
     dataset: DatasetSpec = DatasetSpec(name="digits")
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
     """Samples per step, of all workers together; with `elasticBatch: scaleLinear`, of each worker."""
+    batch: BatchSizing = BatchSizing.FIXED
+    """`Goodput`: the trainer chooses the batch size, `batchSize` times a whole number, up to `maxBatchSize`. With
+    `elasticBatch`, it must be `keepGlobal`: the chosen batch is that of all workers together."""
+    max_batch_size: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    """With `batch: Goodput`, which needs it: the largest batch of all workers together that the author trusts."""
+    max_batch_size_per_worker: int | None = Field(default=None, ge=1, le=1_000_000)
+    """With `batch: Goodput`: examples that one worker computes at once. Of more, it accumulates the gradients in
+    several passes. If absent, its memory is the limit: a size at which it runs out is not tried again."""
     elastic_batch: ElasticBatch | None = None
     """`keepGlobal` or `scaleLinear`: all workers train together, and join and leave a running job. If absent, extra
     workers hold their GPUs and do not train."""
@@ -257,6 +278,27 @@ class TrainingSpec(Strict):
     use up the budget."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the initial weights and the order of samples."""
+
+    @field_validator("max_batch_size")
+    @classmethod
+    def _sizes_in_order(cls, value: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get("batch_size", 1)
+        if value is not None and value < least:
+            raise ValueError(f"is {value}, less than batchSize; must be at least {least}")
+        return value
+
+    @field_validator("elastic_batch")
+    @classmethod
+    def _one_rule_of_scaling(cls, value: ElasticBatch | None, info: ValidationInfo) -> ElasticBatch | None:
+        if value is ElasticBatch.SCALE_LINEAR and info.data.get("batch") is BatchSizing.GOODPUT:
+            raise ValueError(_TWO_RULES)
+        return value
+
+    @model_validator(mode="after")
+    def _limited(self) -> Self:
+        if self.batch is BatchSizing.GOODPUT and self.max_batch_size is None:
+            raise ValueError("needs maxBatchSize, the largest batch size that batch: Goodput may choose")
+        return self
 
 
 class CheckpointSpec(Strict):

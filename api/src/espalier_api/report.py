@@ -13,6 +13,8 @@ from espalier_api.reasons import Reason
 
 WORKERS_METRIC: Final = "workers"
 """Name of the figure for the number of workers that train together."""
+BATCH_METRIC: Final = "batch_size"
+"""Name of the figure for the examples of a step, of a job with `batch: Goodput`."""
 MAX_REPORT_BYTES: Final = 128 * 1024
 """Maximum size of the report of a job on a cluster; a trainer sends less, and the operator reads no larger one.
 

@@ -17,6 +17,7 @@ from espalier_api.events import (
     AllocationAcknowledged,
     AllocationChanged,
     AnyEvent,
+    BatchSizeChanged,
     CheckpointSaved,
     EpochFinished,
     GPUsChanged,
@@ -125,6 +126,13 @@ def line_for(event: AnyEvent) -> str | None:
             return f"trains alone again, after a pause of {event.seconds:.2f} s"
         case WorkersChanged():
             return f"{event.workers} workers train together, after a pause of {event.seconds:.2f} s"
+        case BatchSizeChanged(goodput=None):
+            return f"batch size {event.before} to {event.batch_size}, in passes: {event.message}"
+        case BatchSizeChanged():
+            return (
+                f"batch size {event.before} to {event.batch_size} for {event.goodput:.2f} times the goodput, "
+                f"learning rate times {event.learning_rate_factor:.2f}"
+            )
         case GPUsChanged():
             return f"GPUs: {event.change:+d}, now {event.total}"
         case JobChanged():

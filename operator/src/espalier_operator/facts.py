@@ -20,6 +20,7 @@ from espalier_api.documents import first_fault
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, BasePreemption, ElasticBatch
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
+from espalier_api.throughput import StepTime
 from espalier_operator.constraints import ANYWHERE, Constraints, Taint, Toleration
 from espalier_operator.queues import Claim, Queue
 
@@ -243,21 +244,6 @@ class Ended:
     reason: Reason
     failed: bool
     message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """The duration of the steps of a job's current model in one configuration, as its trainer measured it."""
-
-    nodes: int
-    workers: int
-    batch_size: int
-    """Examples of one worker in a step."""
-    step_seconds: float
-    sync_seconds: float
-    """The part in which gradients are exchanged."""
-    gpu_type: str = ""
-    """Empty where nobody says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

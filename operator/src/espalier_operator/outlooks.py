@@ -9,12 +9,12 @@ and learns. Jobs whose extra workers do not train (no `elasticBatch`) have no ou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from espalier_operator.facts import JobFacts, Snapshot, StepTime
+from espalier_api.throughput import LEAST_SECONDS, StepTime, Throughput, fitted, on_type
+from espalier_operator.facts import JobFacts, Snapshot
 from espalier_operator.policies.view import Outlook
-from espalier_operator.throughput import LEAST_SECONDS, Throughput, fitted
 
 PRIOR_STEP_SECONDS = 1.0
 """A step of a job of which nothing was measured, with its base workers. Policies weigh it by the number of steps that
@@ -95,11 +95,6 @@ def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts]) -> dict[str, Outlo
         for job in jobs
         if job.terms.trains_together
     }
-
-
-def on_type(speeds: Sequence[StepTime], gpu_type: str) -> tuple[StepTime, ...]:
-    """Return what was measured on a type of GPU."""
-    return tuple(point for point in speeds if point.gpu_type == gpu_type)
 
 
 def _on_its_type(job: JobFacts) -> JobFacts:

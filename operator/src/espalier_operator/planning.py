@@ -37,6 +37,7 @@ from espalier_operator.policies import (
 )
 from espalier_operator.policies.settings import (
     configured,
+    takes_seed,
 )
 from espalier_operator.policy_view import (
     decided,
@@ -70,4 +71,5 @@ __all__ = [
     "decided",
     "elasticity_of",
     "plan",
+    "takes_seed",
 ]

@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
+from espalier_api.throughput import on_type
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import JobFacts, Snapshot
-from espalier_operator.outlooks import MeasuredOutlook, on_type
+from espalier_operator.outlooks import MeasuredOutlook
 from espalier_operator.queues import Ledger
 
 _SWEEPS: Final = 50

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
+from espalier_api.throughput import StepTime
 from espalier_operator.actions import Admit, Stop
 from espalier_operator.constraints import Constraints
-from espalier_operator.facts import JobFacts, Node, Snapshot, StepTime, Terms
+from espalier_operator.facts import JobFacts, Node, Snapshot, Terms
 from espalier_operator.outlooks import outlooks_of
 from espalier_operator.plan import plan
 from espalier_operator.policies.leases import LEASE_SECONDS

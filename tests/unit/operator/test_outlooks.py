@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.base import YEAR_SECONDS
-from espalier_operator.facts import JobFacts, Node, Rules, Snapshot, StepTime, Terms
+from espalier_api.throughput import StepTime, Throughput, fitted, solved
+from espalier_operator.facts import JobFacts, Node, Rules, Snapshot, Terms
 from espalier_operator.outlooks import MeasuredOutlook, outlooks_of
 from espalier_operator.policies.optimus import OptimusPolicy
 from espalier_operator.policy_view import decided
-from espalier_operator.throughput import Throughput, fitted, solved
 
 TRUE = Throughput(
     alpha_compute=0.05,

@@ -27,7 +27,7 @@ from torch import Tensor
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, dumps, loads
-from espalier_api.measurements import Measurements
+from espalier_api.measurements import GradientNoise, Measurements
 from espalier_api.report import Adaptation, Metric
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.fencing import Fence
@@ -64,6 +64,25 @@ class CheckpointIdentity(Record):
             )
 
 
+class BatchState(Record):
+    """What a checkpoint keeps of it."""
+
+    batches: int = Field(default=1, ge=1)
+    """The batch size divided by the author's."""
+    fits: int = Field(default=0, ge=0)
+    """The most examples that a worker has computed in a pass with the current model."""
+    pass_limit: int | None = Field(default=None, ge=1)
+    """The most examples of a pass, after a worker was out of memory; None: it never was."""
+    parameters: int = Field(default=0, ge=0)
+    """Of the current model."""
+    noise: GradientNoise | None = None
+    """By which the learning rate is scaled; after a growth, that of the smaller model until a new one is known."""
+    progress: float = Field(default=0.0, ge=0)
+    """Steps of the author's batch size that the steps so far are worth (AdaScale's scale-invariant iterations)."""
+    scheduled: int = Field(default=0, ge=0)
+    """How often the schedule of the learning rate has counted an epoch."""
+
+
 class CheckpointState(Record):
     """All of a training run that is not a tensor."""
 
@@ -93,6 +112,8 @@ class CheckpointState(Record):
     """State of the optimizer that is no tensor, by parameter name."""
     shrinking: dict[str, object] | None = None
     """What hooks keep in a checkpoint (`core.hooks`); None where they keep nothing."""
+    batching: BatchState | None = None
+    """None where the author of the job decides on the batch size."""
     measurements: Measurements = Measurements()
     random: dict[str, object]
     """Python's and numpy's generator states; torch's are tensors."""

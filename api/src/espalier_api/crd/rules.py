@@ -163,6 +163,26 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
             "fieldPath": ".pattern",
         },
     ),
+    # The API server checks the default value of `training` too, before it fills in those of its fields.
+    "TrainingSpec": (
+        {
+            "rule": "!has(self.maxBatchSize) || !has(self.batchSize) || self.maxBatchSize >= self.batchSize",
+            "message": "must be at least batchSize; raise it or lower batchSize",
+            "fieldPath": ".maxBatchSize",
+        },
+        {
+            "rule": "!has(self.batch) || self.batch != 'Goodput' || has(self.maxBatchSize)",
+            "message": "is missing; batch: Goodput needs the largest batch size that may be chosen",
+            "fieldPath": ".maxBatchSize",
+        },
+        {
+            "rule": "!has(self.batch) || self.batch != 'Goodput' || !has(self.elasticBatch) || "
+            "self.elasticBatch != 'scaleLinear'",
+            "message": "cannot be scaleLinear with batch: Goodput, which chooses the size for all workers; "
+            "use keepGlobal",
+            "fieldPath": ".elasticBatch",
+        },
+    ),
     "ModelSpec": (_ONE_OF,),
     "DatasetSpec": (
         _ONE_OF,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from espalier_api.measurements import Measurements
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.facts import JobFacts, Promise, StepTime, Terms
+from espalier_api.throughput import step_times
+from espalier_operator.facts import JobFacts, Promise, Terms
 from espalier_operator.job.budget import Leader
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import leader_of
@@ -80,22 +81,6 @@ def _acknowledged(seen: Observation, generation: int) -> int:
     if seen.program:
         return generation if seen.leader_runs else 0
     return 0 if seen.report is None else min(seen.report.acknowledged_generation, generation)
-
-
-def step_times(measured: Measurements) -> tuple[StepTime, ...]:
-    """Return the durations of steps of the job's current model: the one that was measured last."""
-    return tuple(
-        StepTime(
-            nodes=speed.nodes,
-            workers=speed.workers,
-            batch_size=speed.batch_size,
-            step_seconds=speed.step_seconds,
-            sync_seconds=min(speed.sync_seconds, speed.step_seconds),
-            gpu_type=speed.gpu_type,
-        )
-        for speed in measured.speeds
-        if speed.parameters == measured.speeds[-1].parameters
-    )
 
 
 def promise_of(key: str, state: JobState) -> Promise | None:

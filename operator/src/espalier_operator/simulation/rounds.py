@@ -105,6 +105,7 @@ class Rounds:
                         submitted_at=job.submitted_at,
                         min_workers=self._base[job.name],
                         max_workers=job.most_workers,
+                        priority=job.priority,
                         workers=job.workers,
                         service=job.service,
                     )

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 
 from espalier_trainer import randomness
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
+from espalier_trainer.core.batching import Batching
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.state import TrainingState
 from espalier_trainer.errors import LossNotFiniteError
@@ -19,7 +20,12 @@ from espalier_trainer.progress import Progress
 
 
 def capture(
-    identity: CheckpointIdentity, trained: TrainingState, progress: Progress, used_seconds: float, hooks: Hooks
+    identity: CheckpointIdentity,
+    trained: TrainingState,
+    progress: Progress,
+    used_seconds: float,
+    hooks: Hooks,
+    batching: Batching,
 ) -> Checkpoint:
     """Return the run as a checkpoint."""
     network = trained.network
@@ -43,6 +49,7 @@ def capture(
         max_step_gap_seconds=progress.max_step_gap_seconds,
         schedule=trained.state(),
         shrinking=hooked,
+        batching=batching.state(),
         optimizer_groups=tuple(groups),
         optimizer_values=values,
         random=random_values,

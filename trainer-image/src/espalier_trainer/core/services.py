@@ -132,12 +132,11 @@ def team_of(
 ) -> TeamMaker | None:
     """Return the function that makes the team of the job's workers, None if each trains alone."""
     training = job.spec.training
-    place, policy, stragglers = settings.rendezvous, training.elastic_batch, training.stragglers or Stragglers.REPORT
-    if place is None or policy is None:
+    place, stragglers = settings.rendezvous, training.stragglers or Stragglers.REPORT
+    if place is None or training.elastic_batch is None:
         return None
     return lambda journal: Team(
         place,
-        policy,
         device,
         journal.warn,
         journal.workers_changed,

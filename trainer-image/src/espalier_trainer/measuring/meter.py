@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from espalier_api.measurements import Measurements
+from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.measuring.gradients import Stopwatch, Successive
 from espalier_trainer.measuring.losses import LossCurve
@@ -76,14 +77,18 @@ class Meter:
         else:
             self._sampling.paid(joint.norms_seconds)  # fewer than two members had examples
 
-    def stepped(self, place: Place, seconds: float, epoch: int, step: int, loss: float) -> None:
-        """Count a step that was taken in `seconds`; `step` is its number, `epoch` that of its epoch."""
+    def stepped(self, place: Place, seconds: float, epoch: int, step: int, loss: float, portion: Portion = ONE) -> None:
+        """Count a step that was taken in `seconds`; `step` is its number, `epoch` that of its epoch.
+
+        One that is shorter because the epoch ends is no measurement of speed.
+        """
         self._sampling.stepped(seconds)
         self._losses.add(epoch, step, loss)
         joint = self._joint
-        if joint is None or joint.examples <= 0:
+        if joint is None or joint.examples <= 0 or not portion.full:
             return
-        key = place.nodes, place.workers, -(-joint.examples // place.workers), self._parameters
+        examples = -(-joint.examples // place.workers)
+        key = place.nodes, place.workers, examples, self._parameters, portion.passes
         self._speeds.add(key, seconds, joint.sync_seconds)
 
     def measured(self) -> Measurements:

@@ -16,11 +16,9 @@ WARM_UP_STEPS: Final = 5
 WINDOW: Final = 64
 """The newest steps of a configuration, of which the median is taken: a pause in one of them does not matter."""
 
-Key = tuple[int, int, int, int]
-"""Nodes, workers, examples of a worker, parameters: the part of a configuration that changes while a job runs."""
-
-
-_Typed = tuple[int, int, int, int, str]
+Key = tuple[int, int, int, int, int]
+"""Nodes, workers, examples of a worker, parameters, passes: what changes of a configuration while a job runs."""
+_Typed = tuple[int, int, int, int, int, str]
 """With the type of GPU: as `configuration_of` returns it."""
 
 
@@ -43,23 +41,13 @@ class Speeds:
         self._known: dict[_Typed, Speed | _Window] = {configuration_of(speed): speed for speed in earlier}
         self._last: Key | None = None
         self._warm_up = 0
-        self._full: dict[tuple[int, int, int], int] = {}
-        """By nodes, workers and parameters: the most examples of a worker."""
 
     def changed(self) -> None:
         """Record a change after which steps warm up."""
         self._warm_up = WARM_UP_STEPS
 
     def add(self, key: Key, step_seconds: float, sync_seconds: float | None) -> None:
-        """Count a step; `sync_seconds` None: they were not measured in this one.
-
-        The last batch of an epoch may be shorter. It is not counted.
-        """
-        nodes, workers, examples, parameters = key
-        place = nodes, workers, parameters
-        if examples < self._full.setdefault(place, examples):
-            return
-        self._full[place] = examples
+        """Count a step; `sync_seconds` None: they were not measured in this one."""
         typed = (*key, self._gpu_type)
         if key != self._last:
             self._last = key
@@ -86,7 +74,7 @@ class Speeds:
 
 def _speed(key: _Typed, window: _Window) -> Speed | None:
     """Return the figures of a window; None where it has too few yet."""
-    nodes, workers, examples, parameters, gpu_type = key
+    nodes, workers, examples, parameters, passes, gpu_type = key
     alone = workers == 1
     seconds = statistics.median(window.step) if window.step else 0.0
     if not 0 < seconds <= YEAR_SECONDS or not (alone or window.sync):
@@ -96,6 +84,7 @@ def _speed(key: _Typed, window: _Window) -> Speed | None:
         workers=workers,
         batch_size=examples,
         parameters=parameters,
+        passes=passes,
         gpu_type=gpu_type,
         steps=window.steps,
         step_seconds=seconds,

@@ -95,7 +95,7 @@ class Leading:
         try:
             for due in run.steps(batches):
                 rank, world = (0, 1) if due.group is None else (due.group.rank, due.group.world)
-                part = self._feed.part(run.progress.epoch, run.progress.cursor, rank, world)
+                part = self._feed.part(run.progress.epoch, run.progress.cursor, rank, world, due.portion)
                 step = Step(self._state, part, due.group, sync_batch_norm=self._sync, measured=due.measured)
                 self._step, self._due, self._hooks.step = step, due, step
                 yield part.batch
@@ -141,7 +141,7 @@ class Leading:
         joint = None if step is None else step.finish()
         if step is not None and joint is not None:
             self._run.progress.metrics["learning_rate"] = float(self._state.optimizer.param_groups[0]["lr"])
-            self._run.stepped(joint.loss, step.part.batches)
+            self._run.stepped(joint.loss, step.part.portion)
 
     def _batches_over(self) -> None:
         """Let the other workers run the script's code after the batches at the same time as this worker."""

@@ -6,13 +6,16 @@ job) is the axis that they share.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, Field, TypeAdapter
 
 from espalier_api.allocation import Allocation
 from espalier_api.base import Record
-from espalier_api.report import Adaptation
+from espalier_api.report import Adaptation, Metric
+
+NOT_GROWABLE: Final = "NotGrowable"
+"""Reason of the warning that the model cannot grow."""
 
 
 class Event(Record):
@@ -157,6 +160,17 @@ class GPUsChanged(Event):
     change: int
 
 
+class ProgressRead(Event):
+    """Values were read of a program that does not report by itself."""
+
+    type: Literal["ProgressRead"] = "ProgressRead"
+    step: int
+    epoch: int
+    done: float | None = None
+    """The part of its work that is done, 0 to 1."""
+    metrics: tuple[Metric, ...] = ()
+
+
 class JobChanged(Event):
     """A job was admitted, started, restarted, suspended, completed or failed."""
 
@@ -179,6 +193,7 @@ AnyEvent = Annotated[
     | AllocationChanged
     | AllocationAcknowledged
     | GPUsChanged
+    | ProgressRead
     | JobChanged,
     Field(discriminator="type"),
 ]

@@ -142,6 +142,8 @@ class Report(Record):
     metrics: tuple[Metric, ...] = ()
     depth: int = Field(default=0, ge=0)
     parameters: int = Field(default=0, ge=0)
+    cannot_grow: str = ""
+    """Why the model cannot grow, or not by all operations that the job allows; empty if it can."""
     consultations: int = Field(default=0, ge=0)
     adaptations: tuple[Adaptation, ...] = ()
     """All adaptations; the status keeps the last 20."""

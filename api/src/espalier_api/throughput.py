@@ -43,6 +43,8 @@ class StepTime:
     """The part in which gradients are exchanged."""
     passes: int = 1
     """Parts of its examples that a worker computes one after the other."""
+    gpu_type: str = ""
+    """Empty where nobody says."""
 
     @property
     def pass_size(self) -> int:
@@ -60,10 +62,16 @@ def step_times(measured: Measurements) -> tuple[StepTime, ...]:
             step_seconds=speed.step_seconds,
             sync_seconds=min(speed.sync_seconds, speed.step_seconds),
             passes=speed.passes,
+            gpu_type=speed.gpu_type,
         )
         for speed in measured.speeds
         if speed.parameters == measured.speeds[-1].parameters
     )
+
+
+def on_type(speeds: Sequence[StepTime], gpu_type: str) -> tuple[StepTime, ...]:
+    """Return what was measured on a type of GPU."""
+    return tuple(point for point in speeds if point.gpu_type == gpu_type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

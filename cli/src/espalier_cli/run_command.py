@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 
 from espalier_api.documents import DocumentError
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.validation import JobFileError, load_jobs
+from espalier_cli.display import progress_of
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_cli.run import (
@@ -27,6 +27,7 @@ from espalier_cli.run import (
     run_jobs,
     with_changes,
 )
+from espalier_cli.tables import table_for
 from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
 from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
@@ -174,21 +175,24 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
         shown = [result.to_json() for result in finished.results.values()]
         click.echo(json.dumps(shown[0] if len(shown) == 1 else shown, indent=1))
         return
-    table = Table(header_style="bold")
-    for name in ("job", "ended", "test accuracy", "depth", "parameters", "budget used", "longest pause"):
-        table.add_column(name)
-    for name, result in finished.results.items():
-        table.add_row(
+    columns = ("job", "ended", "test accuracy", "depth", "parameters", "budget used", "longest pause")
+    rows = [
+        (
             name,
             f"{result.phase}, {result.reason}",
             "-" if result.test_accuracy is None else f"{result.test_accuracy:.4f}",
-            f"{result.depth_before} -> {result.depth_after}",
-            f"{result.parameters_before:,} -> {result.parameters_after:,}",
+            f"{result.depth_before} -> {result.depth_after}" if result.depth_after else "-",
+            f"{result.parameters_before:,} -> {result.parameters_after:,}" if result.depth_after else "-",
             f"{result.used_seconds:.2f} of {result.time_budget_seconds:g} s",
             f"{result.max_step_gap_seconds:.2f} s",
         )
-    Console(highlight=False).print(table)
+        for name, result in finished.results.items()
+    ]
+    console = Console(highlight=False)
+    console.print(table_for(console.width, columns, rows))
     for name, result in finished.results.items():
+        if read := progress_of(result.steps, result.done, result.metrics) if result.depth_after == 0 else "":
+            click.echo(f"{name}: {read}", err=True)
         if result.phase == "Failed":
             click.echo(f"{name}: {result.message or result.reason}", err=True)
         folder = folder_of(directory, name, jobs)

@@ -164,6 +164,8 @@ class Terms:
     min_runtime_seconds: float = 60.0
     adapts: bool = True
     """False for adaptation mode Off."""
+    program: bool = False
+    """Whether its workers do not use the library: they report nothing, are stopped by SIGTERM, and end by exit code."""
     trains_together: bool = False
     """Whether extra workers train; if so, a job that does not adapt can use them as well."""
     scales_batch: bool = False
@@ -207,7 +209,8 @@ class Terms:
             notice_seconds=spec.preemption.notice_seconds,
             cooldown_seconds=spec.preemption.cooldown_seconds,
             min_runtime_seconds=spec.preemption.min_runtime_seconds,
-            adapts=spec.adaptation.mode is not AdaptationMode.OFF,
+            adapts=spec.adaptation.mode is not AdaptationMode.OFF and spec.program is None,
+            program=spec.program is not None,
             trains_together=spec.training.elastic_batch is not None,
             scales_batch=spec.training.elastic_batch is ElasticBatch.SCALE_LINEAR,
             batch_limits=_batch_limits(spec.training),
@@ -228,8 +231,13 @@ def _batch_limits(training: TrainingSpec) -> BatchLimits | None:
     )
 
 
-def grace_of(job: AdaptiveTrainingJob, least_seconds: float) -> float:
-    """Return the seconds that `job` may continue past its budget: a tenth of it, and at least `least_seconds`."""
+def grace_of(job: AdaptiveTrainingJob, least_seconds: float, scale: float = 1.0) -> float:
+    """Return the seconds that `job` may continue past its budget: a tenth of it, and at least `least_seconds`.
+
+    A program has the grace period of its pod instead, in a clock that advances `scale` seconds a second.
+    """
+    if job.spec.program is not None and job.spec.template is not None:
+        return scale * job.spec.template.spec.grace_seconds
     return max(least_seconds, 0.1 * job.spec.time_budget_seconds)
 
 
@@ -313,6 +321,8 @@ class JobFacts:
     """By how many steps of priority its waiting has raised it in the order of admission."""
     speeds: tuple[StepTime, ...] = ()
     """What was measured of its steps, the newest at the end."""
+    done: float | None = None
+    """The part of its work that a program says it has done, 0 to 1; None if it does not say."""
     noise_scale: float | None = None
     """Of its gradients, in examples; None: not known, or too large to tell."""
 

@@ -53,9 +53,12 @@ class _Standing:
     """The extra workers that the share includes."""
     most: int
     """The extra workers that it allows."""
+    is_shared: bool
+    """There is a share; without one, the job keeps what it holds."""
     weighing: Weighing
     nodes: tuple[str, ...]
     """Wished for its workers, base workers first."""
+    gpu_type: str | None
 
 
 class Order:
@@ -73,9 +76,12 @@ class Order:
         return sorted(jobs, key=lambda job: (self._standings[job.key].place, job.submitted_at, job.key))
 
     def is_before(self, job: JobFacts, holder: JobFacts) -> bool:
-        """Return whether `job`, which waits, is served before `holder`, which runs; a share of none comes last."""
+        """Return whether `job`, which waits, is served before `holder`, which runs.
+
+        One whose share is none, or of another type of GPU than it has, comes last.
+        """
         own, other = self._standings[job.key], self._standings[holder.key]
-        return self.waits(holder) or own.place < other.place
+        return self.waits(holder) or self.is_elsewhere(holder) or own.place < other.place
 
     def waits(self, job: JobFacts) -> bool:
         """Return whether the job is to have no workers."""
@@ -84,6 +90,19 @@ class Order:
     def most_extra(self, job: JobFacts) -> int:
         """Return how many extra workers the job may be lent."""
         return self._standings[job.key].most
+
+    def kept_extra(self, job: JobFacts) -> int:
+        """Return how many of its extra workers the job keeps: no more than its share allows."""
+        standing = self._standings[job.key]
+        return min(job.extra, standing.most) if standing.is_shared else job.extra
+
+    def gpu_type(self, job: JobFacts) -> str | None:
+        """Return the type of GPU that the job is to have; None: any."""
+        return self._standings[job.key].gpu_type
+
+    def is_elsewhere(self, holder: JobFacts) -> bool:
+        """Return whether a running job is to have GPUs of another type than it has."""
+        return self.gpu_type(holder) not in (None, holder.gpu_type)
 
     def wished_nodes(self, job: JobFacts) -> tuple[str, ...]:
         """Return the nodes that the policy wishes for the workers of the job, base workers first; none: any."""
@@ -120,6 +139,8 @@ def _standing(job: JobFacts, place: int, share: Share) -> _Standing:
         workers=share.workers,
         target=max(0, share.workers - base),
         most=max(0, share.workers + share.spare - base),
+        is_shared=share is not _NO_SHARE,
         weighing=Weighing.of(share, job.terms.gpus_per_worker),
         nodes=share.nodes,
+        gpu_type=share.gpu_type,
     )

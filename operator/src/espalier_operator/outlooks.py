@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from espalier_api.goodput import best, gain
 from espalier_api.measurements import GradientNoise
-from espalier_api.throughput import LEAST_SECONDS, StepTime, Throughput, fitted
+from espalier_api.throughput import LEAST_SECONDS, StepTime, Throughput, fitted, on_type
 from espalier_operator.facts import JobFacts, Snapshot
 from espalier_operator.policies.view import Outlook
 
@@ -110,4 +110,16 @@ def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts]) -> dict[str, Outlo
     They are asked for by few policies, and kept (`fitted`) for as long as measurements stay the same.
     """
     largest = max((node.allocatable for node in snapshot.nodes), default=1)
-    return {job.key: MeasuredOutlook(job=job, gpus_per_node=largest) for job in jobs if job.terms.trains_together}
+    return {
+        job.key: MeasuredOutlook(job=_on_its_type(job), gpus_per_node=largest)
+        for job in jobs
+        if job.terms.trains_together
+    }
+
+
+def _on_its_type(job: JobFacts) -> JobFacts:
+    """Return the job with what was measured on the type of GPU that it has; else on that which it had last."""
+    if len({point.gpu_type for point in job.speeds}) < 2:
+        return job
+    own = on_type(job.speeds, job.gpu_type or "")
+    return replace(job, speeds=own or on_type(job.speeds, job.speeds[-1].gpu_type))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -11,6 +11,7 @@ from espalier_operator.facts import JobFacts, Role, Snapshot, WorkerState
 from espalier_operator.outlooks import outlooks_of
 from espalier_operator.policies import Policy
 from espalier_operator.policies.view import ONE, Candidate, Decision, Share, View
+from espalier_operator.speeds_by_type import MeasuredSpeeds
 
 
 def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> Decision:
@@ -23,9 +24,15 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
     """Return what a policy sees: the GPUs that pods of others hold are not there for it."""
     nodes = {node.name: node.allocatable - node.departing for node in snapshot.nodes if node.ready and node.schedulable}
     for worker in snapshot.workers:
-        node = worker.node or worker.pinned_to
-        if worker.role is Role.FOREIGN and node in nodes:
-            nodes[node] = max(0, nodes[node] - worker.gpus)
+        place = worker.node or worker.pinned_to
+        if worker.role is Role.FOREIGN and place in nodes:
+            nodes[place] = max(0, nodes[place] - worker.gpus)
+    gpu_types: Counter[str] = Counter()
+    for node in snapshot.nodes:
+        gpu_types[node.gpu_type] += nodes.get(node.name, 0)
+    typed = {name: gpus for name, gpus in sorted(gpu_types.items()) if gpus}
+    if len(typed) < 2:
+        typed.clear()  # they are all alike
     return View(
         now=now,
         gpus=sum(nodes.values()),
@@ -33,6 +40,9 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
         jobs=tuple(candidate_of(job) for job in jobs),
         held=_held(snapshot),
         outlooks=outlooks_of(snapshot, jobs),
+        gpu_types=typed,
+        speeds=MeasuredSpeeds(snapshot, jobs, [*typed]) if typed else None,
+        continuous=True,
         ended={job.key: job.gpu_seconds_used for job in snapshot.jobs if job.finished},
         memory=snapshot.policy_memory,
     )
@@ -62,6 +72,9 @@ def candidate_of(job: JobFacts) -> Candidate:
         recent_use=job.recent_use if waits else 0.0,
         workers=0 if waits else terms.min_replicas + job.extra,
         service=job.gpu_seconds_used,
+        done=job.done,
+        gpu_type=job.gpu_type if job.admitted_at is not None else None,
+        yields=job.terms.base_preemptible,
     )
 
 
@@ -90,6 +103,10 @@ def _faults(share: Share, job: Candidate, view: View) -> Iterator[tuple[str, tup
     """Yield the fields of a share that cannot be, why, and what counts instead."""
     if not isinstance(share.weight, Fraction) or share.weight <= 0:
         yield "weight", (f"its weight cannot be {share.weight}", ONE)
+    if share.gpu_type is not None and share.gpu_type not in view.gpu_types:
+        yield "gpu_type", (f"there are no GPUs of type {share.gpu_type!r} to choose", None)
+    if share.beside is not None:
+        yield "beside", (f"it cannot use the GPUs of {share.beside} too", None)
     if share.nodes:
         unknown = next((node for node in share.nodes if node not in view.nodes), None)
         if unknown is not None:

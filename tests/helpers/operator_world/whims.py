@@ -46,5 +46,6 @@ class WhimsicalPolicy:
             workers=mood.choice((0, job.min_workers, job.min_workers, job.min_workers + 1, job.max_workers + 1)),
             spare=mood.choice((0, 1, 3, -1)),
             weight=weight,
+            gpu_type=mood.choice((None, None, *view.gpu_types, "antique")),
             nodes=tuple(mood.choice((*nodes, *nodes, "nowhere") if whim % 3 else nodes) for _ in range(wished)),
         )

@@ -23,7 +23,10 @@ MODELS = st.builds(
     gamma=st.floats(1, 10),
 )
 NOISES = st.builds(
-    GradientNoise, squared_norm=st.floats(0, 1e300), variance=st.floats(0, 1e300), samples=st.integers(1, 100)
+    lambda **figures: GradientNoise(**figures),  # of the class itself the aliases would be drawn too
+    squared_norm=st.floats(0, 1e300),
+    variance=st.floats(0, 1e300),
+    samples=st.integers(1, 100),
 )
 LIMITS = st.builds(
     BatchLimits,

@@ -27,7 +27,7 @@ from espalier_trainer.net2net import (
 )
 from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.net2net.widening.groups import find_groups
-from espalier_trainer.net2net.widening.trial import executes_alike
+from espalier_trainer.net2net.widening.trial import Traces, executes_alike
 
 IMAGE = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(4))
 
@@ -264,6 +264,49 @@ def _fixed(m: nn.Module, x: Tensor) -> Tensor:
     return m.head(m.stem(x) + x)
 
 
+def _viewed_as_the_other(m: nn.Module, x: Tensor) -> Tensor:
+    one, two = m.one(x), m.two(x)
+    return m.head(one.view_as(two)) + m.other(two)
+
+
+def _scaled_by_the_other(m: nn.Module, x: Tensor) -> Tensor:
+    one, two = m.one(x), m.two(x)
+    return m.head(one * (two.shape[1] / one.shape[1])) + m.other(two)
+
+
+def _branches(forward: Callable[..., Tensor]) -> nn.Module:
+    return Written(forward, one=conv(3, 6), two=conv(3, 6), head=conv(6, 2), other=conv(6, 2))
+
+
+JOINT: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "view as another": (lambda: _branches(_viewed_as_the_other), "forward fails with more channels"),
+    "scaled by another's width": (lambda: _branches(_scaled_by_the_other), "computes something else"),
+}
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_what_works_only_together_with_another_group_is_not_offered(name: str) -> None:
+    build, reason = JOINT[name]
+    model = build()
+    for group in widening_groups(model, IMAGE):
+        _assert_same(widened(model, Widening(group, group.replication(2 * group.width, 0))), model, IMAGE)
+    with pytest.raises(GrowthError, match=f"'one' cannot be widened: .*{reason}"):
+        widen(model, "one", 12, IMAGE, seed=0)
+    assert "one" in refused_widenings(model, IMAGE)
+
+
+def _features_of_the_width(m: nn.Module, x: Tensor) -> Tensor:
+    x = m.stem(x)
+    return m.head(x) if m.training else m.head(x) / x.shape[1]
+
+
+def test_a_group_that_counts_in_eval_mode_only_is_refused_by_its_id_too() -> None:
+    model = Written(_features_of_the_width, stem=conv(3, 6), head=conv(6, 2))
+    assert widening_groups(model, IMAGE) == ()
+    with pytest.raises(GrowthError, match="'stem' cannot be widened: .*computes something else"):
+        widen(model, "stem", 12, IMAGE, seed=0)
+
+
 REFUSED: dict[str, tuple[nn.Module, str, str]] = {
     "divides by the number": (Written(_by_count, stem=conv(3, 6), head=conv(6, 2)), "stem", "computes something else"),
     "multiplies by a new number": (
@@ -308,7 +351,8 @@ def _alike(model: nn.Module, group_id: str) -> bool:
     graph = trace(model, IMAGE)
     groups = find_groups(model, graph)
     widening = Widening(groups.get(group_id), groups.get(group_id).replication(2 * groups.get(group_id).width, 0))
-    return executes_alike(widened(model, widening), graph, groups, {widening.group: widening.replication}, IMAGE)
+    traces = Traces(graph, trace(model, IMAGE, training=False))
+    return executes_alike(widened(model, widening), traces, groups, {widening.group: widening.replication}, IMAGE)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -73,6 +73,13 @@ def test_a_failed_job_is_taken_up_again_when_its_mistake_is_mended(local_run, jo
     assert local_run([job_of("one", backoffLimit=0)]).events == [], "a complete job has ended for good"
 
 
+def test_the_time_that_a_trainer_takes_to_end_is_not_counted(local_run, job_of):
+    """It used up short budgets: a crash at step 0 was followed by a complete job."""
+    outcome = local_run([job_of("one", "fail=0.2", timeBudgetSeconds=5)]).outcomes["one"]
+    assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.INVALID_SPEC)
+    assert 0.2 <= outcome.used_seconds < 0.9
+
+
 def test_a_failed_job_without_a_checkpoint_begins_again_with_its_whole_budget(local_run, job_of):
     job = job_of("one", "exit-after=0.5", "exit-code=2", "exits=1", maxReplicas=2)
     change = {"gpus": 1, "changes": (GpuChange(at_seconds=0.3, change=1),)}

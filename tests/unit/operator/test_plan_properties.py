@@ -91,7 +91,10 @@ class PlannerMachine(RuleBasedStateMachine):
         snapshot = self.cluster.snapshot()
         planned = plan(snapshot, self.policy, self.cluster.now)
         note(f"{self.cluster.now:g}: {[*planned.actions]}")
-        check(snapshot, planned, self.cluster.now, preempts=not isinstance(self.policy, FairPolicy))
+        unfinished = [job for job in snapshot.jobs if not job.finished]
+        shares = decided(self.policy, snapshot, unfinished, self.cluster.now).shares
+        types = {share.job: share.gpu_type for share in shares}
+        check(snapshot, planned, self.cluster.now, preempts=not isinstance(self.policy, FairPolicy), types=types)
         self.cluster.place(planned)
         for action in planned.actions:
             self.cluster.apply(action)
@@ -270,6 +273,8 @@ class PlannerMachine(RuleBasedStateMachine):
         for job in order.sorted(waiting)[:1]:
             if job.terms.constraints.requests or order.waits(job):
                 continue  # GPUs are not all that it lacks
+            if order.gpu_type(job) is not None:
+                continue  # it waits for that type, which it may not fit on while jobs stay there that never yield
             for gpu_type in GPU_TYPES if job.terms.gpu_type is None else (job.terms.gpu_type,):
                 assert self.free_and_lent(snapshot, gpu_type, job.terms.constraints) < job.terms.min_replicas
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier_operator.clock import ScaledClock
@@ -32,30 +32,44 @@ class Speeds:
         return (2.0 if gpu_type == "fast" else 1.0) * (1.0 if beside is None else 2 / 3)
 
 
-def view(now: float, services: Mapping[str, float], ended: Mapping[str, float], memory: Mapping[str, Any]) -> View:
+def view(
+    now: float, services: Mapping[str, float], ended: Mapping[str, float], memory: Mapping[str, Any], continuous: bool
+) -> View:
     jobs = tuple(
         Candidate(
-            key=key, submitted_at=1.0, min_workers=1, max_workers=2, workers=int(service % 3 > 1), service=service
+            key=key,
+            gpu_type="fast" if continuous and service % 3 > 1 else None,
+            submitted_at=1.0,
+            min_workers=1,
+            max_workers=2,
+            workers=int(service % 3 > 1),
+            service=service,
         )
         for key, service in services.items()
     )
-    return View(now=now, gpus=5, jobs=jobs, gpu_types=TYPES, speeds=Speeds(), ended=ended, memory=memory)
+    typed: dict[str, Any] = {"gpu_types": TYPES, "speeds": Speeds()}
+    return View(now=now, gpus=5, jobs=jobs, ended=ended, memory=memory, continuous=continuous, **typed)
 
 
 @pytest.mark.parametrize("name", MEMORABLE)
+@settings(max_examples=40)
 @given(
-    steps=st.lists(st.dictionaries(st.sampled_from("abcdef"), st.floats(0.1, 90.0), min_size=1), min_size=1, max_size=6)
+    continuous=st.booleans(),
+    steps=st.lists(
+        st.dictionaries(st.sampled_from("abcdef"), st.floats(0.1, 90.0), min_size=1), min_size=1, max_size=6
+    ),
 )
-def test_a_restart_changes_no_decision(name: str, steps: list[dict[str, float]]) -> None:
+def test_a_restart_changes_no_decision(name: str, continuous: bool, steps: list[dict[str, float]]) -> None:
     """In each step some jobs run on, those that are missing have ended."""
     policy, memory, text = configured(name), {}, ""
     services: dict[str, float] = {}
     for number, step in enumerate(steps):
         ended = {key: service for key, service in services.items() if key not in step}
         services = {key: services.get(key, 0.0) + more for key, more in step.items()}
-        seen = view(1000.0 * number, services, ended, memory)
+        now = 1.0 + 250.0 * number
+        seen = view(now, services, ended, memory, continuous)
         restarted = PolicyMemory(name, text)
-        after = policy.decide(view(1000.0 * number, services, ended, restarted.memory))
+        after = policy.decide(view(now, services, ended, restarted.memory, continuous))
         decision: Decision = policy.decide(seen)
         assert after == decision
         memory = decision.memory

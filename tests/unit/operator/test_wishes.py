@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.actions import Admit, GrantExtra, Plan
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.loop import Loop
@@ -186,3 +187,34 @@ def test_a_policy_sees_where_workers_are_and_not_what_others_hold() -> None:
     assert view.held == {"ns/a": ("n0", "n1", "n2")}
     assert view.nodes == {"n0": 3, "n1": 2, "n2": 4}
     assert view.gpus == 9
+
+
+# ---- lent GPUs that the policy does not want a job to have
+
+
+@pytest.mark.parametrize(
+    ("share", "kept"),
+    [
+        (Share(job="ns/a", workers=1, spare=3), None),
+        (Share(job="ns/a", workers=3), None),
+        (Share(job="ns/a", workers=2), 1),
+        (Share(job="ns/a", workers=1), 0),
+        (Share(job="ns/a", workers=0), 0),
+        (Share(job="ns/b", workers=1), None),
+    ],
+    ids=["spare", "all", "fewer", "none", "to-wait", "no-share"],
+)
+def test_what_is_more_than_a_share_is_handed_back_though_nobody_needs_it(share: Share, kept: int | None) -> None:
+    """With notice, once it has had them for `minRuntimeSeconds`."""
+    runs, workers = running(("n0",), extra=2, granted_at=50.0, changed_at=50.0)
+    lent = [replace(workers[0], name=f"x{index}", role=Role.EXTRA, index=index) for index in (0, 1)]
+    snapshot = world({"n0": 8}, runs, workers=(*workers, *lent))
+    early = planned(snapshot, share)
+    assert not any(isinstance(action, NoticeReclaim) for action in early.actions), "60 s have not passed since 50"
+    found = plan(snapshot, Wishing((share,)), 110.0)
+    if kept is None:
+        assert not any(isinstance(action, NoticeReclaim) for action in found.actions)
+        return
+    assert early.wake_at == 110.0
+    (notice,) = found.actions
+    assert notice == NoticeReclaim(job="ns/a", extra=kept, deadline=140.0, reason=Reason.HELD_BY_POLICY)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
 import torch
 
 from espalier_api.causes import cause_in
-from espalier_api.documents import write_document
+from espalier_api.documents import write_document, write_text_atomically
 from espalier_api.events import CheckpointSaved, TrainerStarted, Warned
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
@@ -113,6 +115,61 @@ def test_the_cause_is_reported_with_its_place_and_decides_whether_the_job_is_sta
     assert place.log.splitlines()[-1] == sentence
     assert "Traceback (most recent call last):" in place.log
     assert cause_in(place.log) == sentence
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from espalier_trainer.own import join
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        if WHEN == "before":
+            raise KeyError("heads")
+
+    def forward(self, inputs):
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps > 1:
+            raise KeyError("heads")
+        return super().forward(inputs)
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loop, loader = join(model, optimizer, DataLoader(TensorDataset(torch.rand(8, 2), torch.arange(8) % 2), batch_size=2))
+for epoch in loop.epochs(1):
+    for inputs, labels in loader:
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loop.backward(loss)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "reason", "function"),
+    [
+        ("before", Reason.INVALID_SPEC, "__init__"),
+        ("second", Reason.TRAINER_FAILED, "forward"),
+    ],
+)
+def test_a_script_reports_the_exception_that_ended_it(workplace, make_job, when, reason, function):
+    """Its exit code is the interpreter's; the scheduler goes by the report."""
+    place = workplace(make_job(timeBudgetSeconds=60, adaptation={"mode": "Off"}))
+    place.allocate(1)
+    write_text_atomically(place.folder / "job.json", place.job.model_dump_json(by_alias=True, exclude_none=True))
+    script = place.folder / "script.py"
+    script.write_text(f"WHEN = {when!r}\n{SCRIPT}")
+    environment = {**os.environ, **place.variables()}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    report = place.report()
+    assert (report.phase, report.reason) == (TrainerPhase.FAILED, reason), done.stderr
+    assert report.message.startswith(f"KeyError: 'heads' ({script}:")
+    assert report.message.endswith(f", in {function})")
 
 
 def test_a_budget_that_was_used_up_before_the_first_step_is_a_failure(workplace, make_job):

@@ -65,6 +65,16 @@ def test_what_a_checkpoint_kept_holds_until_it_is_measured_again() -> None:
     assert speeds.measured()[0].step_seconds == 0.5
 
 
+def test_the_same_configuration_on_another_type_of_gpu_is_another() -> None:
+    """A job that moves keeps what was measured where it was."""
+    speeds = Speeds(gpu_type="old")
+    add(speeds, ALONE, WARM_UP_STEPS + 1, 3.0)
+    moved = Speeds(speeds.measured(), gpu_type="new")
+    add(moved, ALONE, WARM_UP_STEPS + 1, 1.0)
+    assert [(speed.gpu_type, speed.step_seconds) for speed in moved.measured()] == [("old", 3.0), ("new", 1.0)]
+    assert moved.measured()[1].batch_size == 64
+
+
 @given(
     st.lists(
         st.tuples(

@@ -332,6 +332,9 @@ def test_what_could_not_be_given_to_others_is_refused_also_alone() -> None:
         join(model, optimizer, loader, Tensors())
     with pytest.raises(OwnLoopError, match="trains a parameter that is not the model's"):
         join(nn.Linear(2, 2), optimizer, loader)
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(OwnLoopError, match="join: all 2 parameters of the model are frozen"):
+        join(frozen, torch.optim.SGD(frozen.parameters(), lr=0.1), loader)
     loop, same = join(model, optimizer, loader)
     assert same is loader
     with pytest.raises(OwnLoopError, match=r"call epochs\(count\)"):

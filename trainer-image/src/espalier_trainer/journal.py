@@ -62,6 +62,8 @@ class Journal:
     acknowledged: int = 0
     last_checkpoint: datetime | None = None
     ending: Ending | None = None
+    cannot_grow: str = ""
+    """Why the model cannot grow; empty if it can, or if nobody asked for it."""
     measured: Callable[[], Measurements] = Measurements
     """Returns what was measured of the run so far."""
 
@@ -214,6 +216,7 @@ class Journal:
             used_seconds=stamp["used_seconds"],
             progress_percentage=min(100, int(100 * stamp["used_seconds"] / self.scheduler.time_budget())),
             metrics=progress.metric_tuple(),
+            cannot_grow=self.cannot_grow,
             consultations=progress.consultations,
             adaptations=tuple(progress.adaptations),
             measurements=self.measured(),

@@ -6,15 +6,14 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import torch
 from torch import nn
 
 from espalier_api.environment import ExitCode, Role
 from espalier_api.job import AdaptiveTrainingJob, TrainingSpec
-from espalier_api.report import Report, TrainerPhase
-from espalier_trainer.causes import ending_of, exit_code_of
+from espalier_api.report import TrainerPhase
+from espalier_trainer.causes import ending_of, exit_code_of, report_of
 from espalier_trainer.core.services import Services, connect, seed_of, set_threads
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
@@ -96,16 +95,7 @@ def failed(error: Exception, job: AdaptiveTrainingJob, services: Services, train
         ending = trainer.broken_by(error)
     else:
         ending = ending_of(error, stepped=False)
-        report = Report(
-            job=job.key,
-            incarnation=services.incarnation,
-            attempt=services.attempt,
-            phase=ending.phase,
-            reason=ending.reason,
-            message=ending.message,
-            used_seconds=services.used_seconds,
-            updated_time=datetime.now(UTC),
-        )
+        report = report_of(ending, job.key, services.incarnation, services.attempt, services.used_seconds)
         services.reporter.publish(lambda: report, urgent=True)
     print(ending.message, file=sys.stderr)
     return exit_code_of(ending.reason)

@@ -15,6 +15,7 @@ from typing import Final
 from espalier_api.environment import ExitCode
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report, TrainerPhase
+from espalier_operator.clock import doubled
 from espalier_operator.facts import Ended, Terms
 from espalier_operator.job.observation import LAST_PHASES, End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
@@ -103,7 +104,7 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
 def failed(state: JobState, index: int, message: str, terms: Terms, now: float, timing: Timing) -> JobState:
     """Count a failure and delay the next start, twice as long each time; after `backoffLimit` there is none."""
     failures = state.failures + 1
-    wait = min(timing.restart * 2.0 ** min(failures - 1, 30), timing.max_restart)
+    wait = doubled(timing.restart, state.failures, timing.max_restart)
     again = state.with_worker(index, attempt=state.attempts[index] + 1, incarnation="")
     return replace(
         again,
@@ -122,7 +123,7 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
     if leader.end is not None and leader.end.at is not None:
         yield leader.end.at + timing.report
     elif (since := done_since(state, seen)) is not None:
-        yield since + timing.report
+        yield since + timing.leave
         yield since + timing.linger
 
 
@@ -141,6 +142,8 @@ def _completed(
 def _judge_leader(
     state: JobState, seen: Observation, leader: Incarnation, end: End, terms: Terms, now: float, timing: Timing
 ) -> JobState:
+    if seen.program:
+        return _judge_program(state, seen, leader, end, terms, now, timing)
     report = seen.report_of(leader.id)
     if _may_report_still(end, report, now, timing):
         return state
@@ -166,6 +169,25 @@ def _judge_leader(
     if isinstance(verdict, Failure):
         return failed(state, 0, verdict.message, terms, now, timing)
     return replace(_ended_by_others(state, 0, Reason.PREEMPTED), stopped_itself=True)
+
+
+def _judge_program(
+    state: JobState, seen: Observation, leader: Incarnation, end: End, terms: Terms, now: float, timing: Timing
+) -> JobState:
+    """Judge the leader of a program by its exit code alone: 0 ends the job, any other is a failure."""
+    if seen.unread and end.at is not None and abs(now - end.at) < timing.report:
+        return state
+    if end.external:
+        return _ended_by_others(state, 0, Reason.PREEMPTED, _again_at(leader, now, timing))
+    if state.stopping is not None:
+        return state  # it ended as it was asked to
+    if end.code == 0 and not end.overran:
+        return replace(state, ended=Ended(reason=Reason.COMPLETED, failed=False, message=end.message[:MAX_MESSAGE]))
+    code = 1 if end.code is None else end.code
+    text = f"{_describe(code)}; see its log"
+    if leader.started_at is None:
+        text = f"it could not be started, exit code {code}"
+    return failed(state, 0, _joined(text, end.message), terms, now, timing)
 
 
 def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:

@@ -107,7 +107,7 @@ def _overstays(state: JobState, seen: Observation, now: float, timing: Timing) -
     """
     done_since = ends.done_since(state, seen)
     says_so = seen.leader_runs and seen.phase in (TrainerPhase.STOPPED, TrainerPhase.FAILED)
-    return says_so and done_since is not None and now - done_since > timing.report
+    return says_so and done_since is not None and now - done_since > timing.leave
 
 
 def _allowance(state: JobState, timing: Timing) -> float:
@@ -135,8 +135,8 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
     gpus = (terms.min_replicas + min(state.extra, seen.extra_bound)) * terms.gpus_per_worker
     counted_until = now
     if leader is not None and leader.end is not None:
-        # Its own count holds, or all of its time where it was past the allowance.
-        kind = Leader.STARTING if _is_starting(seen) else Leader.ABSENT
+        # Its own count holds, or all of its time where it was past the allowance; a program has no count of its own.
+        kind = Leader.STARTING if _is_starting(seen) else Leader.TRAINING if seen.program else Leader.ABSENT
         until = max(read_at, min(now, now if leader.end.at is None else leader.end.at))
     elif seen.leader_is_silent:
         # Nobody knows whether it still runs. It is counted up to its last report, and the rest when it reports again.
@@ -147,7 +147,7 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         kind, until = leader_of(state, seen, now, timing), now
         silent = kind is Leader.TRAINING and _is_starting(seen)
         unwatched = now - read_at > timing.gap and now - seen.reported_at > timing.quiet
-        if kind is Leader.TRAINING and unwatched and (seen.fresh or not silent):
+        if kind is Leader.TRAINING and unwatched and (seen.fresh or not silent) and not seen.program:
             # Nobody watched: it ran while it reported so, and may have ended since, unseen by its node as well.
             until = max(read_at, min(seen.reported_at, now))
         if _overstays(state, seen, now, timing):
@@ -181,5 +181,7 @@ def _reported(state: JobState, seen: Observation, now: float) -> float:
 def _has_trained(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
     if leader_of(state, seen, now, timing) is Leader.TRAINING:
         return True
+    if seen.program:
+        return seen.fresh
     report = seen.report if seen.fresh else None
     return report is not None and (report.phase is TrainerPhase.COMPLETED or report.step > 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from espalier_api.allocation import Direction
+from espalier_operator.clock import doubled
 from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
 
 
@@ -157,6 +158,8 @@ class Timing:
     """Before a worker that ended before it began (its node refused it) is started again."""
     report: float = 3.0
     """Maximum delay of a leader's last report after its end."""
+    leave: float = 3.0
+    """Maximum time from a leader's last report until it ends that is not counted: libraries take a while to unload."""
     linger: float = 60.0
     """Maximum time from a leader's last report until it ends."""
     hold: float = 60.0
@@ -170,7 +173,7 @@ class Timing:
 
     def held(self, times: int) -> float:
         """Return for how long nothing is granted after so many attempts in a row that came to nothing before."""
-        return min(self.hold * 2.0 ** min(times, 30), self.max_hold)
+        return doubled(self.hold, times, self.max_hold)
 
     def scaled(self, scale: float) -> Timing:
         """Return these times for a clock that advances `scale` seconds in one second of this one."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from espalier_operator.actions import Action, Plan
@@ -30,8 +30,10 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
+from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
+from espalier_operator.policies.view import Share
 from espalier_operator.recent_use import RecentUse
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,8 @@ class KubeBackend:
         self.queue = WorkQueue(self._flush)
         self.snapshot: Snapshot | None = None
         """The last that was planned by."""
+        self.shares: Sequence[Share] = ()
+        """What the policy decided last, in the order in which shares are served."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
@@ -142,6 +146,18 @@ class KubeBackend:
         """Return the jobs that are there, for metrics."""
         return [job.live() for job in self.jobs.values()]
 
+    def sources(self) -> list[ProgressSource]:
+        """Return where the progress of programs is to be read."""
+        return [source for job in self.jobs.values() if (source := job.source()) is not None]
+
+    def take_reading(self, source: ProgressSource, values: Mapping[str, float]) -> None:
+        """Take in what was read of a program; its end can be judged after the last."""
+        job = self.jobs.get(source.job)
+        if job is not None:
+            job.take_reading(source, values, self._clock.now())
+            if source.ended:
+                self._wake()
+
     # ---- deciding
 
     async def apply(self, action: Action) -> None:
@@ -153,7 +169,7 @@ class KubeBackend:
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
         """Record why jobs get no more, and queue the jobs that have something to write or to do."""
-        self.snapshot = snapshot
+        self.snapshot, self.shares = snapshot, plan.shares
         if self._audit is not None:
             self._audit.add(snapshot, plan)
         now = self._clock.now()

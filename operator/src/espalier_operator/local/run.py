@@ -23,7 +23,7 @@ from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
 from espalier_operator.local.gpus import Gpus, Timeline
 from espalier_operator.local.job import PID_FILE, LocalJob, Starter
-from espalier_operator.local.layout import STATE_FILE
+from espalier_operator.local.layout import STATE_FILE, command_of
 from espalier_operator.local.ownership import mark, require_own
 from espalier_operator.local.process import Process, end_orphan
 from espalier_operator.local.settings import LocalRunError, LocalSettings
@@ -104,7 +104,12 @@ class LocalRun:
         before = {} if state is None else {entry.job: entry for entry in state.jobs}
         for name, job in by_name.items():
             folder = folders[name]
-            grace = grace_of(job, settings.grace_wall_seconds * settings.time_scale)
+            if job.spec.program is not None and not command_of(job):
+                raise LocalRunError(
+                    f"{name}: spec.template.spec.containers[0] has no command; images are not run on this machine, so "
+                    "give the command that the image would run"
+                )
+            grace = grace_of(job, settings.grace_wall_seconds * settings.time_scale, settings.time_scale)
             terms = Terms.of(job, grace_seconds=grace)
             if (wall := terms.pre_running_deadline_seconds) is not None:
                 # Importing torch takes as long at any time scale.
@@ -246,7 +251,7 @@ class LocalRun:
 
     def _train_together(self, job: LocalJob, now: float) -> None:
         """Start and end the processes that train with the leader, according to the job's GPUs."""
-        if job.job.spec.training.elastic_batch is None:
+        if not job.has_processes:
             return
         going_on = job.state.active and not job.state.ending
         wanted = [
@@ -276,7 +281,7 @@ class LocalRun:
         if self._settings.devices:
             held = self._gpus.of(job.key, Role.BASE)
             # If each base worker has a process, the leader sees only its own devices, otherwise those of all.
-            devices = [held[0]] if job.job.spec.training.elastic_batch is not None else held.values()
+            devices = [held[0]] if job.has_processes else held.values()
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for own in devices for device in own)
         url = self._settings.agent_url if self._agent is None else self._agent.url
         job.start(now, self._settings.trainer_command, url, variables)

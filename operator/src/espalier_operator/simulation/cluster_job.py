@@ -46,6 +46,8 @@ class ClusterJob:
         self._workers: dict[_Place, _Held] = {}
         self._nodes: list[str] = []
         """The nodes of the workers that it trains with."""
+        self._ran_seconds = 0.0
+        """For how long its leaders ran: their own count, which holds once they have ended."""
         self._acknowledged, self._acknowledges_at = 0, 0.0
         self._saved_at: float | None = None
         """When its leader has ended, or will have, as it was asked to."""
@@ -73,6 +75,9 @@ class ClusterJob:
         if self.job.completed_at is not None:
             return False
         changed = self.job.advance(now, seconds)
+        if self._nodes:
+            end = now + seconds if self.job.completed_at is None else self.job.completed_at
+            self._ran_seconds += max(0.0, end - now)
         if self.job.completed_at is not None:
             running = replace(self._observe(now), reported_at=self.job.completed_at)
             self.state = progress.look(self.state, running, self.terms, self.job.completed_at, _TIMING)
@@ -196,6 +201,7 @@ class ClusterJob:
             incarnation=base[0].id,
             acknowledged_generation=self._acknowledged,
             phase=phase,
+            used_seconds=self._ran_seconds,
             reason=Reason.COMPLETED if complete else None,
             updated_time=_NEVER_WRITTEN,
         )

@@ -60,15 +60,20 @@ class Throughputs:
             self._known[place] = self._read(gpu_type, str(kind), "null" if beside is None else str(beside))
         return self._known[place]
 
+    def job_types(self) -> list[str]:
+        """Return the types of jobs that were measured, in order."""
+        return sorted({job_type for job_type, _ in self._kinds()})
+
     def sizes(self, job_type: str) -> list[int]:
         """Return the numbers of GPUs with which jobs of that type were measured; rising."""
-        found = set[int]()
+        return sorted({size for name, size in self._kinds() if name == job_type})
+
+    def _kinds(self) -> Iterator[Kind]:
         for kinds in self._found.values():
             for kind in kinds if isinstance(kinds, dict) else ():
                 name, _, size = kind.removeprefix("('").removesuffix(")").rpartition("', ")
-                if name == job_type and size.isdecimal():
-                    found.add(int(size))
-        return sorted(found)
+                if size.isdecimal():
+                    yield name, int(size)
 
     def _read(self, gpu_type: str, kind: str, beside: str) -> float:
         value: Any = self._found

@@ -26,6 +26,9 @@ class SimulatedJob(ABC):
         self.origin = ""
         """File, line and field of its number of workers, for errors."""
         self.requested, self.most_workers = workers, max(workers, most)
+        self.priority = 0
+        self.preemptible: bool | None = None
+        """Whether it yields its base GPUs; None: as all jobs of the simulation."""
         self.placement: tuple[int, ...] = ()
         """Its workers on each of its nodes."""
         self.workers = 0

@@ -19,7 +19,7 @@ import torch
 from espalier_api.goodput import BatchLimits, Choice, best, choice, gain
 from espalier_api.job import BatchSizing, ElasticBatch, TrainingSpec
 from espalier_api.measurements import Measurements
-from espalier_api.throughput import fitted, step_times
+from espalier_api.throughput import fitted, on_type, step_times
 from espalier_trainer.checkpoint import BatchState
 from espalier_trainer.elastic.batches import Portion, fixed_portion
 from espalier_trainer.measuring.meter import Place
@@ -161,6 +161,7 @@ class GoodputBatching(Batching):
         if measured.gradient is not None and measured.gradient.samples >= LEAST_SAMPLES:
             self._keep(noise=measured.gradient)
         noise, points = self._state.noise, step_times(measured)
+        points = on_type(points, points[-1].gpu_type) if points else points
         if noise is None or not points or measured.speeds[-1].parameters != parameters:
             return None  # nothing is known yet of a model that has grown
         if not moved and not self._is_measured(measured, place, parameters):

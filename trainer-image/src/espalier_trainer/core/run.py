@@ -16,12 +16,14 @@ from typing import Final
 
 import torch
 
+from espalier_api.advice import offered
 from espalier_api.allocation import Allocation
+from espalier_api.events import NOT_GROWABLE
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import BATCH_METRIC, TrainerPhase
 from espalier_trainer import randomness
-from espalier_trainer.adapting import Adapter, report_outcome, undone
+from espalier_trainer.adapting import Adapter, Silence, report_outcome, undone
 from espalier_trainer.causes import ending_of
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
 from espalier_trainer.core import saving
@@ -99,7 +101,7 @@ class Run:
         self._scheduler = services.scheduler
         network = state.network
         self.progress = Progress(network.depth, network.parameters)
-        self._meter = Meter(network)
+        self._meter = Meter(network, services.gpu_type)
         self.journal = Journal(
             job.key,
             services.scheduler,
@@ -124,6 +126,7 @@ class Run:
         self.ending: Ending | None = None
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
+        self._silence = Silence()
         self._resumed, self._used = False, services.used_seconds
         self._first_step = 0
         """The step that this process began at."""
@@ -313,7 +316,8 @@ class Run:
         for warning in store.warnings if store is not None else ():
             self.journal.warn("CheckpointDamaged", warning)
         if self._cannot_grow and self._adapter is not None:
-            self.journal.warn("NotGrowable", self._cannot_grow)
+            self.journal.cannot_grow = self._cannot_grow
+            self.journal.warn(NOT_GROWABLE, self._cannot_grow)
 
     def _boundary(self) -> Ending | None:
         """The step boundary: read allocation, deadline and demands; save and report when it is time."""
@@ -416,6 +420,8 @@ class Run:
             or network.architecture is None
             or self.allocation.replicas <= self._scheduler.base_replicas()
             or progress.consultations >= self.job.spec.adaptation.max_adaptations
+            or self._silence.holds(self._scheduler.used_seconds())
+            or not offered(network.architecture)
             or not self.hooks.may_grow
         ):
             return True
@@ -427,7 +433,8 @@ class Run:
         consultation = self._adapter.consult(network, progress, self.allocation)
         if consultation.problem is not None and self.services.stop():
             return False  # the question was broken off; whoever resumes asks again
-        progress.consultations += 1
+        self._silence.heard(consultation.answered, self._scheduler.used_seconds(), self._scheduler.time_budget())
+        progress.consultations += consultation.answered
         if consultation.network is not network:
             if self.state.in_place:
                 # Where the grown one does not fit the process ends; started again it continues from here, as it was.

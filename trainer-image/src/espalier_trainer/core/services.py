@@ -70,6 +70,8 @@ class Services:
     """Returns why this leader must end because a later one has taken over; '' as long as none has."""
     step_took: Callable[[float], None] = lambda seconds: None
     """Called with the wall seconds between the ends of two optimizer steps."""
+    gpu_type: str = ""
+    """The type of GPU of the workers; empty: not known."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -109,6 +111,7 @@ def connect(
             attempt=settings.attempt,
             superseded=contracts.superseded,
             step_took=reporter.step_took,
+            gpu_type=settings.gpu_type,
         )
 
 

@@ -31,9 +31,9 @@ class Place:
 class Meter:
     """Not thread-safe: the training loop's own."""
 
-    def __init__(self, network: Network) -> None:
-        self._parameters = network.parameters
-        self._speeds, self._noise, self._losses = Speeds(), Noise(), LossCurve()
+    def __init__(self, network: Network, gpu_type: str = "") -> None:
+        self._parameters, self._gpu_type = network.parameters, gpu_type
+        self._speeds, self._noise, self._losses = Speeds(gpu_type=gpu_type), Noise(), LossCurve()
         self._sampling, self._successive = Sampling(), Successive()
         self._alone_cost = 0.0
         """Seconds that the first of two successive gradients cost."""
@@ -44,7 +44,8 @@ class Meter:
     def restore(self, measurements: Measurements) -> None:
         """Continue from what a checkpoint has kept."""
         if not measurements.is_empty:
-            self._speeds, self._noise = Speeds(measurements.speeds), Noise(measurements.gradient)
+            self._speeds = Speeds(measurements.speeds, gpu_type=self._gpu_type)
+            self._noise = Noise(measurements.gradient)
             self._losses = LossCurve(measurements.losses)
 
     def network_changed(self, network: Network) -> None:

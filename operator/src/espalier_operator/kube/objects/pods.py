@@ -102,6 +102,12 @@ class Pod:
     """Seconds for which it stays bound to a node that does not report, infinite for ever."""
     announced: tuple[int, str | None] | None
     """Generation and stop of the allocation annotation."""
+    ready: bool = True
+    """The readiness probe of its first container, if it has one, succeeds."""
+    address: str = ""
+    """Its own address; empty if it has none, or that of its node."""
+    container: str = ""
+    """Name of its first container."""
 
     @property
     def key(self) -> str:
@@ -168,6 +174,9 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         message=_end_message(status, ends) if ended or code is not None else message,
         patience=DEFAULT_PATIENCE if owner is None else _patience(spec),
         announced=None if owner is None else _announced(metadata),
+        ready=owner is None or _is_ready(spec, trainer),
+        address="" if owner is None else _address(status),
+        container="" if owner is None else next((text(each, "name") for each in entries(spec, "containers")), ""),
     )
 
 
@@ -361,6 +370,16 @@ def _announced(metadata: Raw) -> tuple[int, str | None] | None:
         return None  # somebody changed it; it is written again
     generation = whole(document, "allocation", "generation")
     return None if generation is None else (generation, text(document, "stop") or None)
+
+
+def _is_ready(spec: Raw, trainer: Iterable[Raw]) -> bool:
+    first = next(entries(spec, "containers"), {})
+    return not mapping(first, "readinessProbe") or any(entry.get("ready") is True for entry in trainer)
+
+
+def _address(status: Raw) -> str:
+    own = text(status, "podIP")
+    return "" if own == text(status, "hostIP") else own
 
 
 def _is_true(status: Raw, kind: str) -> bool:

@@ -15,6 +15,7 @@ from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.progress import ProgressReader
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
@@ -77,6 +78,7 @@ class Operator:
             self.store, writer, settings, clock, rules, metrics.signals, self._wake, self.recent_use, audit
         )
         self._audit = audit
+        self._progress = ProgressReader(client, clock, self.backend.sources, self.backend.take_reading)
         chosen = policy or configured(rules.policy)
         self.loop = Loop(self.backend, chosen, clock, observer=metrics, memory=self.policy_memory)
         self._informer = Informer(client, configuration, self.store, settings, clock, self._listed, doubt, kopf_started)
@@ -97,11 +99,13 @@ class Operator:
         stopped = asyncio.create_task(self._stop.wait())
         watching = asyncio.create_task(self._informer.run(), name="watch")
         planning = asyncio.create_task(self._plan(), name="plan")
-        auditing = [] if self._audit is None else [asyncio.create_task(self._audit.run(), name="audit")]
-        tasks = (stopped, watching, planning, *auditing)
+        beside = [asyncio.create_task(self._progress.run(), name="progress")]
+        if self._audit is not None:
+            beside.append(asyncio.create_task(self._audit.run(), name="audit"))
+        tasks = (stopped, watching, planning, *beside)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for failed in (watching, planning, *auditing):
+            for failed in (watching, planning, *beside):
                 if failed.done():
                     failed.result()
             planning.cancel()

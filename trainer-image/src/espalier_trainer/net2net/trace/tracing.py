@@ -7,7 +7,8 @@ no second pass for shapes, and does not patch the classes of `torch`. Neither ca
 *values* of a tensor. Such a model is run once on real data in eval mode, and the trace records that.
 
 The forward runs in train mode, whatever the model's own mode is, because it then takes every branch that training needs
-(auxiliary heads). If that fails (batch norm on one value), it runs in eval mode.
+(auxiliary heads). If that fails (batch norm on one value), it runs in eval mode. A model may do something else in eval
+mode (return features, fuse layers), so growth compares this trace with that of eval mode.
 """
 
 from __future__ import annotations
@@ -28,17 +29,21 @@ from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.recorder import Recorder
 
 
-def trace(model: nn.Module, example_input: ExampleInput) -> Graph:
+def trace(model: nn.Module, example_input: ExampleInput, *, training: bool = True) -> Graph:
     """Return what `model` executes on inputs of the example's shape; the model is not changed.
+
+    Without `training` it runs in eval mode only.
 
     Raises `GrowthError` for a wrapped, scripted or uninitialised model, and where its forward fails on the example.
     """
     _check_bare(model)
     args, kwargs = as_arguments(example_input)
     failure: Exception | None = None
-    for training, device in ((True, "meta"), (False, "meta"), (False, None)):
+    for in_training, device in ((True, "meta"), (False, "meta"), (False, None)):
+        if in_training and not training:
+            continue
         try:
-            return _record(model, args, kwargs, training=training, device=device)
+            return _record(model, args, kwargs, training=in_training, device=device)
         # Whatever the user's forward raises on tensors without data: the next way of running it decides.
         except Exception as error:
             failure = error

@@ -43,34 +43,65 @@ _DROPOUTS = frozenset(
 
 
 def tried_groups(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Groups:
-    """Return the groups of `model` that pass the trial; `graph` is its trace on the example."""
+    """Return the groups of `model` that pass the trial, each by itself; `graph` is its trace on the example."""
     groups = find_groups(model, graph)
     if not groups.found:
         return groups
-    failed = PerturbedModel.of(model, example_input).failing(groups.found)
+    perturbed = PerturbedModel.of(model, example_input)
+    failed = perturbed.failing(groups.found)
+    if len(groups.found) > 1:
+        # What passed together with others may depend on their width: `one.view_as(other)`.
+        traces = Traces(graph, trace(model, example_input, training=False))
+        for group in groups.found:
+            if group.id not in failed and not _alone_alike(model, group, traces, groups, example_input):
+                failed |= perturbed.failing([group])
     return groups.without(failed)
+
+
+def _alone_alike(
+    model: nn.Module, group: WideningGroup, traces: Traces, groups: Groups, example_input: ExampleInput
+) -> bool:
+    replications = {group: group.replication(group.next_width, seed=1)}
+    wider = copied(model, share=True)
+    apply_in_place(wider, replications)
+    return executes_alike(wider, traces, groups, replications, example_input)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a model executes in train mode, and in eval mode."""
+
+    training: Graph
+    evaluation: Graph
 
 
 def executes_alike(
     wider: nn.Module,
-    graph: Graph,
+    before: Traces,
     groups: Groups,
     widened: Mapping[WideningGroup, Replication],
     example_input: ExampleInput,
 ) -> bool:
     """Return whether the wider model calls the same functions with the same numbers, on the expected shapes.
 
-    `graph` and `groups` are those before the widening, `widened` is what was done to them.
+    In both modes; `before` and `groups` are those before the widening, `widened` is what was done to them.
 
     If so, nothing else has changed, and the trial on values, which takes a hundred times as long, can be skipped. Sizes
     in reshapes may differ, because shapes are compared. Other numbers that differ (`normalized_shape` of a functional
     layer norm) may be right or wrong, so they need the trial.
     """
     try:
-        after = trace(wider, example_input)
+        after = Traces(trace(wider, example_input), trace(wider, example_input, training=False))
     except GrowthError:
         return False
     replications = {group.space: replication for group, replication in widened.items()}
+    return all(
+        _alike(one, other, groups, replications)
+        for one, other in ((before.training, after.training), (before.evaluation, after.evaluation))
+    )
+
+
+def _alike(graph: Graph, after: Graph, groups: Groups, replications: Mapping[int, Replication]) -> bool:
     if graph.outputs != after.outputs or list(graph.operations) != list(after.operations):
         return False
     return all(

@@ -80,7 +80,12 @@ BAD: tuple[tuple[str, Any, str, str], ...] = (
     ("spec.adaptation.mode", "off", "spec.adaptation.mode", 'supported values: "Auto", "DryRun", "Off"'),
     ("spec.adaptation.mode", False, "spec.adaptation.mode", 'must be of type string: "boolean"'),
     ("spec.adaptation.actions", [], "spec.adaptation.actions", "should have at least 1 items"),
-    ("spec.adaptation.actions", ["Shrink"], "spec.adaptation.actions[0]", 'supported values: "Deepen", "Widen"'),
+    (
+        "spec.adaptation.actions",
+        ["Shrink"],
+        "spec.adaptation.actions[0]",
+        'supported values: "Deepen", "Widen", "AddBlock"',
+    ),
     ("spec.adaptation.agent.url", "agent:8080", "spec.adaptation.agent.url", "should match '^https?://"),
     ("spec.training.model", {}, "spec.training.model", ONE_OF),
     ("spec.training.model.name", "cnn1", "spec.training.model", ONE_OF),

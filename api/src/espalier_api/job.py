@@ -95,6 +95,14 @@ class Insertion(StrEnum):
     """The paper's insertion: convolution + identity batch norm. Exact in eval mode only."""
     CALIBRATED_BATCH_NORM = "CalibratedBatchNorm"
     """Convolution + batch norm calibrated on a batch. Near-exact in train mode on similar batches."""
+    SCALED = "Scaled"
+    """For `AddBlock`: the whole run of blocks is copied, and the last projections of all its blocks are halved. Not
+    exact: the loss jumps and recovers. A single layer is inserted as with `Exact`."""
+
+    @property
+    def normed(self) -> bool:
+        """Whether a layer gets a batch norm where its place has one."""
+        return self in (Insertion.IDENTITY_BATCH_NORM, Insertion.CALIBRATED_BATCH_NORM)
 
 
 class ElasticBatch(StrEnum):

@@ -21,6 +21,7 @@ Exit codes: 0 it worked, 1 a job failed or something broke, 2 what was given can
 _ELSEWHERE = {
     "run": "espalier_cli.run_command:run",
     "simulate": "espalier_cli.simulate_command:simulate",
+    "points": "espalier_cli.points_command:points",
     "agent": "espalier_cli.agent_command:agent",
     "list": "espalier_cli.cluster.list_command:list_jobs",
     "explain": "espalier_cli.cluster.explain_command:explain",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,40 +74,6 @@ def test_a_job_moves_only_for_more_than_a_restart_costs() -> None:
     assert types_of(again) == types_of(first)
     gained = decided(jobs, Speeds((2.00, 1.0), (1.01, 1.0)), memory=first.memory)
     assert types_of(gained) == {"0": "a", "1": "b"}
-
-
-def test_a_running_job_that_does_not_yield_keeps_its_type() -> None:
-    held = replace(job(0, 2, workers=2), gpu_type="a", yields=False)
-    assert types_of(decided((held, job(1, 2)), Speeds((1.0, 1.0), (9.0, 1.0)))) == {"0": "a", "1": "b"}
-    assert types_of(decided((replace(held, yields=True), job(1, 2)), Speeds((1.0, 1.0), (9.0, 1.0))))["1"] == "a"
-
-
-class Scaling:
-    """A job that is faster with each worker."""
-
-    remaining_steps, tried_workers = 1000.0, 2
-
-    def step_seconds(self, workers: int) -> float:
-        return 1 / workers**0.9
-
-    def goodput(self, nodes: int, workers: int) -> float:
-        return workers**0.9
-
-
-def test_an_elastic_job_grows_into_the_rest_of_its_type() -> None:
-    elastic = replace(job(0, 1, workers=1), gpu_type="a", max_workers=4)
-    view = View(
-        now=1000.0,
-        gpus=4,
-        jobs=(elastic, job(1, 1)),
-        nodes={"n": 2, "m": 2},
-        outlooks={"0": Scaling()},
-        gpu_types={"a": 2, "b": 2},
-        speeds=Speeds((2.0, 1.0), (1.0, 2.0)),
-    )
-    shares = {share.job: share for share in configured("goodput").decide(view).shares}
-    assert (shares["0"].workers, shares["0"].gpu_type) == (2, "a")
-    assert (shares["1"].workers, shares["1"].gpu_type) == (1, "b")
 
 
 JOBS = st.lists(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from espalier_api.architecture import Architecture
-from espalier_api.growth import described
+from espalier_api.growth import described, operation_names
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.history import Traced, step_of
@@ -44,6 +44,6 @@ def describe(
     architecture = Architecture(layers=graph.layers(), outputs=graph.outputs)
     if before is not None:
         operations = (each.name for each in described(before))
-    for name in dict.fromkeys((DEEPEN.name, *operations)):
+    for name in sorted({DEEPEN.name, *operations}, key=operation_names().index):
         architecture = step_of(name).described(traced, architecture, before)
     return Architecture.model_validate(dict(architecture))

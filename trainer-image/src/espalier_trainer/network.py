@@ -70,7 +70,15 @@ def new_network(
     insertion: Insertion,
     operations: Sequence[str] = (DEEPEN.name,),
 ) -> tuple[Network, str]:
-    """Return the starting network, and what becomes of it where it cannot grow by all of `operations` ('' if it can).
+    """Return the starting network, and what it cannot do, as `starting_architecture` does."""
+    architecture, problem = starting_architecture(module, example_input, insertion, operations)
+    return Network(module, build_optimizer(spec, module), architecture), problem
+
+
+def starting_architecture(
+    module: nn.Module, example_input: Tensor, insertion: Insertion, operations: Sequence[str]
+) -> tuple[Architecture | None, str]:
+    """Return the description of a starting model, None where there is none, and what it cannot do ('' if nothing).
 
     One that cannot grow by an operation is described for those before it; growth points come first.
     """
@@ -91,7 +99,7 @@ def new_network(
         done = " and ".join(each.participle for each in described(architecture))
         left_out = " or ".join(operation(name).participle for name in others[count:])
         problem = f"the model will be {done}, not {left_out}: {problem}"
-    return Network(module, build_optimizer(spec, module), architecture), problem
+    return architecture, problem
 
 
 def nowhere(operations: Sequence[str]) -> str:

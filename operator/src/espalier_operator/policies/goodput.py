@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Final
 
-from espalier_operator.policies.goodput_by_type import types_of
-from espalier_operator.policies.leases import gpus_of
+from espalier_operator.policies.goodput_by_type import by_type
 from espalier_operator.policies.nearness import near
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View
 
@@ -19,8 +18,6 @@ ROUND_SECONDS: Final = 60.0
 _UNBOUNDED: Final = 1_000_000
 _RESTARTS: Final = "restarts"
 """By job: how often its workers have changed since it started."""
-_TYPES: Final = "types"
-"""By job: the type of GPU that it was given last, where there are several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +33,7 @@ class GoodputPolicy:
     A change costs a restart. So a job grows only where its goodput rises even with the time lost to restarts so far
     and to one more (5.1 of the paper), and shrinks only where the others need its GPUs.
 
-    Where GPUs differ in type, `goodput_by_type` gives the base workers; more go to jobs on the same type.
+    Where GPUs differ in type, jobs keep the workers that they asked for, and `goodput_by_type` decides who runs where.
     """
 
     fairness: float = 1.0
@@ -63,56 +60,44 @@ class GoodputPolicy:
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum up to all GPUs at most, the oldest job first; by type of GPU where they differ."""
-        restarts, types = view.memory.get(_RESTARTS, {}), dict[Candidate, str]()
-        workers = dict[Candidate, int]()
-        if view.gpu_types and view.speeds is not None:
-            types = types_of(view, view.speeds, view.memory.get(_TYPES, {}), self.restart_seconds)
-            for gpu_type, gpus in view.gpu_types.items():
-                alike = {job: job.min_workers for job, each in types.items() if each == gpu_type}
-                self._grow(view, alike, gpus - sum(map(gpus_of, alike)), restarts)
-                workers |= alike
-            workers = {job: workers.get(job, 0) for job in dict.fromkeys([*types, *view.jobs])}
-        else:
-            free = view.gpus
-            for job in sorted(view.jobs, key=lambda job: (job.submitted_at, job.key)):
-                workers[job] = job.min_workers if gpus_of(job) <= free else 0
-                free -= gpus_of(job) if workers[job] else 0
-            self._grow(view, workers, free, restarts)
-        nodes = {} if types else near(view, workers)
-        known = any(count and job.key in view.outlooks for job, count in workers.items())
-        return Decision(
-            shares=tuple(
-                Share(
-                    job=job.key,
-                    workers=count,
-                    spare=0 if job.key in view.outlooks or not count else job.max_workers - count,
-                    gpu_type=types.get(job),
-                    nodes=nodes.get(job.key, ()),
-                )
-                for job, count in workers.items()
-            ),
-            preempts=True,
-            until=view.now + ROUND_SECONDS if types or known else None,
-            memory={
-                _RESTARTS: {
-                    job.key: restarts.get(job.key, -1) + (count not in (0, job.workers))
-                    for job, count in workers.items()
-                },
-                **({_TYPES: {job.key: gpu_type for job, gpu_type in types.items()}} if types else {}),
-            },
-        )
-
-    def _grow(self, view: View, workers: dict[Candidate, int], free: int, restarts: Mapping[str, int]) -> None:
-        """Raise `workers`, which are the base workers or none, by as many as `free` GPUs are best for."""
+        if view.gpu_types and view.speeds is not None and not view.continuous:
+            return by_type(view, view.speeds, self.restart_seconds)
+        restarts = view.memory.get(_RESTARTS, {})
+        jobs = sorted(view.jobs, key=lambda job: (job.submitted_at, job.key))
+        free, workers = view.gpus, dict[Candidate, int]()
+        for job in jobs:
+            needs = job.min_workers * job.gpus_per_worker
+            workers[job] = job.min_workers if needs <= free else 0
+            free -= needs if needs <= free else 0
         prospects = {
             job: _prospect(view, job, view.outlooks[job.key], self.fairness, self.growth)
-            for job in workers
+            for job in jobs
             if job.key in view.outlooks and workers[job]
         }
         free = _fill(prospects.values(), workers, free)
         free = self._spare_restarts(view.now, prospects, workers, free, restarts)
         changing = (prospect for job, prospect in prospects.items() if workers[job] != job.workers)
         _fill(changing, workers, free)
+        nodes = near(view, workers)
+        return Decision(
+            shares=tuple(
+                Share(
+                    job=job.key,
+                    workers=count,
+                    spare=0 if job.key in view.outlooks or not count else job.max_workers - count,
+                    nodes=nodes.get(job.key, ()),
+                )
+                for job, count in workers.items()
+            ),
+            preempts=True,
+            until=view.now + ROUND_SECONDS if prospects else None,
+            memory={
+                _RESTARTS: {
+                    job.key: restarts.get(job.key, -1) + (count not in (0, job.workers))
+                    for job, count in workers.items()
+                }
+            },
+        )
 
     def _spare_restarts(
         self,

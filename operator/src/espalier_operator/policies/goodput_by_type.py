@@ -2,7 +2,7 @@
 
 A job's speedup on a type is its speed there over that on an average GPU, as its goodput counts over that with an equal
 part of all GPUs elsewhere (eq. 9 of Pollux; 4.1 of Gavel). GPUs go to the jobs and types with the largest value, one
-after the other; each job gets its base workers on one type. Nobody needs to know how long a job will take: one that has
+after the other; jobs keep the workers that they asked for. Nobody needs to know how long a job will take: one that has
 waited counts more, by its age over the time that it has run, so that short jobs, which have run little, end early, and
 no job waits for ever.
 """
@@ -10,12 +10,15 @@ no job waits for ever.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.leases import LEASE_SECONDS, gpus_of
-from espalier_operator.policies.view import Candidate, Speeds, View
+from espalier_operator.policies.view import Candidate, Decision, Speeds, View, base_share
 
+TYPES: Final = "types"
+"""In the memory: the type of GPU that each job was given last."""
 _NEW_SECONDS: Final = 3600.0
 """Ages and times run count from there, so that the first minutes of a job do not decide."""
 _AGE: Final = 0.25
@@ -24,30 +27,25 @@ _SIZE: Final = 0.75
 of Gavel, with other seeds."""
 
 
-def types_of(view: View, speeds: Speeds, before: Mapping[str, str], restart_seconds: float) -> dict[Candidate, str]:
-    """Return the type of GPU of each job that runs until the next decision, the most valuable job first.
-
-    `before` is the type that a job was given last. It keeps it, unless another is worth a restart. A running job that
-    does not yield its GPUs keeps them in any case.
-    """
+def by_type(view: View, speeds: Speeds, restart_seconds: float) -> Decision:
+    """Return a share with a type of GPU for each job that runs until the next lease, the most valuable first."""
+    before: Mapping[str, str] = view.memory.get(TYPES, {})
     stay = 1 + restart_seconds / LEASE_SECONDS
-    free, chosen = dict(view.gpu_types), dict[Candidate, str]()
-    for job in view.jobs:
-        if not job.yields and job.workers and job.gpu_type in free:
-            chosen[job] = job.gpu_type
-            free[job.gpu_type] -= gpus_of(job)
     places = [
-        (value * (stay if job.workers and (job.gpu_type or before.get(job.key)) == each else 1.0), -place, each, job)
+        (value * (stay if before.get(job.key) == gpu_type and job.workers else 1.0), -place, gpu_type, job)
         for place, job in enumerate(view.jobs)
-        if job not in chosen
-        for each, value in _values(view, speeds, job).items()
+        for gpu_type, value in _values(view, speeds, job).items()
     ]
-    places.sort(key=lambda place: place[:2], reverse=True)
+    places.sort(key=lambda each: each[:2], reverse=True)
+    free, chosen = dict(view.gpu_types), dict[str, str]()
+    shares = []
     for _, _, gpu_type, job in places:
-        if job not in chosen and gpus_of(job) <= free[gpu_type]:
+        if job.key not in chosen and gpus_of(job) <= free[gpu_type]:
             free[gpu_type] -= gpus_of(job)
-            chosen[job] = gpu_type
-    return chosen
+            chosen[job.key] = gpu_type
+            shares.append(replace(base_share(job), gpu_type=gpu_type))
+    waiting = (replace(base_share(job), workers=0, spare=0) for job in view.jobs if job.key not in chosen)
+    return Decision(shares=(*shares, *waiting), preempts=True, until=view.now + LEASE_SECONDS, memory={TYPES: chosen})
 
 
 def _values(view: View, speeds: Speeds, job: Candidate) -> dict[str, float]:

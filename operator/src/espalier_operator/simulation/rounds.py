@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from espalier_operator.policies import Policy, elasticity_of
+from espalier_operator.policies import Policy
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, View
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import SimulatedJob
@@ -30,7 +30,7 @@ class Node:
 
 def base_workers(job: SimulatedJob, policy: Policy) -> int:
     """Return the workers that `job` has or waits for: one where the policy chooses their number from one on."""
-    return job.requested if elasticity_of(policy) is Elasticity.FIXED else 1
+    return job.requested if policy.elasticity is Elasticity.FIXED else 1
 
 
 def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None:

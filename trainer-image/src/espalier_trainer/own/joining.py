@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from espalier_api.environment import ExitCode, Role
+from espalier_api.growth.widen import WIDEN
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.validation import JobFileError, load_job
 from espalier_trainer.core.batching import batching_of
@@ -116,7 +117,11 @@ def _feed(
 ) -> tuple[Feed, str]:
     """Return the batches, and why the model cannot grow ('' if it can, or if this was not requested)."""
     feed = Feed(loader, job.spec.training.elastic_batch or ElasticBatch.KEEP_GLOBAL, seed)
-    return feed, state.may_grow(_example(feed, state), job.spec.adaptation.insertion) if grow else ""
+    if not grow:
+        return feed, ""
+    spec = job.spec.adaptation
+    only_adding = [name for name in spec.actions if name != WIDEN.name]
+    return feed, state.may_grow(_example(feed, state), spec.insertion, only_adding)
 
 
 def _example(feed: Feed, state: OwnState) -> torch.Tensor:

@@ -85,7 +85,7 @@ class Block:
 
     def variant(self, insertion: Insertion) -> Block:
         """Return the block as this insertion makes it: the exact one has no batch norm."""
-        return replace(self, norm=None) if Insertion(insertion) is Insertion.EXACT else self
+        return self if Insertion(insertion).normed else replace(self, norm=None)
 
 
 def block_like(

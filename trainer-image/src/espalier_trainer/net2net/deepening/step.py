@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
 from espalier_api.job import Insertion
+from espalier_trainer.net2net.block.step import BlockAdded, blocks_of
 from espalier_trainer.net2net.deepening.deepen import deepen
 from espalier_trainer.net2net.deepening.trial import checked_insertion_points
 from espalier_trainer.net2net.history import GrowthStep, Traced, check_equal, replay
@@ -52,7 +53,7 @@ class Deepened(GrowthStep):
 
 
 def rebuild(model: nn.Module, architecture: Architecture, example_input: ExampleInput) -> nn.Module:
-    """Return a copy of `model`, the result of the original constructor, deepened to match `architecture`.
+    """Return a copy of `model`, the result of the original constructor, with the layers and blocks of `architecture`.
 
     The state dict of the model described by `architecture` loads into the copy strictly; until then the new layers
     are identities. Raises `GrowthError` with the first layer that differs if `model` is not the starting model of
@@ -63,16 +64,21 @@ def rebuild(model: nn.Module, architecture: Architecture, example_input: Example
     return deeper
 
 
-def history_of(architecture: Architecture) -> tuple[Deepened, ...]:
-    """Return the deepening steps in a description, point by point: their original order is unknown."""
+def history_of(architecture: Architecture) -> tuple[Deepened | BlockAdded, ...]:
+    """Return the steps in a description that only added layers, point by point: their original order is unknown.
+
+    Blocks that hold grown layers were copied after these were grown, others before.
+    """
     names = {layer.name for layer in architecture.layers}
 
     def insertion(block: str, index: int) -> Insertion:
         normed = f"{block}.{index}.norm" in names
         return Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT
 
-    return tuple(
+    deepened = tuple(
         Deepened(point=point.id, insertion=insertion(point.block, index))
         for point in architecture.growth_points
         for index in range(point.grown)
     )
+    blocks, late = blocks_of(architecture)
+    return (*deepened, *blocks) if late else (*blocks, *deepened)

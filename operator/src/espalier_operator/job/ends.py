@@ -184,10 +184,8 @@ def _judge_program(
     if end.code == 0 and not end.overran:
         return replace(state, ended=Ended(reason=Reason.COMPLETED, failed=False, message=end.message[:MAX_MESSAGE]))
     code = 1 if end.code is None else end.code
-    text = f"{_describe(code)}; see its log"
-    if leader.started_at is None:
-        text = f"it could not be started, exit code {code}"
-    return failed(state, 0, _joined(text, end.message), terms, now, timing)
+    text = _describe(code) if leader.started_at is not None else f"it could not be started, exit code {code}"
+    return failed(state, 0, f"{text}: {end.message}" if end.message else f"{text}; see its log", terms, now, timing)
 
 
 def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:

@@ -23,7 +23,7 @@ from random import Random
 
 from harness.printed import Columns, columned, environment
 
-from espalier_operator.policies import Policy, elasticity_of
+from espalier_operator.policies import Policy
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, View
 from espalier_operator.simulation.cluster import nodes_of
@@ -99,7 +99,7 @@ def rows(folder: Path) -> Iterator[dict[str, object]]:
             simulation, runs = DRIVERS[driver]
             for _ in range(runs + (driver == "rounds")):  # the first one interpolates
                 jobs = read_pollux(
-                    folder / "workloads" / f"{prefix}{workload}.csv", profiles, elasticity_of(configured(policy))
+                    folder / "workloads" / f"{prefix}{workload}.csv", profiles, configured(policy).elasticity
                 )
                 simulated, began = simulation(jobs, nodes_of(CLUSTER), configured(policy)), time.process_time()
                 simulated.run()

@@ -85,6 +85,7 @@ LABELS: Final = {
     "route": "path of the HTTP API",
     "record": "what is stored: `decision`, `outcome` or `shadow`",
     "agreed": "`yes` if the shadow policy gives the same answer, else `no`",
+    "part": "part of a share: `share`, or `spare` for what it may have beyond while nobody needs it",
     "split": "part of the data: `train`, `validation`",
 }
 """The meaning of each label."""
@@ -154,6 +155,20 @@ FAMILIES: Final = (
             "espalier_job_workers",
             "Workers that train together, as the job's leader reports; no series if it trains alone.",
             JOB,
+            (),
+        ),
+        (
+            _G,
+            "espalier_job_policy_place",
+            "The job's place in the order of the scheduling policy, from 1; no series if it has no share.",
+            JOB,
+            (),
+        ),
+        (
+            _G,
+            "espalier_job_share_workers",
+            "Workers that the scheduling policy gives the job, and those more that it may have while they are spare.",
+            (*JOB, "part", "gpu_type"),
             (),
         ),
         (

@@ -142,7 +142,7 @@ def summarize(
 
 def _dataset(job: AdaptiveTrainingJob) -> str:
     template = job.spec.template
-    if template is not None and template.spec.containers[0].command:
+    if job.spec.program is not None or (template is not None and template.spec.containers[0].command):
         return ""
     dataset = job.spec.training.dataset
     given = {name: value for name, value in dataset.to_json().items() if name not in ("name", "entrypoint") and value}

@@ -79,6 +79,9 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
     """Run the jobs to their ends, or until SIGINT or SIGTERM; write each job's `result.json` and `training.png`."""
     views = [JobRow(job.metadata.name, job.spec.time_budget_seconds) for job in jobs]
     stopped = False
+    names = [job.metadata.name for job in jobs]
+    logs = [f"{name}: prints into {folder_of(settings.directory, name, jobs) / layout.TRAINER_LOG}" for name in names]
+    logs_told: list[str] = []
 
     async def run() -> dict[str, LocalOutcome]:
         nonlocal stopped
@@ -98,6 +101,10 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
                 display.show(job, event)
 
             def on_tick(view: RunView) -> None:
+                if not logs_told:
+                    logs_told.extend(logs)
+                    for line in logs:
+                        console.print(line, highlight=False, soft_wrap=True)
                 display.tick({job.name: job.used_seconds for job in view.jobs})
 
             return await run_local(jobs, settings, on_event=on_event, stop=stop, on_tick=on_tick)

@@ -122,10 +122,6 @@ def run(
         hint = "--simulate counts GPUs without using them" if devices else None
         raise InputError(str(error), hint) from error
     console = Console(stderr=True)
-    for job in jobs:
-        name = job.metadata.name
-        log = folder_of(directory, name, jobs) / TRAINER_LOG
-        console.print(f"{name}: what its trainer prints is in {log}", highlight=False, soft_wrap=True)
     try:
         if restart:
             clear(directory, jobs)

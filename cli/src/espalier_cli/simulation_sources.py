@@ -9,7 +9,7 @@ from typing import Final
 
 from espalier_api.job import BasePreemption
 from espalier_cli.errors import InputError
-from espalier_operator.planning import Policy, elasticity_of
+from espalier_operator.planning import Policy
 from espalier_operator.simulation.cluster import nodes_of
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.gavel import FORMAT, Throughputs, nodes_by_type, read_gavel
@@ -121,7 +121,7 @@ class Source:
             return generate(trace, seed, gpus)
         if self.profiles is not None and not self._known:
             self._known["profiles"] = Profiles(self.profiles)
-        return READERS[self.form](Path(trace), self._known.get("profiles"), elasticity_of(policy))
+        return READERS[self.form](Path(trace), self._known.get("profiles"), policy.elasticity)
 
     def _prepared_by_type(self, trace: str, policy: Policy, seed: int) -> Simulation:
         nodes = nodes_by_type(self.cluster or "")

@@ -17,7 +17,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from espalier_api import environment
 from espalier_api.documents import first_fault
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, BasePreemption, ElasticBatch
+from espalier_api.goodput import BatchLimits
+from espalier_api.job import (
+    AdaptationMode,
+    AdaptiveTrainingJob,
+    BasePreemption,
+    BatchSizing,
+    ElasticBatch,
+    TrainingSpec,
+)
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
 from espalier_api.throughput import StepTime
@@ -162,6 +170,8 @@ class Terms:
     """Whether extra workers train; if so, a job that does not adapt can use them as well."""
     scales_batch: bool = False
     """Whether a step of more workers has more examples (`elasticBatch: scaleLinear`)."""
+    batch_limits: BatchLimits | None = None
+    """Within which its trainer chooses the batch size by goodput; None: it is the author's."""
     suspend: bool = False
     backoff_limit: int = 3
     max_preemptions: int | None = None
@@ -203,11 +213,22 @@ class Terms:
             program=spec.program is not None,
             trains_together=spec.training.elastic_batch is not None,
             scales_batch=spec.training.elastic_batch is ElasticBatch.SCALE_LINEAR,
+            batch_limits=_batch_limits(spec.training),
             suspend=spec.suspend,
             backoff_limit=spec.backoff_limit,
             max_preemptions=spec.max_preemptions,
             pre_running_deadline_seconds=spec.pre_running_deadline_seconds,
         )
+
+
+def _batch_limits(training: TrainingSpec) -> BatchLimits | None:
+    if training.batch is BatchSizing.FIXED:
+        return None
+    return BatchLimits(
+        batch_size=training.batch_size,
+        max_batch_size=training.max_batch_size or training.batch_size,
+        max_pass_size=training.max_batch_size_per_worker,
+    )
 
 
 def grace_of(job: AdaptiveTrainingJob, least_seconds: float, scale: float = 1.0) -> float:
@@ -302,6 +323,8 @@ class JobFacts:
     """What was measured of its steps, the newest at the end."""
     done: float | None = None
     """The part of its work that a program says it has done, 0 to 1; None if it does not say."""
+    noise_scale: float | None = None
+    """Of its gradients, in examples; None: not known, or too large to tell."""
 
     @property
     def claim(self) -> Claim:

@@ -18,6 +18,7 @@ from espalier_operator.facts import Snapshot
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policy_memory import PolicyMemory
+from espalier_operator.resuming import plan_resumed
 
 logger = logging.getLogger(__name__)
 
@@ -147,17 +148,8 @@ class Loop:
     def _plan(self, snapshot: Snapshot) -> tuple[Snapshot, Plan]:
         """Return what is planned, and the snapshot with what the policy remembers."""
         seen = replace(snapshot, policy_memory=self._memory.memory)
-        try:
-            return seen, plan(seen, self._policy, seen.taken_at)
-        except Exception:
-            # What another version of the policy left may be anything. It must not keep the scheduler from starting.
-            if not self._memory.is_resumed:
-                raise
-            logger.warning(
-                "policy %s begins anew: it cannot decide by what it remembers", self._policy.name, exc_info=True
-            )
-            self._memory.forget()
-        seen = replace(snapshot, policy_memory={})
+        if self._memory.is_resumed:
+            return plan_resumed(seen, self._policy, seen.taken_at)
         return seen, plan(seen, self._policy, seen.taken_at)
 
     def _say_ignored(self, ignored: Sequence[str]) -> None:

@@ -373,6 +373,7 @@ class _Tick:
             actions=tuple(self._actions),
             refusals=self._refusals,
             placements=self._placements(),
+            shares=self._decision.shares,
             ignored=self._decision.ignored,
             wake_at=self._wake_at,
             policy_memory=self._decision.memory,

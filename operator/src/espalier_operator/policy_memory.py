@@ -43,19 +43,15 @@ class PolicyMemory:
         self.memory: Mapping[str, Any] = {}
         self.is_resumed = False
         """Nobody has decided by it yet: it may be of another version of the policy."""
-        found = None if not kept else _read(kept)
-        if found is not None and found.policy == policy:
-            self.memory, self.is_resumed = found.memory, bool(found.memory)
-        elif kept:
+        found = remembered(policy, kept) if kept else {}
+        if found is not None:
+            self.memory, self.is_resumed = found, bool(found)
+        else:
             logger.warning("policy %s begins anew: what is kept is not what it remembered", policy)
 
     def keep(self, memory: Mapping[str, Any]) -> None:
         """Keep what a decision asked to keep."""
         self.memory, self.is_resumed = memory, False
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self.keep({})
 
     def to_text(self) -> str:
         """Return the text for `PolicyMemory` after a restart; "" where it cannot be kept, with a warning, once."""
@@ -75,6 +71,12 @@ class PolicyMemory:
             logger.warning("policy %s: %s", self._policy, complaint)
         self._complaint = complaint
         return ""
+
+
+def remembered(policy: str, kept: str) -> Mapping[str, Any] | None:
+    """Return what `PolicyMemory.to_text` has written of `policy`; None where it is another's, or damaged."""
+    found = _read(kept)
+    return found.memory if found is not None and found.policy == policy else None
 
 
 def _read(kept: str) -> _Kept | None:

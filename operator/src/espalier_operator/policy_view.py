@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 
-from espalier_operator.facts import JobFacts, Role, Snapshot, WorkerState
+from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
 from espalier_operator.outlooks import outlooks_of
 from espalier_operator.policies import Policy
 from espalier_operator.policies.view import ONE, Candidate, Decision, Share, View
@@ -38,7 +39,7 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
         gpus=sum(nodes.values()),
         nodes=nodes,
         jobs=tuple(candidate_of(job) for job in jobs),
-        held=_held(snapshot),
+        held=_Held(snapshot.workers),
         outlooks=outlooks_of(snapshot, jobs),
         gpu_types=typed,
         speeds=MeasuredSpeeds(snapshot, jobs, [*typed]) if typed else None,
@@ -48,14 +49,32 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
     )
 
 
-def _held(snapshot: Snapshot) -> Mapping[str, tuple[str, ...]]:
-    """Return the nodes of the workers of each job, base workers first, in the order of their indices."""
-    found: defaultdict[str, list[tuple[bool, int, str]]] = defaultdict(list)
-    for worker in snapshot.workers:
-        node = worker.node or worker.pinned_to
-        if worker.job is not None and node is not None and worker.state is not WorkerState.TERMINATING:
-            found[worker.job].append((worker.role is Role.EXTRA, worker.index, node))
-    return {job: tuple(node for _, _, node in sorted(places)) for job, places in found.items()}
+class _Held(Mapping[str, tuple[str, ...]]):
+    """The nodes of the workers of each job, base workers first, in the order of their indices.
+
+    Few policies ask, so they are looked up when one does.
+    """
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self._workers = workers
+
+    def __getitem__(self, job: str) -> tuple[str, ...]:
+        return self._nodes[job]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @cached_property
+    def _nodes(self) -> dict[str, tuple[str, ...]]:
+        found: defaultdict[str, list[tuple[bool, int, str]]] = defaultdict(list)
+        for worker in self._workers:
+            node = worker.node or worker.pinned_to
+            if worker.job is not None and node is not None and worker.state is not WorkerState.TERMINATING:
+                found[worker.job].append((worker.role is Role.EXTRA, worker.index, node))
+        return {job: tuple(node for _, _, node in sorted(places)) for job, places in found.items()}
 
 
 def candidate_of(job: JobFacts) -> Candidate:

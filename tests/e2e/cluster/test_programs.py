@@ -50,7 +50,10 @@ def test_programs_complete_and_a_suspended_one_resumes_where_it_stopped(space: S
     """A shell script is suspended and resumed; a PyTorch script runs to its end beside it."""
     nodes.set_gpus(2)
     shared_folder(space, nodes.names[0])
-    space.apply(example("program-pytorch", space), example("program-shell", space))
+    shell = example("program-shell", space)
+    script = shell["spec"]["template"]["spec"]["containers"][0]["args"]
+    script[0] = script[0].replace("sleep 0.5", "sleep 1")  # so that there is time to stop it, and to see it run again
+    space.apply(example("program-pytorch", space), shell)
     wait_for("its progress is read", lambda: training(space, "program-shell").get("donePercentage"), 30)
     kubectl("patch", "atj", "program-shell", *PATCH, '{"spec": {"suspend": true}}', "--namespace", space.name)
     space.wait_condition("program-shell", "Suspended", 30)

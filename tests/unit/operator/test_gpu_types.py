@@ -211,11 +211,11 @@ def test_nobody_waits_for_ever_where_none_can_run() -> None:
     assert leases(asked("gavel", 1.0, [huge, replace(stuck, key="small")], {})) == {"small": "fast"}
 
 
-def test_first_in_first_out_knows_no_types_on_a_cluster() -> None:
+@pytest.mark.parametrize("policy", ["fair", "fifo", "las", "gittins", "optimus", "goodput"])
+def test_others_leave_the_type_open_on_a_cluster(policy: str) -> None:
     jobs = [Candidate(key=key, submitted_at=at, min_workers=1, max_workers=1) for key, at in (("b", 2.0), ("a", 1.0))]
-    decision = asked("fifo", 5.0, jobs, {})
-    assert [(share.job, share.gpu_type) for share in decision.shares] == [("a", None), ("b", None)]
-    assert not decision.preempts
+    decision = asked(policy, 5.0, jobs, {})
+    assert {(share.job, share.workers, share.gpu_type) for share in decision.shares} == {("a", 1, None), ("b", 1, None)}
 
 
 # ---- the planner

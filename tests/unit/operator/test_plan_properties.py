@@ -23,6 +23,7 @@ from espalier_operator.order import Order
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.gandiva import GandivaPolicy
 from espalier_operator.policies.las import LasPolicy
 from espalier_operator.policy_view import decided
 from espalier_operator.queues import Queue, Quota
@@ -45,6 +46,7 @@ POLICIES: tuple[Policy, ...] = (
     FairPolicy(),
     FairPolicy(),
     LasPolicy(thresholds=(20.0, 100.0), promote=2),
+    GandivaPolicy(),
     WhimsicalPolicy(seed=1),
 )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,10 +82,11 @@ def timed(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timed]
             clock.pass_by(len(labels))
             return plain(network, inputs, labels, criterion)
 
-        def accumulate(network: Any, inputs: Tensor, labels: Tensor, criterion: Any, passes: int) -> float:
+        def accumulate(network: Any, inputs: Tensor, labels: Tensor, criterion: Any, passes: int, *rest: Any) -> Any:
+            asked.append(len(labels))
             for _ in range(passes):
                 clock.pass_by(len(labels) // passes)
-            return by_parts(network, inputs, labels, criterion, passes)
+            return by_parts(network, inputs, labels, criterion, passes, *rest)
 
         monkeypatch.setattr(steps, "optimize", optimize)
         monkeypatch.setattr(steps, "accumulate", accumulate)
@@ -148,7 +152,8 @@ def test_a_run_that_resumes_goes_on_with_its_size(
     assert kept.state.batching is not None
     assert kept.state.batching.batches == first.sizes[-1] // 64
     again = timed(job, store=tmp_path)
-    assert again.asked[0] == first.sizes[-1]  # type: ignore[attr-defined]
+    left = 17 - kept.state.cursor  # of the 17 batches of the epoch
+    assert again.asked[0] == min(first.sizes[-1], 64 * left)  # type: ignore[attr-defined]
     figures = {metric.name: metric.value for metric in again.reporter.report.metrics}
     assert figures["batch_size"] >= first.sizes[-1]
     assert again.trainer._run.batching.state().progress > kept.state.batching.progress
@@ -165,8 +170,103 @@ def test_gradients_that_add_up_over_passes_are_those_of_the_batch(digits: Data, 
         if passes == 1:
             loss = steps.optimize(network, inputs, labels)
         else:
-            loss = steps.accumulate(network, inputs, labels, lambda rows: None, passes)
+            loss = steps.accumulate(network, inputs, labels, lambda rows: None, passes).loss
         found.append((loss, [parameter.grad for parameter in network.module.parameters()]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     for one, other in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(one, other)
+
+
+DEAR_STEPS = """
+import time, torch
+from torch.nn import functional
+quick = functional.cross_entropy
+def dear(logits, labels, **named):
+    time.sleep(0.01)
+    if len(labels) > {capacity}:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    return quick(logits, labels, **named)
+functional.cross_entropy = dear
+"""
+"""A step costs the same however many examples it has, up to the memory of the device."""
+
+
+def until(condition: Callable[[], Any], place: Any, seconds: float = 60.0) -> Any:
+    """Return what `condition` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "\n".join([place.log, place.logs(0)])
+        time.sleep(0.02)
+    return found
+
+
+def changes(place: Any) -> list[BatchSizeChanged]:
+    return [event for event in place.events() if isinstance(event, BatchSizeChanged)]
+
+
+def test_two_processes_agree_on_the_size_and_on_giving_it_up(workplace: Callable[..., Any], make_job: Jobs) -> None:
+    training = {**GOODPUT, "elasticBatch": "keepGlobal"}
+    place = workplace(make_job(timeBudgetSeconds=120, adaptation={"mode": "Off"}, training=training))
+    place.allocate(2)
+    place.prelude = DEAR_STEPS.format(capacity=10**6)
+    leader = place.start()
+    place.prelude = DEAR_STEPS.format(capacity=100)  # the other worker has the smaller device
+    place.start(0)
+    until(lambda: any(change.goodput is None for change in changes(place)), place)
+    *grown, back = changes(place)[: [change.goodput for change in changes(place)].index(None) + 1]
+    assert grown[-1].workers == 2
+    assert grown[-1].batch_size > 200  # more than 100 examples for each
+    assert back.batch_size <= 200
+    assert "out of memory" in back.message
+    before = place.report().step
+    until(lambda: place.report().step > before + 30, place)
+    assert "broke" not in place.log
+    assert [change.batch_size for change in changes(place) if change.passes == 1][-1] <= 200
+    os.kill(leader.pid, signal.SIGTERM)
+    leader.join(20)
+    assert leader.exitcode == 143
+    kept = CheckpointStore(place.checkpoints).load_latest()
+    assert kept is not None
+    assert kept.state.batching is not None
+    assert kept.state.batching.pass_limit is not None
+    assert kept.state.batching.pass_limit <= 100
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from espalier_trainer.own import join
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(200, 8), torch.randint(0, 3, (200,)))
+loader = torch.utils.data.DataLoader(data, batch_size=20, shuffle=True)
+model = nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=.01)
+loop, batches = join(model, optimizer, loader)
+for epoch in loop.epochs(60):
+    for inputs, labels in batches:
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loop.backward(loss)
+        optimizer.step()
+        assert optimizer.param_groups[0]["lr"] == .01  # scaled for the step alone
+        optimizer.zero_grad()
+"""
+
+
+def test_a_script_of_the_user_gets_larger_batches_and_outlives_one_that_does_not_fit(
+    workplace: Callable[..., Any], make_job: Jobs
+) -> None:
+    training = {"batch": "Goodput", "batchSize": 20, "maxBatchSize": 160}
+    job = make_job(timeBudgetSeconds=120, adaptation={"mode": "Off"}, training=training)
+    place = workplace(job, run=SCRIPT, prelude=DEAR_STEPS.format(capacity=60))
+    place.allocate(1)
+    first = place.start()
+    first.join(60)
+    assert first.exitcode not in (0, None), place.log  # the error is the script's
+    assert [change.batch_size for change in changes(place)] == [40, 80]
+    again = place.start()
+    again.join(60)
+    assert again.exitcode == 0, place.log
+    assert {change.batch_size for change in changes(place)[2:]} <= {60}
+    assert {speed.batch_size for speed in place.report().measurements.speeds} <= {20, 40, 60}
+    figures = {metric.name: metric.value for metric in place.report().metrics}
+    assert figures["batch_size"] in (40, 60)

@@ -11,9 +11,11 @@ from espalier_cli.cluster.decisions import says
 from espalier_cli.cluster.events import newest
 from espalier_cli.cluster.jobs_table import accuracy
 from espalier_cli.cluster.remedies import remedy_for
+from espalier_cli.cluster.shares import told
 from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.cluster.wording import count, duration, of_type
 from espalier_cli.display import progress_of
+from espalier_operator.planning import configured
 
 EVENTS_SHOWN = 10
 ADAPTATIONS_SHOWN = 10
@@ -34,6 +36,7 @@ def explanation(case: Case) -> list[Section]:
         Section("What would change it", tuple(_remedy(case))),
         Section("Time budget", tuple(_budget(case))),
         Section("GPUs", tuple(_allocation(case))),
+        Section("Scheduling policy", tuple(_policy(case))),
         Section("Training", tuple(_training(case))),
         Section("Adaptations", tuple(_adaptations(case))),
         Section("Events", tuple(_events(case))),
@@ -98,6 +101,13 @@ def _allocation(case: Case) -> list[str]:
         by = duration(kept.reclaim.deadline.timestamp() - case.now)
         lines.append(f"It is to be down to {count(kept.reclaim.extra, 'extra worker')} in {by}.")
     return lines
+
+
+def _policy(case: Case) -> list[str]:
+    if case.facts is None or case.snapshot is None or case.plan is None:
+        return []
+    text = case.snapshot.rules.policy
+    return told(case.facts.key, case.plan, configured(text), text)
 
 
 def _acknowledgement(case: Case) -> str:

@@ -15,6 +15,7 @@ from typing import Final
 from espalier_api.environment import ExitCode
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report, TrainerPhase
+from espalier_operator.clock import doubled
 from espalier_operator.facts import Ended, Terms
 from espalier_operator.job.observation import LAST_PHASES, End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
@@ -103,7 +104,7 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
 def failed(state: JobState, index: int, message: str, terms: Terms, now: float, timing: Timing) -> JobState:
     """Count a failure and delay the next start, twice as long each time; after `backoffLimit` there is none."""
     failures = state.failures + 1
-    wait = min(timing.restart * 2.0 ** min(failures - 1, 30), timing.max_restart)
+    wait = doubled(timing.restart, state.failures, timing.max_restart)
     again = state.with_worker(index, attempt=state.attempts[index] + 1, incarnation="")
     return replace(
         again,
@@ -183,10 +184,8 @@ def _judge_program(
     if end.code == 0 and not end.overran:
         return replace(state, ended=Ended(reason=Reason.COMPLETED, failed=False, message=end.message[:MAX_MESSAGE]))
     code = 1 if end.code is None else end.code
-    text = f"{_describe(code)}; see its log"
-    if leader.started_at is None:
-        text = f"it could not be started, exit code {code}"
-    return failed(state, 0, _joined(text, end.message), terms, now, timing)
+    text = _describe(code) if leader.started_at is not None else f"it could not be started, exit code {code}"
+    return failed(state, 0, f"{text}: {end.message}" if end.message else f"{text}; see its log", terms, now, timing)
 
 
 def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from espalier_api.allocation import Direction
+from espalier_operator.clock import doubled
 from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
 
 
@@ -172,7 +173,7 @@ class Timing:
 
     def held(self, times: int) -> float:
         """Return for how long nothing is granted after so many attempts in a row that came to nothing before."""
-        return min(self.hold * 2.0 ** min(times, 30), self.max_hold)
+        return doubled(self.hold, times, self.max_hold)
 
     def scaled(self, scale: float) -> Timing:
         """Return these times for a clock that advances `scale` seconds in one second of this one."""

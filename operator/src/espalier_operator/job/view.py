@@ -73,6 +73,7 @@ def facts_of(
         finished=state.outcome is not None,
         speeds=() if measured is None else step_times(measured),
         done=done,
+        noise_scale=None if measured is None or measured.gradient is None else measured.gradient.noise_scale,
     )
 
 

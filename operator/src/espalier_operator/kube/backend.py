@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from espalier_operator.actions import Action, Plan
@@ -33,6 +33,7 @@ from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
 from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
+from espalier_operator.policies.view import Share
 from espalier_operator.recent_use import RecentUse
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class KubeBackend:
         self.queue = WorkQueue(self._flush)
         self.snapshot: Snapshot | None = None
         """The last that was planned by."""
+        self.shares: Sequence[Share] = ()
+        """What the policy decided last, in the order in which shares are served."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
@@ -166,7 +169,7 @@ class KubeBackend:
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
         """Record why jobs get no more, and queue the jobs that have something to write or to do."""
-        self.snapshot = snapshot
+        self.snapshot, self.shares = snapshot, plan.shares
         if self._audit is not None:
             self._audit.add(snapshot, plan)
         now = self._clock.now()

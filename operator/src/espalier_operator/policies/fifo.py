@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from espalier_operator.policies.fifo_by_type import types_of_jobs
 from espalier_operator.policies.leases import leased
-from espalier_operator.policies.view import Decision, View, base_share
+from espalier_operator.policies.view import Decision, Elasticity, View, base_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,8 @@ class FifoPolicy:
 
     In a simulation where GPUs differ in type, the oldest job gets a type as in Gavel's (`fifo_by_type`), and keeps it.
     """
+
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     seed: int = 0
     """Of what is random in the choice of a type."""

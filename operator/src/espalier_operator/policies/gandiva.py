@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from espalier_operator.policies.draws import resumed, state_of
 from espalier_operator.policies.fifo import oldest_first
 from espalier_operator.policies.leases import Group, Table, fastest_first, gpus_of, leased
-from espalier_operator.policies.view import Decision, Speeds, View
+from espalier_operator.policies.view import Decision, Elasticity, Speeds, View
 
 _PAIRS: Final = "pairs"
 _RANDOM: Final = "random"
@@ -29,6 +29,8 @@ class GandivaPolicy:
 
     Jobs share GPUs only where there are not enough for all. Where nothing is known of types, the oldest go first.
     """
+
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     seed: int = 0
     """Of the draws of pairs."""

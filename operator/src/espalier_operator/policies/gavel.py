@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from espalier_operator.policies.draws import resumed, state_of
 from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.fifo import oldest_first
 from espalier_operator.policies.fractions_by_type import Rows, largest_smallest, largest_sum, require_solver
 from espalier_operator.policies.leases import Table, fastest_first, gpus_of, leased
-from espalier_operator.policies.view import Candidate, Decision, Speeds, View
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, Speeds, View
 
 _ORDER: Final = "order"
 """The state of the generator that orders the types."""
@@ -27,6 +27,8 @@ class GavelPolicy:
     as can be (4.2); `fifo`, the sum of throughputs, over that on the fastest type, each times the number of jobs that
     came later and 1, is as large as can be (4.2). Where nothing is known of types, the oldest go first.
     """
+
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     objective: Literal["fairness", "makespan", "fifo"] = "fairness"
     heterogeneity: bool = True

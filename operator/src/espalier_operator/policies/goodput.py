@@ -60,7 +60,7 @@ class GoodputPolicy:
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum up to all GPUs at most, the oldest job first; by type of GPU where they differ."""
-        if view.gpu_types and view.speeds is not None:
+        if view.gpu_types and view.speeds is not None and not view.continuous:
             return by_type(view, view.speeds, self.restart_seconds)
         restarts = view.memory.get(_RESTARTS, {})
         jobs = sorted(view.jobs, key=lambda job: (job.submitted_at, job.key))

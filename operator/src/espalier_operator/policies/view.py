@@ -146,3 +146,22 @@ class Decision:
     """For the next view; plain JSON."""
     ignored: tuple[str, ...] = ()
     """What of it cannot be, in words; the planner fills it in."""
+
+
+class Policy(Protocol):
+    """Who should have which GPUs. Pure: no clock, no I/O; what it must remember it returns with its decision."""
+
+    @property
+    def name(self) -> str:
+        """What settings and metrics call it."""
+
+    @property
+    def queue_order(self) -> str:
+        """The order of admission, to follow "these jobs wait before it, ": `by priority, recent use and age`."""
+
+    @property
+    def elasticity(self) -> Elasticity:
+        """What it changes of a job, besides when it runs."""
+
+    def decide(self, view: View) -> Decision:
+        """Return what each job should have."""

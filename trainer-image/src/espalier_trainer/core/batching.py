@@ -76,6 +76,10 @@ class Batching(Protocol):
         """Return a smaller size after a worker was out of memory; None: the size is not to blame."""
         return None
 
+    def measurable(self, portion: Portion) -> Portion:
+        """Return how a worker that is alone takes a step in which the noise of gradients is measured."""
+        return portion
+
     def worth(self, portion: Portion) -> float:
         """Return how many steps a step counts for where the durations of steps are compared."""
         return 1.0
@@ -213,6 +217,14 @@ class GoodputBatching(Batching):
         before, self._untested = self._before, False
         return self._resize(Choice(0.0, before, self._passes(before, world)), None)
 
+    def measurable(self, portion: Portion) -> Portion:
+        """Take it in two passes at least, as Pollux does in all steps.
+
+        Successive gradients, which tell the noise otherwise, are those of different weights. At a high learning rate
+        this makes the noise seem larger, the rate is raised for it, and so on. The step is no measurement of speed.
+        """
+        return replace(portion, passes=max(2, portion.passes), full=False) if self._accumulates else portion
+
     def worth(self, portion: Portion) -> float:
         """Return the batches that it takes: sizes change, and a step of more examples is no slower computation."""
         return float(portion.batches)
@@ -277,6 +289,7 @@ def batching_of(
         max_batch_size=training.max_batch_size or batch_size,
         max_pass_size=training.max_batch_size_per_worker,
     )
-    # Only for plain gradient descent is a gradient of half the variance worth a rate twice as high (AdaScale, 3).
-    adaptive = not isinstance(optimizer, torch.optim.SGD)
+    # AdaScale's rule is for plain gradient descent. In a user's loop, a worker that is alone cannot compute a step in
+    # passes, and takes the noise to be larger than it is: there, the square root is the safe choice.
+    adaptive = not (accumulates and isinstance(optimizer, torch.optim.SGD))
     return GoodputBatching(limits, adaptive=adaptive, accumulates=accumulates)

@@ -388,7 +388,8 @@ class Run:
         portion = self.batching.portion(place.workers, progress.cursor, batches)
         scaled = rate() * portion.rate
         if team is None or team.world == 1:
-            return Due(None, scaled, portion, self._meter.begin())
+            measured = self._meter.begin()
+            return Due(None, scaled, self.batching.measurable(portion) if measured else portion, measured)
         team.share_news(self._capture)
         measured = self._meter.begin()
         group = team.begin_step(progress.epoch, progress.cursor, scaled, portion=portion, measured=measured)

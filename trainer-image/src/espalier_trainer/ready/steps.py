@@ -14,6 +14,7 @@ from espalier_trainer.data.source import Source
 from espalier_trainer.elastic.batches import LEAST_ROWS, ONE, Portion
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.step import CriterionOf, Joint, indices_of, joint_step, parts_of, share_of
+from espalier_trainer.measuring.gradients import Passes, Stopwatch
 from espalier_trainer.network import Network
 from espalier_trainer.optimizers import set_learning_rate
 
@@ -42,13 +43,11 @@ def take(
         inputs, labels = order.batch(source, cursor, batches=batches)
         indices = order.chosen(cursor, batches=batches)
         passes = min(portion.passes, len(labels) // LEAST_ROWS)
-        if passes > 1:
-            loss = accumulate(
-                network, inputs, labels, lambda rows: hooks.criterion(indices[rows], inputs[rows]), passes
-            )
-        else:
+        if passes <= 1:
             loss = optimize(network, inputs, labels, hooks.criterion(indices, inputs))
-        return Joint(loss, (), examples=len(labels))
+            return Joint(loss, (), examples=len(labels))
+        watched = Passes(network.module, order.epoch + cursor) if measured else None
+        return accumulate(network, inputs, labels, partial(_criterion, hooks, indices, inputs), passes, watched)
     policy = training.elastic_batch or ElasticBatch.KEEP_GLOBAL
     inputs, labels, examples = share_of(policy, group, order, source, cursor, batches)
     indices = indices_of(policy, group, order, cursor, batches)
@@ -75,17 +74,29 @@ def optimize(network: Network, inputs: Tensor, labels: Tensor, criterion: Criter
     return float(loss.item())
 
 
-def accumulate(network: Network, inputs: Tensor, labels: Tensor, criterion: CriterionOf, passes: int) -> float:
-    """Do the same with gradients that add up over `passes` parts of the examples."""
+def accumulate(
+    network: Network,
+    inputs: Tensor,
+    labels: Tensor,
+    criterion: CriterionOf,
+    passes: int,
+    watched: Passes | None = None,
+) -> Joint:
+    """Take the same step with gradients that add up over `passes` parts of the examples; `watched` measures them."""
     network.optimizer.zero_grad(set_to_none=True)
-    total = torch.zeros((), device=inputs.device)
+    total, cost = torch.zeros((), device=inputs.device), 0.0
     for rows in parts_of(len(labels), passes):
         share = (rows.stop - rows.start) / len(labels)
         loss = share * _loss(network, inputs[rows], labels[rows], criterion(rows))
         torch.autograd.backward(loss)
         total += loss.detach()
+        if watched is not None:
+            with (watch := Stopwatch(inputs.device)):
+                watched.look(share)
+            cost += watch.seconds
+    norms = None if watched is None else watched.norms(len(labels), passes)
     network.optimizer.step()
-    return float(total.item())
+    return Joint(float(total.item()), (), examples=len(labels), norms=norms, norms_seconds=cost)
 
 
 def _criterion(hooks: Hooks, indices: Tensor, inputs: Tensor, rows: slice) -> Criterion | None:

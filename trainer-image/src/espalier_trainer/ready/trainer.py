@@ -128,7 +128,7 @@ class Trainer:
                 run.recover(error)
                 continue
             if joint.out_of_memory:
-                run.recover(torch.OutOfMemoryError("a worker has too little memory for the step"))
+                run.recover(torch.OutOfMemoryError("a worker is out of memory"))
             elif run.usable(joint.loss):
                 run.stepped(joint.loss, due.portion)
         if run.ending is None:

@@ -24,8 +24,6 @@ from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
-from espalier_api.job import GROUP
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -33,10 +31,6 @@ T = TypeVar("T")
 
 LEASE_SECONDS: Final = 15
 SHORTEST_LEASE_SECONDS: Final = 3
-RECENT_USE: Final = f"{GROUP}/recent-use"
-"""The annotation with what queues and namespaces held lately (`recent_use`)."""
-POLICY_MEMORY: Final = f"{GROUP}/policy-memory"
-"""The annotation with what the policy remembers (`policy_memory`)."""
 NOTE_SECONDS: Final = 30.0
 """Interval at which notes are written, with a renewal. They are also written when the Lease is released."""
 

@@ -21,15 +21,14 @@ from espalier_operator.facts import Snapshot
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.objects.names import LEASE_NAME, POLICY_MEMORY, RECENT_USE
 from espalier_operator.kube.process.access import AccessError, api_access
 from espalier_operator.kube.process.health import Address, Pulse, serve_health
-from espalier_operator.kube.process.lease import POLICY_MEMORY, RECENT_USE, Lease, LeaseLostError
+from espalier_operator.kube.process.lease import Lease, LeaseLostError
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 
 logger = logging.getLogger(__name__)
-
-LEASE_NAME = "espalier-operator"
 
 
 class Exit(IntEnum):
@@ -175,6 +174,7 @@ class _Service:
                 store.received_at,
                 store.misattributed(),
                 store.unread(),
+                operator.backend.shares,
             )
         # The text of a thousand jobs takes longer than a tick.
         return await asyncio.to_thread(self._metrics.text, leads=operator is not None)

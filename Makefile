@@ -130,6 +130,10 @@ bench-digits: .venv/.ready  ## does growing pay off on the example? ten seeds, t
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/pays.py examples/digits.yaml --picture $(RUNS)/digits.png
 
+.PHONY: bench-batch
+bench-batch: .venv/.ready  ## does a batch size that follows goodput pay? six seeds, one worker and two (15 minutes)
+	.venv/bin/python benchmarks/batch.py --time-budget 3 --processes 1 $(ARGS)
+
 .PHONY: bench-measuring
 bench-measuring: .venv/.ready  ## the cost of measuring a job as a share of its steps, with and without (2 minutes)
 	.venv/bin/python benchmarks/measuring.py $(ARGS)

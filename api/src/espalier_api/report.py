@@ -15,6 +15,8 @@ WORKERS_METRIC: Final = "workers"
 """Name of the figure for the number of workers that train together."""
 BATCH_METRIC: Final = "batch_size"
 """Name of the figure for the examples of a step, of a job with `batch: Goodput`."""
+RATE_FACTOR_METRIC: Final = "learning_rate_factor"
+"""Name of the figure by which its learning rate is multiplied."""
 MAX_REPORT_BYTES: Final = 128 * 1024
 """Maximum size of the report of a job on a cluster; a trainer sends less, and the operator reads no larger one.
 
@@ -113,6 +115,10 @@ class Adaptation(Record):
     """Channels of the widened group before; only if a group was widened."""
     width_after: int | None = None
     """Channels of the widened group after."""
+    loss_before: float | None = None
+    """Loss on one batch of the validation split before; only if the growth is not exact (`insertion: Scaled`)."""
+    loss_after: float | None = None
+    """Loss on the same batch directly after the growth: how far it jumps."""
     accuracy_before: float | None = None
     """Validation accuracy at the last evaluation before it."""
     accuracy_after: float | None = None

@@ -23,8 +23,9 @@ from cluster_objects import (
     worker,
 )
 
+from espalier_api.measurements import GradientNoise, Measurements
 from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationResult, AdaptationSource
+from espalier_api.report import AdaptationResult, AdaptationSource, Metric
 from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.events import event_of
 from espalier_cli.cluster.explanation import explanation
@@ -66,6 +67,21 @@ def test_what_a_running_job_came_to_so_far() -> None:
     assert told["Adaptations"] == (
         "At 12 s: default@1 advised Deepen(block0) (Deepen(block0) 0.70, Deepen(block1) 0.20, Nothing 0.10): Grown, "
         "depth 4 -> 5, parameters 306 -> 636, accuracy 0.8100 -> 0.8300, in 0.2 s.",
+    )
+
+
+def test_a_batch_size_that_goodput_chose_is_named() -> None:
+    raw = admitted(job("a"), gpu_type="x", at=NOW - 90)
+    leader = worker(raw, "n", age=80)
+    figures = tuple(
+        Metric(name=name, value=value) for name, value in (("batch_size", 512), ("learning_rate_factor", 2))
+    )
+    gradient = GradientNoise(squared_norm=1.0, variance=1500.0, samples=9)
+    said = report(raw, leader, metrics=figures, measurements=Measurements(gradient=gradient))
+    raw = looked_at(raw, [leader], said)
+    told = sections(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    assert told["Training"][1] == (
+        "Batch size 512, chosen by goodput; learning rate times 2.00; noise scale of the gradients 1,500 examples."
     )
 
 

@@ -23,7 +23,7 @@ from espalier_api.events import (
 )
 from espalier_api.measurements import Measurements
 from espalier_api.reasons import Reason
-from espalier_api.report import BATCH_METRIC, WORKERS_METRIC, Adaptation, Report, TrainerPhase
+from espalier_api.report import BATCH_METRIC, RATE_FACTOR_METRIC, WORKERS_METRIC, Adaptation, Report, TrainerPhase
 from espalier_trainer.core.batching import Resized
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.network import Network
@@ -150,7 +150,7 @@ class Journal:
 
     def batch_changed(self, changed: Resized, workers: int, factor: float, message: str = "") -> None:
         """Report another batch size, and the factor of the learning rate that goes with it."""
-        self.progress.metrics |= {BATCH_METRIC: changed.after, "learning_rate_factor": factor}
+        self.progress.metrics |= {BATCH_METRIC: changed.after, RATE_FACTOR_METRIC: factor}
         noise = self.measured().gradient
         self.reporter.record(
             BatchSizeChanged(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from espalier_api.report import Adaptation
+from espalier_api.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation
 from espalier_cli.cluster.case import Case
 from espalier_cli.cluster.causes import particulars
 from espalier_cli.cluster.decisions import says
@@ -123,6 +123,19 @@ def _acknowledgement(case: Case) -> str:
     return f"; its leader has acknowledged {case.report.acknowledged_generation} and not this one yet."
 
 
+def _batch_size(case: Case) -> list[str]:
+    """Say what the trainer of a job with `batch: Goodput` has chosen, and by which noise."""
+    figures = {metric.name: metric.value for metric in case.job.status.training.metrics}
+    if BATCH_METRIC not in figures:
+        return []
+    factor, noise = figures.get(RATE_FACTOR_METRIC, 1.0), case.job.status.measurements.gradient
+    scale = "not known yet" if noise is None or noise.noise_scale is None else f"{noise.noise_scale:,.0f} examples"
+    return [
+        f"Batch size {figures[BATCH_METRIC]:,.0f}, chosen by goodput; learning rate times {factor:.2f}; "
+        f"noise scale of the gradients {scale}."
+    ]
+
+
 def _training(case: Case) -> list[str]:
     status = case.job.status
     training = status.training
@@ -137,6 +150,7 @@ def _training(case: Case) -> list[str]:
             f"Epoch {training.epoch}, step {training.step:,}{reached}, depth {training.depth}, "
             f"{training.parameters:,} parameters{when}."
         )
+        lines += _batch_size(case)
     elif case.job.spec.get("program") is not None:
         lines += _read_of_program(case)
     if status.restarts:

@@ -115,6 +115,10 @@ class Adaptation(Record):
     """Channels of the widened group before; only if a group was widened."""
     width_after: int | None = None
     """Channels of the widened group after."""
+    loss_before: float | None = None
+    """Loss on one batch of the validation split before; only if the growth is not exact (`insertion: Scaled`)."""
+    loss_after: float | None = None
+    """Loss on the same batch directly after the growth: how far it jumps."""
     accuracy_before: float | None = None
     """Validation accuracy at the last evaluation before it."""
     accuracy_after: float | None = None

@@ -169,6 +169,8 @@ def _adaptation(adaptation: Adaptation) -> str:
             f"{adaptation.parameters_before:,} -> {adaptation.parameters_after:,}, "
             f"in {adaptation.seconds * 1000:.0f} ms"
         )
+    if adaptation.loss_before is not None and adaptation.loss_after is not None:
+        text += f", loss on a batch {adaptation.loss_before:.3g} -> {adaptation.loss_after:.3g}"
     return text + (f" ({adaptation.message})" if adaptation.message else "")
 
 

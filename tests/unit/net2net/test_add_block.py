@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from block_cases import CASES, GPT, Case, PostNorm, encoder, outputs, resnet, tokens, vectors
+from block_cases import CASES, GPT, Case, MixerBlock, PostNorm, encoder, outputs, resnet, tokens, vectors
 from growth_cases import relative_error
 from torch import nn
 
@@ -17,6 +17,7 @@ from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import (
     BlockAdded,
     Deepened,
+    Insertion,
     add_block,
     block_points,
     deepen,
@@ -198,3 +199,49 @@ def test_what_is_refused_says_why_where_and_what_would_help(model, run, reason, 
 def test_an_unknown_run_is_refused_with_the_known_ones() -> None:
     with pytest.raises(GrowthError, match="'blocks' is not a run of blocks of this model; its runs: blocks.0"):
         add_block(GPT(), "blocks", tokens())
+
+
+SCALED = {
+    "gpt": CASES["gpt"],
+    "looped": CASES["looped"],
+    "resnet": CASES["resnet"],
+    "torch encoder, post-norm": Case(lambda: encoder(norm_first=False), vectors, "layers.0"),
+    "post-norm": Case(lambda: nn.Sequential(PostNorm(), PostNorm()), vectors, "0"),
+}
+
+
+@pytest.mark.parametrize("case", SCALED.values(), ids=SCALED)
+def test_scaled_growth_doubles_the_run_and_halves_its_last_projections(case: Case) -> None:
+    model, example, kind = case.build(), case.example(), Insertion.SCALED
+    before = copy.deepcopy(model.state_dict())
+    start = described = describe(model, example, kind, OPERATIONS)
+    length = len(described.block_point(case.run).copied)
+    grown = model
+    for _ in range(2):
+        grown, described = add_block(grown, case.run, example, kind), block_added(described, case.run)
+        assert describe(grown, example, kind, OPERATIONS) == described
+        assert describe(grown, example, kind, before=start) == described
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert described.block_point(case.run).grown == 3 * length
+    ratios = {
+        name: (grown.state_dict()[name] / value).nanmean().item()
+        for name, value in before.items()
+        if value.is_floating_point() and not torch.equal(grown.state_dict()[name], value)
+    }
+    assert ratios
+    assert all(ratio == pytest.approx(0.25) for ratio in ratios.values())
+    again = rebuild(case.build(), described, example)
+    again.load_state_dict(grown.state_dict())
+    assert torch.equal(outputs(again, example, training=False), outputs(grown, example, training=False))
+
+
+def test_a_linear_run_of_scaled_blocks_keeps_its_sum() -> None:
+    """With branches that read the same whatever was added before them, half of twice as much is the same."""
+    model = nn.Sequential(MixerBlock(), MixerBlock())
+    with torch.no_grad():
+        for block in model:
+            for layer in (block.tokens[2], block.channels[2]):
+                layer.weight.zero_()  # what is left are biases: constants
+    grown = add_block(model, "0", vectors(), Insertion.SCALED)
+    assert relative_error(outputs(grown, vectors(), training=False), outputs(model, vectors(), training=False)) < 1e-6
+    assert len(grown) == 4

@@ -90,3 +90,14 @@ def test_a_job_that_also_widens_gets_no_blocks_and_says_why(run, blocks):
     assert {action.kind for action in advisor.asked[0].actions()} == {"Deepen", "Widen", "Nothing"}
     (warning,) = [event for event in done.reporter.events if isinstance(event, Warned)]
     assert "allow Widen or AddBlock, not both" in warning.message
+
+
+def test_scaled_growth_tells_how_far_the_loss_jumps(run, blocks):
+    spec = {"maxAdaptations": 1, "insertion": "Scaled"}
+    done = run(blocks(**spec), advisor=Scripted((ADD,)), up_at=0.1)
+    (grown,) = done.result.adaptations
+    assert grown.result is AdaptationResult.GROWN
+    assert grown.loss_before > 0
+    assert grown.loss_after != grown.loss_before
+    exact = run(blocks(maxAdaptations=1), advisor=Scripted((ADD,)), up_at=0.1)
+    assert exact.result.adaptations[0].loss_before is None

@@ -238,7 +238,8 @@ def test_a_model_without_growth_points_says_so_and_nobody_is_asked(run, make_job
     assert advisor.asked == []
     (warned,) = [event for event in done.reporter.events if isinstance(event, Warned)]
     assert warned.reason == NOT_GROWABLE
-    assert "it has no growth point" in warned.message
+    assert "no place of it can grow ('1': no activation follows '1'" in warned.message
+    assert "allow Widen or AddBlock in adaptation.actions" in warned.message
     assert "mark places with espalier_trainer.net2net.DeepenBlock" in warned.message
     assert done.reporter.report.cannot_grow == warned.message
     assert run(job).reporter.report.cannot_grow == "", "without an advisor nobody wanted it to grow"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier_api.advice import Action, AdviceRequest, OutcomeReport, offered
 from espalier_api.advice import Progress as AdviceProgress
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.growth import operation
-from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob
+from espalier_api.growth.block import ADD_BLOCK
+from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.advisor import Advisor, Decision
@@ -78,6 +80,8 @@ class Adapter:
     clock: Callable[[], float] = time.monotonic
     seed: int = 0
     """The seed of random choices in growth."""
+    loss: Callable[[nn.Module], float | None] = lambda _module: None
+    """Returns the loss of a module on one batch, always the same; None where it is not known."""
 
     def consult(self, network: Network, progress: Progress, allocation: Allocation) -> Consultation:
         """Ask and, in mode Auto, grow. Errors here never stop training."""
@@ -106,6 +110,7 @@ class Adapter:
         )
         decision = self.advisor.advise(request, patience)
         grown, result, message = self._carry_out(decision, network)
+        jumps = result is AdaptationResult.GROWN and not exact(decision.action, spec.insertion)
         adaptation = Adaptation(
             decision_id=decision.id,
             time=datetime.now(UTC),
@@ -125,6 +130,8 @@ class Adapter:
             parameters_after=grown.parameters,
             width_before=_width(network, decision.action, result),
             width_after=_width(grown, decision.action, result),
+            loss_before=_finite(self.loss(network.module)) if jumps else None,
+            loss_after=_finite(self.loss(grown.module)) if jumps else None,
             accuracy_before=progress.metrics.get("validation_accuracy"),
             seconds=self.clock() - started,
         )
@@ -152,6 +159,16 @@ class Adapter:
         except GrowthError as error:
             return network, AdaptationResult.FAILED, str(error)
         return grown, AdaptationResult.GROWN, problem
+
+
+def exact(action: Action, insertion: Insertion) -> bool:
+    """Return whether a growth keeps the outputs of the model in eval mode."""
+    return action.kind != ADD_BLOCK.name or insertion is not Insertion.SCALED
+
+
+def _finite(loss: float | None) -> float | None:
+    """Return a loss as a report can have it."""
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def _width(network: Network, action: Action, result: AdaptationResult) -> int | None:

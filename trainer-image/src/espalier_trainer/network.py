@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from espalier_api.advice import Action, offered
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthError
-from espalier_api.growth import described, operation
+from espalier_api.growth import described, operation, operation_names
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.job import Insertion, OptimizerSpec
 from espalier_trainer.architecture import describe
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.net2net.deepening.deepen import insertion_points
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay, step_of
 from espalier_trainer.optimizers import build_optimizer, load_optimizer_state
@@ -63,6 +65,10 @@ class Network:
         return not tensors or bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())
 
 
+_NAMED: Final = 2
+"""Places that cannot grow, in a message."""
+
+
 def new_network(
     module: nn.Module,
     spec: OptimizerSpec,
@@ -92,7 +98,7 @@ def starting_architecture(
         else:
             break
     if architecture is not None and not offered(architecture):
-        problem = nowhere(operations)
+        problem = nowhere(module, example_input, operations)
     elif architecture is None:
         problem = f"the model will be trained as it is: {problem}"
     elif problem:
@@ -102,17 +108,21 @@ def starting_architecture(
     return architecture, problem
 
 
-def nowhere(operations: Sequence[str]) -> str:
-    """Return what to say of a model that can be described but has no place to grow by `operations`, and a remedy."""
-    more = (
-        ""
-        if set(operations) > {DEEPEN.name}
-        else ", or allow wider layers where the model has some (adaptation.actions: [Deepen, Widen])"
-    )
+def nowhere(module: nn.Module, example_input: Tensor, operations: Sequence[str]) -> str:
+    """Return why a model that is described has no place to grow by `operations`, and what would help."""
+    try:
+        refused = list(insertion_points(module, example_input).refused.items())
+    except GrowthError as error:
+        why = str(error)
+    else:
+        more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+        named = "; ".join(f"{path!r}: {reason}" for path, reason in refused[:_NAMED])
+        why = f"no place of it can grow ({named or 'it has no linear layer and no convolution'}{more})"
+    others = [name for name in operation_names() if name not in operations and name != DEEPEN.name]
+    allow = f"allow {' or '.join(others)} in adaptation.actions, " if others else ""
     return (
-        "the model will be trained as it is: it has no growth point, which is a linear layer or convolution whose "
-        "output reaches an activation through normalization, dropout and additions only; mark places with "
-        f"espalier_trainer.net2net.DeepenBlock{more}"
+        f"the model will be trained as it is: {why}; {allow}mark places with espalier_trainer.net2net.DeepenBlock, or "
+        "see `espalier points`"
     )
 
 

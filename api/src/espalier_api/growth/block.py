@@ -111,7 +111,9 @@ def _after(run: BlockPoint, grown: BlockPoint, new: dict[str, str], rewired: dic
         "grown": run.grown + len(new),
     }
     if run.whole:
-        update["copied"] = (*run.copied, *new.values())
+        # A later call of the run reads what its call before returned.
+        reads = tuple(rewired.get(name, name) for name in run.reads)
+        update |= {"copied": (*run.copied, *new.values()), "reads": reads}
     else:
         update |= {"copied": tuple(new.values()), "reads": run.gives}
     return run.model_copy(update=update)

@@ -51,6 +51,8 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
             )
         case NoticeReclaim() if state.announced(terms) <= action.extra:
             # Nobody uses them yet, so nobody needs notice.
+            if state.extra <= action.extra:
+                return state
             promised_until = state.promised_until if action.extra else None
             return replace(state, extra=action.extra, changed_at=now, promised_until=promised_until)
         case NoticeReclaim():

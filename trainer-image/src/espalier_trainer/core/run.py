@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
+from torch import nn
 
 from espalier_api.advice import offered
 from espalier_api.allocation import Allocation
@@ -88,11 +89,13 @@ class Run:
         hooks: Hooks | None = None,
         study: Study | None = None,
         batching: Batching | None = None,
+        loss: Callable[[nn.Module], float | None] = lambda _module: None,
     ) -> None:
         """`example` are inputs [2, ...] of the network; without them it does not grow.
 
         `cannot_grow` is the reason for which the network cannot grow ('' if it can), and what happens instead.
-        `hooks` take part in the run. `batching` decides on the batch size; None: it is the author's.
+        `hooks` take part in the run. `batching` decides on the batch size; None: it is the author's. `loss` is that
+        of a module on one batch, by which growth that is not exact is judged.
         """
         self.job, self.state, self.services = job, state, services
         self.hooks, self._study = hooks or Hooks(), study or Study()
@@ -116,7 +119,7 @@ class Run:
         self._adapter = (
             None
             if advisor is None or example is None
-            else Adapter(job, advisor, self._scheduler, example, self._study.restart_only, services.clock, seed)
+            else Adapter(job, advisor, self._scheduler, example, self._study.restart_only, services.clock, seed, loss)
         )
         self._note_batch_size()
         self._saver = saving.Saver(services.checkpoints, job.spec.checkpoint.interval_seconds, services.clock)

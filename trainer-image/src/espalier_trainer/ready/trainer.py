@@ -19,6 +19,7 @@ from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.evaluation import Evaluation, evaluate
+from espalier_trainer.net2net.modules import mode
 from espalier_trainer.network import Network, new_network
 from espalier_trainer.progress import Ending, TrainingResult, result_of
 from espalier_trainer.ready import steps
@@ -69,6 +70,7 @@ class Trainer:
             cannot_grow=cannot_grow,
             hooks=self.hooks,
             study=study,
+            loss=self._loss,
             batching=batching_of(self._training, self._training.batch_size, start.optimizer),
         )
 
@@ -103,6 +105,14 @@ class Trainer:
     def broken_by(self, error: BaseException) -> Ending:
         """Report that `run` was ended by an exception, and return how."""
         return self._run.broken_by(error)
+
+    def _loss(self, module: nn.Module) -> float:
+        """Return the loss on the first batch of the validation split."""
+        validation = self._data.validation
+        indices = torch.arange(min(len(validation), self._training.batch_size))
+        inputs, labels = validation.batch(indices, None)
+        with torch.no_grad(), mode(module, training=False):
+            return float(nn.functional.cross_entropy(module(inputs), labels))
 
     def _train(self, epoch: int) -> None:
         """Train to the end of the epoch, or to the step at which the run ends."""

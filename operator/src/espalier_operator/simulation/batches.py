@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from espalier_api.goodput import adascale_gain
 from espalier_operator.simulation.profiles import Application
 
 CHOICES: Final = 50
@@ -31,7 +32,7 @@ class BestBatches:
             known = 0.0, 0, 0
             for step, atomic, accumulations, batch in self._candidates(placement):
                 square, variance = application.gradient(batch, epoch)
-                gain = (variance + square) / (variance / (batch / application.initial_batch) + square)
+                gain = adascale_gain(square, variance, batch / application.initial_batch)
                 known = max(known, (gain / step, atomic, accumulations))
             self._known[placement, epoch] = known
         return known

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Final
 
+from espalier_api.goodput import adascale_gain
 from espalier_operator.policies.view import Outlook
 from espalier_operator.simulation.holdings import Span, hold
 from espalier_operator.simulation.profiles import Application
@@ -204,7 +205,7 @@ class ProfiledJob(SimulatedJob):
     def _gain_in(self, epoch: int, batch: int) -> float:
         scale = batch / self.application.initial_batch
         square, variance = self.application.gradient(batch, epoch)
-        return (variance + square) / (variance / scale + square)
+        return adascale_gain(square, variance, scale)
 
     def _train(self, now: float, seconds: float) -> bool:
         if self._progress + self._goodput * seconds < self._epoch_ends:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from torch import nn
 from torch.optim import Optimizer
 
 from espalier_api.advice import Action
-from espalier_api.architecture import Architecture
+from espalier_api.architecture import Architecture, Layer
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.deepening.deepen import deepen
 from espalier_trainer.net2net.deepening.trial import checked_insertion_points
@@ -23,18 +24,26 @@ class Deepened(GrowthStep):
     kind: Literal["Deepened"] = "Deepened"
     point: str
     insertion: Insertion = Insertion.EXACT
+    pointwise: bool | None = None
+    """Whether a new convolution mixes channels only; None: measured, as by `deepen`."""
 
     @classmethod
     def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
         """Return the description with its growth points; see `GrowthStep.described`."""
-        places = checked_insertion_points(traced.model, traced.graph, traced.example_input).found
+        settled = None if before is None else {point.id: _pointwise(point.insertion) for point in before.growth_points}
+        places = checked_insertion_points(traced.model, traced.graph, traced.example_input, settled).found
         points = tuple(place.point(traced.insertion) for place in places)
         return architecture.model_copy(update={"growth_points": points})
 
     @classmethod
     def planned(cls, action: Action, architecture: Architecture, insertion: Insertion, seed: int) -> Self:
         """Return the `deepen` at the action's growth point."""
-        return cls(point=str(action.target), insertion=insertion)
+        point = next((one for one in architecture.growth_points if one.id == action.target), None)
+        return cls(
+            point=str(action.target),
+            insertion=insertion,
+            pointwise=None if point is None else _pointwise(point.insertion),
+        )
 
     @property
     def action(self) -> Action:
@@ -43,7 +52,7 @@ class Deepened(GrowthStep):
 
     def again(self, model: nn.Module, example_input: ExampleInput) -> nn.Module:
         """Return the grown copy; raises `GrowthError` as `deepen` does."""
-        return deepen(model, self.point, example_input, self.insertion)
+        return deepen(model, self.point, example_input, self.insertion, pointwise=self.pointwise)
 
     def grown(self, model: nn.Module, optimizer: Optimizer, example_input: ExampleInput) -> tuple[nn.Module, Optimizer]:
         """Return the grown copy and its optimizer; see `GrowthStep.grown`."""
@@ -65,14 +74,23 @@ def rebuild(model: nn.Module, architecture: Architecture, example_input: Example
 
 def history_of(architecture: Architecture) -> tuple[Deepened, ...]:
     """Return the deepening steps in a description, point by point: their original order is unknown."""
-    names = {layer.name for layer in architecture.layers}
+    layers = {layer.name: layer for layer in architecture.layers}
 
-    def insertion(block: str, index: int) -> Insertion:
-        normed = f"{block}.{index}.norm" in names
-        return Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT
+    def step(point: str, block: str) -> Deepened:
+        normed = f"{block}.norm" in layers
+        inserted = [layers[name] for name in (f"{block}.conv", f"{block}.linear") if name in layers]
+        return Deepened(
+            point=point,
+            insertion=Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT,
+            pointwise=_pointwise(inserted),
+        )
 
     return tuple(
-        Deepened(point=point.id, insertion=insertion(point.block, index))
-        for point in architecture.growth_points
-        for index in range(point.grown)
+        step(point.id, f"{point.block}.{index}") for point in architecture.growth_points for index in range(point.grown)
     )
+
+
+def _pointwise(inserted: Iterable[Layer]) -> bool:
+    """Return whether an insertion mixes channels only; a linear layer always does."""
+    sizes = [layer.attributes.get("kernel_size", (1,)) for layer in inserted]
+    return all(isinstance(size, tuple) and set(size) == {1} for size in sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -154,6 +155,8 @@ def snake_case(operator: str) -> str:
 
 
 def _value(value: Any) -> AttributeValue:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no infinity, with which masks are filled
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list | torch.Size) and all(type(item) is int for item in value):

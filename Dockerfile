@@ -5,6 +5,7 @@
 #              the versions of uv.lock: then torch is not downloaded
 #   FLAVOUR    cpu or cuda: which build of torch is installed where BASE brings none
 #   REVISION   the commit, for the label
+#   EXTRAS     gavel: the operator gets the solvers that the scheduling policy gavel needs (SciPy, Clarabel)
 #
 # Needs BuildKit. The secrets `ca` and `pip` are optional, for machines that use a proxy or a private package index.
 # What only the build needs (pip, uv, hatchling, wheels) is mounted during a RUN, so no layer contains it. The layers
@@ -24,6 +25,7 @@ COPY hack/image/install /tools/
 
 # The lock file as requirements, one file for each image, without torch and the packages that only torch needs.
 FROM tools AS locked
+ARG EXTRAS=
 WORKDIR /src
 COPY pyproject.toml uv.lock ./
 COPY api/pyproject.toml api/
@@ -35,7 +37,8 @@ COPY cli/pyproject.toml cli/
 RUN mkdir /locked && \
     export="/tools/bin/uv export --quiet --frozen --offline --no-dev --no-emit-workspace --no-annotate --no-header" && \
     for part in operator trainer agent; do \
-      $export --package espalier-$part --prune torch --prune torchvision --output-file /locked/$part.txt || exit 1; \
+      extras=; if [ $part = operator ]; then for extra in $EXTRAS; do extras="$extras --extra $extra"; done; fi; \
+      $export --package espalier-$part $extras --prune torch --prune torchvision --output-file /locked/$part.txt || exit 1; \
     done && \
     $export --package espalier-trainer --no-hashes --output-file /locked/torch.txt
 

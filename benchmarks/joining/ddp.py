@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from espalier_api.job import ElasticBatch
 from espalier_api.validation import load_job
 from espalier_trainer.data.batches import epoch_order
-from espalier_trainer.elastic.batches import consumed, shares
+from espalier_trainer.elastic.batches import fixed_portion, shares
 from espalier_trainer.optimizers import build_optimizer
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.session import load
@@ -66,10 +66,10 @@ class Training:
             while cursor < len(order):
                 if self.step == steps:
                     return
-                taken = consumed(policy, world, cursor, len(order))
+                taken = fixed_portion(policy, world, cursor, len(order)).batches
                 for options in self.optimizer.param_groups:
                     options["lr"] = training.optimizer.learning_rate * taken
-                own = shares(policy, world, cursor, len(order), order.rows)[self._rank]
+                own = shares(policy, world, cursor, order.rows, taken)[self._rank]
                 inputs, labels = order.batch(self._data.train, own.batch, slice(own.first, own.last))
                 self.optimizer.zero_grad(set_to_none=True)
                 loss = nn.functional.cross_entropy(wrapped(inputs), labels)

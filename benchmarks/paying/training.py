@@ -125,8 +125,8 @@ def prepare_process() -> None:
 
 
 def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: str) -> Callable[[Journal], TimedTeam]:
-    policy, device = job.spec.training.elastic_batch or ElasticBatch.KEEP_GLOBAL, torch.device("cpu")
-    return lambda journal: TimedTeam(clock, costs, place, policy, device, journal.warn, journal.workers_changed)
+    device = torch.device("cpu")
+    return lambda journal: TimedTeam(clock, costs, place, device, journal.warn, journal.workers_changed)
 
 
 def _await(team: TimedTeam) -> None:

@@ -127,7 +127,7 @@ ALERTS: Final = (
         severity=Severity.WARNING,
         summary="Jobs learn late that GPUs are free for them",
         description="In the last hour, {{ $value | humanizePercentage }} of the grants took more than 2.5 s from the "
-        "free GPU to the status of the job.",
+        "start of an extra worker to the status of the job.",
     ),
     Alert(
         name="EspalierAgentSlow",

@@ -17,6 +17,7 @@ Case = TypeVar("Case")
 
 SAMPLES = {
     "torchvision models": 3,
+    "blocks of torchvision, timm and Hugging Face": 5,
     "values of the chart": 3,
     "mutated jobs sent to the server": 1000,
     "mutated jobs that an operator runs": 60,

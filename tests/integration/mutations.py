@@ -95,6 +95,9 @@ FULL: Final[dict[str, Any]] = {
             "model": {"entrypoint": "my.models:build", "options": {"width": 3, "blocks": [1, {"deep": None}]}},
             "dataset": {"name": "imagefolder", "path": "/data/faces", "options": {}},
             "batchSize": 32,
+            "batch": "Goodput",
+            "maxBatchSize": 256,
+            "maxBatchSizePerWorker": 64,
             "optimizer": {"name": "SGD", "learningRate": 1e-3, "momentum": 0.9, "weightDecay": 0},
             "schedule": {
                 "name": "torch:StepLR",

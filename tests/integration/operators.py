@@ -270,6 +270,16 @@ class World:
             stands = self.jobs.status(job).get("conditions")
             raise AssertionError(f"{job}: {kind} is not {status}, {reason}; it stands so: {stands}") from None
 
+    def until_lent(self, job: str) -> None:
+        """Wait until a job has extra workers and its leader knows of all of them: they run."""
+        self.until_condition(job, "ExtraGPUsGranted", "True", "ExtraGPUsGranted")
+
+        def known() -> bool:
+            status = self.jobs.status(job)
+            return bool(status["allocation"]["replicas"] == status["replicas"])
+
+        self.until(f"{job}: its leader knows of its extra workers", known)
+
     def until_event(self, job: str, *reasons: str) -> None:
         """Wait until a job has Events of these reasons: they come after the status that they tell of."""
         self.until(

@@ -102,12 +102,20 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
         audit = Audit(server, release.namespace, operators.account)
         other = server.namespace()
 
+        def logs() -> None:
+            """What a program writes is read."""
+            world.jobs.make("program", program={"progress": {"log": {"pattern": "(?P<step>[0-9]+)"}}})
+            asked = (world.namespace, ("", "pods/log", "get"))
+            world.until("its log is asked for", lambda: asked in audit.used(), PATIENCE)
+            world.jobs.delete("program")
+
         def elsewhere() -> None:
+            logs()
             pod_of_another(world, other)
             world.until("it is looked at", lambda: (other, ("", "pods", "get")) in audit.used(), PATIENCE)
 
         with world:
-            whole_life(world, operators.process, elsewhere if mode == "namespaced" else lambda: None)
+            whole_life(world, operators.process, elsewhere if mode == "namespaced" else logs)
     assert audit.forbidden() == []
     used = audit.used()
     granted = set(rights(objects.role(kube_job())["rules"]))

@@ -80,7 +80,12 @@ BAD: tuple[tuple[str, Any, str, str], ...] = (
     ("spec.adaptation.mode", "off", "spec.adaptation.mode", 'supported values: "Auto", "DryRun", "Off"'),
     ("spec.adaptation.mode", False, "spec.adaptation.mode", 'must be of type string: "boolean"'),
     ("spec.adaptation.actions", [], "spec.adaptation.actions", "should have at least 1 items"),
-    ("spec.adaptation.actions", ["Shrink"], "spec.adaptation.actions[0]", 'supported values: "Deepen", "Widen"'),
+    (
+        "spec.adaptation.actions",
+        ["Shrink"],
+        "spec.adaptation.actions[0]",
+        'supported values: "Deepen", "Widen", "AddBlock"',
+    ),
     ("spec.adaptation.agent.url", "agent:8080", "spec.adaptation.agent.url", "should match '^https?://"),
     ("spec.training.model", {}, "spec.training.model", ONE_OF),
     ("spec.training.model.name", "cnn1", "spec.training.model", ONE_OF),
@@ -92,6 +97,10 @@ BAD: tuple[tuple[str, Any, str, str], ...] = (
         "spec.training.dataset.path",
         "is needed for imagefolder: a folder with one folder of images per class",
     ),
+    ("spec.training.maxBatchSize", 31, "spec.training.maxBatchSize", "must be at least batchSize; raise it or lower"),
+    ("spec.training.maxBatchSize", ..., "spec.training.maxBatchSize", "is missing; batch: Goodput needs the largest"),
+    ("spec.training.elasticBatch", "scaleLinear", "spec.training.elasticBatch", "use keepGlobal"),
+    ("spec.training.batch", "Best", "spec.training.batch", 'supported values: "Fixed", "Goodput"'),
     ("spec.training.seed", 2**32, "spec.training.seed", "should be less than"),
     ("spec.training.optimizer.momentum", 1, "spec.training.optimizer.momentum", "should be less than 1"),
     ("spec.checkpoint.path", "", "spec.checkpoint.path", "should be at least 1 chars long"),
@@ -112,6 +121,17 @@ BAD: tuple[tuple[str, Any, str, str], ...] = (
     ("spec.template.spec.volumes", 5, "spec.template.spec.volumes", 'must be of type array: "integer"'),
     ("spec.template.spec", ..., "spec.template.spec", "Required value"),
     ("spec.template.metadata.labels", ["a"], "spec.template.metadata.labels", 'must be of type object: "array"'),
+    ("spec.program", {}, "spec.maxReplicas", "must equal minReplicas, as nobody can tell a program of extra workers"),
+    ("spec.program", {"progress": {}}, "spec.program.progress", "needs exactly one of log and metrics"),
+    ("spec.program.progress.log", {}, "spec.program.progress.log", "needs exactly one of pattern and json"),
+    (
+        "spec.program.progress.log.pattern",
+        "(?P<x>",
+        "spec.program.progress.log",
+        "error parsing regexp: missing closing )",
+    ),
+    ("spec.program.progress.log.pattern", "x" * 513, "spec.program.progress.log.pattern", "may not be more than 512"),
+    ("spec.program.progress.metrics", {"port": 1}, "spec.program.progress.metrics.series", "Required value"),
     ("metadata.name", "a" * 53, "metadata.name", "has more than 52 characters; shorten it, as names of its pods must"),
     ("metadata.name", "1a", "metadata.name", LABEL),
     ("metadata.name", "a.b", "metadata.name", LABEL),
@@ -130,6 +150,20 @@ def test_a_bad_job_is_refused_with_field_and_remedy(
     answer = api_server.api.post(jobs_of(namespace), json=changed(FULL, path, value), params={"dryRun": "All"})
     said = causes(answer)
     assert message in said.get(field, f"nothing; but: {said}")
+
+
+def test_a_program_needs_its_command_or_image(api_server: ApiServer, namespace: str) -> None:
+    """The image of Espalier's trainer would train."""
+    alone = changed(MINIMAL, "spec.program", {})
+    container = {"name": "one", "resources": {"limits": {GPU: 1}}}
+    without = changed(alone, "spec.template", {"spec": {"containers": [container]}})
+    words = "needs spec.template with the command or the image of the program"
+    for job in (alone, without):
+        said = causes(api_server.api.post(jobs_of(namespace), json=job, params={"dryRun": "All"}))
+        assert said.keys() == {"spec.program"}
+        assert words in said["spec.program"]
+    told = changed(without, "spec.template.spec.containers.0.command", ["sh"])
+    assert api_server.api.post(jobs_of(namespace), json=told, params={"dryRun": "All"}).status_code == 201
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,14 @@ from mutations import FULL
 from pydantic import BaseModel
 
 from espalier_api.allocation import Allocation, Direction
+from espalier_api.measurements import (
+    MAX_CONFIGURATIONS,
+    MAX_LOSS_POINTS,
+    GradientNoise,
+    LossPoint,
+    Measurements,
+    Speed,
+)
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric
 from espalier_api.status import (
@@ -82,6 +90,16 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
             last_updated_time=moment,
         ),
         adaptations=(adaptation,) * MAX_ADAPTATIONS_KEPT,
+        measurements=Measurements(
+            speeds=(
+                Speed(
+                    nodes=1, workers=2, batch_size=64, parameters=10**10, steps=9, step_seconds=0.1, sync_seconds=0.0
+                ),
+            )
+            * MAX_CONFIGURATIONS,
+            gradient=GradientNoise(squared_norm=0.0, variance=1e300, samples=1),
+            losses=(LossPoint(epoch=1, step=10**9, loss=-1e300),) * MAX_LOSS_POINTS,
+        ),
         adaptation_count=21,
         restarts=1,
         preemptions=2,

@@ -15,6 +15,7 @@ from operator_process import OperatorProcess
 from operators import World
 
 from espalier_operator.planning import Admit, Snapshot, configured, plan
+from espalier_operator.policy_memory import PolicyMemory
 
 pytestmark = pytest.mark.slow
 
@@ -40,13 +41,29 @@ def recent_use(world: World) -> float:
     return use
 
 
+def remembered(world: World) -> list[str]:
+    """Return the jobs in the first queue of `las`, as the note in the Lease has them."""
+    text: str = lease_of(world)["metadata"]["annotations"]["espalier.dev/policy-memory"]
+    names: list[str] = [key.partition("/")[2] for key in PolicyMemory("las", text).memory["queues"][0]]
+    return names
+
+
+def remember(world: World, queue: list[str]) -> None:
+    """Let the note say that jobs came into the first queue in this order: no operator could see that by itself."""
+    memory = PolicyMemory("las")
+    memory.keep({"queues": [[f"{world.namespace}/{name}" for name in queue]]})
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{world.namespace}/leases/{lease_of(world)['metadata']['name']}"
+    world.server.request("PATCH", path, {"metadata": {"annotations": {"espalier.dev/policy-memory": memory.to_text()}}})
+
+
 def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
     """Asked to end it hands over at once; killed it is missed when its lease runs out; cut off it stops by itself."""
     world.kubelet.add_node("node", 3)
 
     def started(name: str, lease: str = f"--lease-seconds={LEASE_SECONDS}") -> OperatorProcess:
         audit = f"--audit-dir={tmp_path / name}-audit"
-        options = (lease, audit, "--log-format=json", f"--fair-share-half-life-seconds={LEASE_SECONDS}")
+        options = (lease, audit, "--log-format=json", "--policy=las")
+        options += (f"--fair-share-half-life-seconds={LEASE_SECONDS}",)
         process = OperatorProcess(world.server, tmp_path, name, *options, namespace=world.namespace)
         return stack.enter_context(process)
 
@@ -77,11 +94,12 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
         ]
         (admitted,) = (line for line in decisions if any(entry["action"] == "Admit" for entry in line["actions"]))
         snapshot = gzip.decompress((tmp_path / "first-audit" / admitted["snapshot"]).read_bytes()).decode()
-        again = plan(Snapshot.from_json(snapshot), configured("fair"), admitted["at"])
+        again = plan(Snapshot.from_json(snapshot), configured("las"), admitted["at"])
         assert Admit(job=f"{world.namespace}/job-1", gpu_type="") in again.actions, "its log tells why"
         world.until("the second was given the lease", lambda: second.says(HOLDS))
         used = recent_use(world)
         assert used > 0, "the first left a note of what it counted when it released the lease"
+        assert remembered(world) == ["job-1"], "and of what its policy remembers"
         world.jobs.make("job-2")
         world.until_condition("job-2", "Running", "True", "Running")
 
@@ -90,6 +108,7 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
             world.until("it waits", lambda process=each: (a := process.ask("/healthz")) and a.status_code == 200)
         assert idle.end(signal.SIGTERM) == 0, "one that waits ends as it is asked to"
         assert second.end(signal.SIGKILL) == -signal.SIGKILL
+        remember(world, ["job-2", "job-1"])
         renewed = datetime.fromisoformat(lease_of(world)["spec"]["renewTime"])
         world.until("the third holds the lease", lambda: third.says(HOLDS))
         ran_out = renewed + timedelta(seconds=LEASE_SECONDS)
@@ -100,6 +119,10 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
             assert world.jobs.status(name)["restarts"] == 0
 
         assert recent_use(world) >= used, "those that followed counted on"
+        last = third.ask("/snapshot", private=True)
+        assert last is not None
+        queues = Snapshot.from_json(last.text).policy_memory["queues"]
+        assert queues[0] == [f"{world.namespace}/job-{number}" for number in (2, 1, 3)], "and went on by the note"
         world.server.stop()
         assert third.process.wait(40) == 3
         assert "the lease could not be renewed in time" in third.log.read_text()

@@ -53,7 +53,7 @@ def test_other_people_s_pods_get_gpus_from_extra_workers_without_an_eviction(wor
     world.kubelet.add_node("node", 2)
     world.operate()
     world.jobs.make("job", maxReplicas=2, **QUICK)
-    world.until_condition("job", "ExtraGPUsGranted", "True", "ExtraGPUsGranted")
+    world.until_lent("job")
     world.until("both workers run", lambda: len(world.running("job")) == 2)
     world.make_foreign("foreign")
     world.kubelet.wait_running(world.namespace, "foreign")
@@ -71,7 +71,7 @@ def test_extra_gpus_are_lent_noticed_acknowledged_and_given_to_the_second_job(wo
     world.jobs.make(
         "first", maxReplicas=4, preemption={"noticeSeconds": 20, "cooldownSeconds": 0, "minRuntimeSeconds": 0}
     )
-    world.until_condition("first", "ExtraGPUsGranted", "True", "ExtraGPUsGranted")
+    world.until_lent("first")
     world.until("the extra worker runs", lambda: world.running("first") == ["first-base-0-0", "first-extra-0-2"])
     lent = world.jobs.status("first")
     assert (lent["allocation"]["generation"], lent["allocation"]["replicas"], lent["replicas"]) == (2, 2, 2)
@@ -109,7 +109,7 @@ def test_who_does_not_give_back_in_time_is_robbed_and_it_is_counted(world: World
     world.jobs.make(
         "first", maxReplicas=2, preemption={"noticeSeconds": 1, "cooldownSeconds": 0, "minRuntimeSeconds": 0}
     )
-    world.until_condition("first", "ExtraGPUsGranted", "True", "ExtraGPUsGranted")
+    world.until_lent("first")
     world.jobs.make("second")
     world.until_condition("second", "Running", "True", "Running")
     assert world.jobs.status("first")["preemptions"] == 1

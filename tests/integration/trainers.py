@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,8 @@ from apiserver import JOBS, ApiServer
 from connections import connections_aborted, json_lines
 
 from espalier_api.documents import dumps
+from espalier_api.environment import GPU_TYPE
+from espalier_api.measurements import Measurements, Speed
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 
@@ -31,6 +33,7 @@ class Trainers:
 
     `silent`: jobs (by name) whose leaders never report. `stubborn`: jobs whose leaders acknowledge nothing.
     `ends_when(job, pods)`: the exit code with which its leader ends now, None: it continues; asked at each change.
+    `step_seconds`: by type of GPU, what leaders measure there.
     `history`: every state of jobs and pods that was seen, in order.
     """
 
@@ -40,6 +43,7 @@ class Trainers:
         self.silent: set[str] = set()
         self.stubborn: set[str] = set()
         self.ends_when: Callable[[Raw, list[Raw]], int | None] = lambda job, pods: None
+        self.step_seconds: Mapping[str, float] = {}
         self.history: list[Raw] = []
         self._jobs: dict[str, Raw] = {}
         self._pods: dict[str, Raw] = {}
@@ -151,12 +155,24 @@ class Trainers:
             reason=reason,
             used_seconds=self._used(job, uid),
             updated_time=datetime.now(UTC),
+            measurements=self._measured(leader),
         )
         if said is None or _news(said, report):
             self._said[key] = report
             await self._report(namespace, name, report)
             if code is not None:
                 await self._end(leader, code)
+
+    def _measured(self, leader: Raw) -> Measurements:
+        """Return the speed on the type of GPU that the pod names, as a trainer does."""
+        variables = {entry["name"]: entry.get("value", "") for entry in leader["spec"]["containers"][0]["env"]}
+        gpu_type = variables.get(GPU_TYPE, "")
+        if gpu_type not in self.step_seconds:
+            return Measurements()
+        figures = {"step_seconds": self.step_seconds[gpu_type], "sync_seconds": 0.0, "steps": 20}
+        return Measurements(
+            speeds=(Speed(nodes=1, workers=1, batch_size=8, parameters=10, gpu_type=gpu_type, **figures),)
+        )
 
     def _used(self, job: Raw, uid: str) -> float:
         """Return what the job has used by the leader's own count."""

@@ -61,6 +61,29 @@ class GrowthPoint(Record):
     """How the insertion's channels depend on each other, with relative names; absent if the architecture has none."""
 
 
+class BlockPoint(Record):
+    """A run of equal blocks, one after the other, that more blocks can continue.
+
+    A block is the layers named by its path, or below it. A growth copies blocks of the run to its end.
+    """
+
+    id: Unicode
+    """Path of the run's first block, which never changes while the model grows."""
+    copied: tuple[str, ...] = Field(min_length=1)
+    """Paths of the blocks that the next growth copies, in order: the last one, or the whole run."""
+    whole: bool = False
+    """The next growth copies the whole run."""
+    reads: tuple[str, ...] = Field(min_length=1)
+    """For each call of the run: the layer whose output the first of `copied` reads."""
+    gives: tuple[str, ...] = Field(min_length=1)
+    """For each call of the run: the layer whose output the last of `copied` returns, and the next block will read."""
+    stem: str
+    """The next new block has the path `<stem><number>`."""
+    number: int = Field(ge=0)
+    grown: int = Field(default=0, ge=0)
+    """Number of blocks that growth has added."""
+
+
 class Architecture(Record):
     """A network as a directed acyclic graph of layers, in execution order, with its growth points."""
 
@@ -70,6 +93,8 @@ class Architecture(Record):
     growth_points: tuple[GrowthPoint, ...] = ()
     channels: Channels | None = None
     """Where it can be widened; absent where nobody asked. Groups are those of the starting model, as points are."""
+    blocks: tuple[BlockPoint, ...] | None = None
+    """Where whole blocks can be added; absent where nobody asked. Runs are those of the starting model."""
     targets: dict[str, tuple[Unicode, ...]] | None = None
     """Ids of the targets of each other growth operation that the model was described for, by the operation's name."""
 
@@ -95,6 +120,10 @@ class Architecture(Record):
                 raise ValueError(f"growth point {point.id!r} follows {point.after!r}, which is not a layer")
             if point.channels is not None:
                 point.channels.check({"", *(layer.name for layer in point.insertion)})
+        for run in self.blocks or ():
+            unknown = [name for name in (*run.reads, *run.gives) if name not in seen]
+            if unknown:
+                raise ValueError(f"run of blocks {run.id!r} reads or gives {unknown[0]!r}, which is not a layer")
         if self.channels is not None:
             self.channels.check(seen)
             for group in self.channels.groups:
@@ -120,8 +149,9 @@ class Architecture(Record):
 
     @property
     def growth_history(self) -> dict[str, int]:
-        """How often each growth point was grown, points never grown left out."""
-        return {point.id: point.grown for point in self.growth_points if point.grown}
+        """How often each growth point was grown, and how many blocks each run got; what was never grown left out."""
+        grown = {point.id: point.grown for point in self.growth_points if point.grown}
+        return grown | {run.id: run.grown for run in self.blocks or () if run.grown}
 
     def growth_point(self, point_id: str) -> GrowthPoint:
         """Return the growth point with this id; `GrowthError` lists the existing ids."""
@@ -130,6 +160,14 @@ class Architecture(Record):
                 return point
         known = ", ".join(point.id for point in self.growth_points) or "none"
         raise GrowthError(f"{point_id!r} is not a growth point of this model; its growth points: {known}")
+
+    def block_point(self, point_id: str) -> BlockPoint:
+        """Return the run of blocks with this id; `GrowthError` lists the existing ids."""
+        for point in self.blocks or ():
+            if point.id == point_id:
+                return point
+        known = ", ".join(point.id for point in self.blocks or ()) or "none"
+        raise GrowthError(f"{point_id!r} is not a run of blocks of this model; its runs: {known}")
 
     @property
     def channel_groups(self) -> tuple[ChannelGroup, ...]:

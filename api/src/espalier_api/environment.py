@@ -19,9 +19,9 @@ class ExitCode(IntEnum):
     COMPLETE = 0
     """The time budget is used up: the normal end."""
     ERROR = 1
-    """An unexpected error; the traceback is on stderr."""
+    """An error after a step, or one of the surroundings (memory, devices, connections): the job is started again."""
     INVALID = 2
-    """The job, its data, its model or its checkpoint cannot be used; the message says what to change."""
+    """The same start would fail again: the job, its code, data or checkpoint; the message says what to change."""
     LOSS_NOT_FINITE = 3
     """The loss became NaN or infinite; the last good checkpoint is kept."""
     SUPERSEDED = 4
@@ -60,8 +60,14 @@ WORKER_ROLE: Final = "ESPALIER_WORKER_ROLE"
 """`base` or `extra`; base if absent."""
 WORKER_INDEX: Final = "ESPALIER_WORKER_INDEX"
 """Index among the workers of this role, from 0; the leader is base worker 0. 0 if absent."""
+WORKERS: Final = "ESPALIER_WORKERS"
+"""Of a program: how many workers the job has."""
+LEADER: Final = "ESPALIER_LEADER"
+"""Of a program: the host name or address of base worker 0."""
 NODE: Final = "ESPALIER_NODE"
 """Name of the node that the worker runs on; the host's name if absent. Steps are measured by the number of nodes."""
+GPU_TYPE: Final = "ESPALIER_GPU_TYPE"
+"""The type of GPU of all workers of the job; unknown if absent. Steps are measured by it."""
 RENDEZVOUS: Final = "ESPALIER_RENDEZVOUS"
 """Where the workers of a job meet: the leader's `host:port`, or the path of a file that the leader writes its address
 into. Used by jobs with `spec.training.elasticBatch`."""

@@ -6,13 +6,16 @@ job) is the axis that they share.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, Field, TypeAdapter
 
 from espalier_api.allocation import Allocation
 from espalier_api.base import Record
-from espalier_api.report import Adaptation
+from espalier_api.report import Adaptation, Metric
+
+NOT_GROWABLE: Final = "NotGrowable"
+"""Reason of the warning that the model cannot grow."""
 
 
 class Event(Record):
@@ -90,6 +93,25 @@ class WorkersChanged(Event):
     """Duration of the pause of training."""
 
 
+class BatchSizeChanged(Event):
+    """A job with `batch: Goodput` goes on with another batch size."""
+
+    type: Literal["BatchSizeChanged"] = "BatchSizeChanged"
+    before: int
+    """Examples in a step of all workers together."""
+    batch_size: int
+    passes: int
+    """Parts in which each worker computes its share."""
+    workers: int
+    goodput: float | None = None
+    """That of the new size relative to the old one, as it is expected; None: there was no memory for the old one."""
+    learning_rate_factor: float
+    """Of the author's learning rate."""
+    noise_scale: float | None = None
+    """Of the gradients; None where it is not known."""
+    message: str = ""
+
+
 class Warned(Event):
     """Something went wrong that did not stop training."""
 
@@ -138,6 +160,17 @@ class GPUsChanged(Event):
     change: int
 
 
+class ProgressRead(Event):
+    """Values were read of a program that does not report by itself."""
+
+    type: Literal["ProgressRead"] = "ProgressRead"
+    step: int
+    epoch: int
+    done: float | None = None
+    """The part of its work that is done, 0 to 1."""
+    metrics: tuple[Metric, ...] = ()
+
+
 class JobChanged(Event):
     """A job was admitted, started, restarted, suspended, completed or failed."""
 
@@ -154,11 +187,13 @@ AnyEvent = Annotated[
     | TrialStarted
     | CheckpointSaved
     | WorkersChanged
+    | BatchSizeChanged
     | Warned
     | TrainerFinished
     | AllocationChanged
     | AllocationAcknowledged
     | GPUsChanged
+    | ProgressRead
     | JobChanged,
     Field(discriminator="type"),
 ]

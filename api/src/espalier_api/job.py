@@ -13,6 +13,7 @@ from espalier_api.datasets import DatasetName
 from espalier_api.growth import OperationName
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
+from espalier_api.program import ProgramSpec
 from espalier_api.status import JobStatus
 
 GROUP = "espalier.dev"
@@ -94,6 +95,14 @@ class Insertion(StrEnum):
     """The paper's insertion: convolution + identity batch norm. Exact in eval mode only."""
     CALIBRATED_BATCH_NORM = "CalibratedBatchNorm"
     """Convolution + batch norm calibrated on a batch. Near-exact in train mode on similar batches."""
+    SCALED = "Scaled"
+    """For `AddBlock`: the whole run of blocks is copied, and the last projections of all its blocks are halved. Not
+    exact: the loss jumps and recovers. A single layer is inserted as with `Exact`."""
+
+    @property
+    def normed(self) -> bool:
+        """Whether a layer gets a batch norm where its place has one."""
+        return self in (Insertion.IDENTITY_BATCH_NORM, Insertion.CALIBRATED_BATCH_NORM)
 
 
 class ElasticBatch(StrEnum):
@@ -103,6 +112,16 @@ class ElasticBatch(StrEnum):
     """The batch is split among the workers; batch size and learning rate do not change."""
     SCALE_LINEAR = "scaleLinear"
     """Each worker takes a whole batch; the learning rate is multiplied by the number of workers (Goyal et al. 2017)."""
+
+
+class BatchSizing(StrEnum):
+    """What decides on the batch size."""
+
+    FIXED = "Fixed"
+    """The author: it is `batchSize`."""
+    GOODPUT = "Goodput"
+    """The trainer: `batchSize` or a multiple of it, whatever makes the most progress a second by measured speeds and
+    gradient noise (Pollux, OSDI 2021). The learning rate follows it (AdaScale)."""
 
 
 class Stragglers(StrEnum):
@@ -156,7 +175,8 @@ class AdaptationSpec(Strict):
     """Maximum number of trainable parameters after growth. If absent, the limit of a job that may widen is 16 times the
     parameters of the starting model; a job that only deepens is limited by `maxAdaptations` alone."""
     max_adaptations: int = Field(default=3, ge=0, le=100)
-    """Maximum number of consultations of the agent, one per epoch while the job has extra GPUs (3 in the paper)."""
+    """Maximum number of consultations of the agent, one per epoch while the job has extra GPUs (3 in the paper). If the
+    agent does not answer and the fallback advises nothing, it does not count."""
     agent: AgentRef | None = None
     """Default: the agent of the installation."""
     decision_timeout_seconds: float = Field(default=5, gt=0, le=300)
@@ -233,6 +253,9 @@ class ScheduleSpec(Strict):
     """Keyword arguments of a `torch:` scheduler."""
 
 
+_TWO_RULES: Final = "cannot be scaleLinear with batch: Goodput, which chooses the size for all workers; use keepGlobal"
+
+
 class TrainingSpec(Strict):
     """Settings of the ready trainer; your own image may ignore them."""
 
@@ -240,6 +263,14 @@ class TrainingSpec(Strict):
     dataset: DatasetSpec = DatasetSpec(name="digits")
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
     """Samples per step, of all workers together; with `elasticBatch: scaleLinear`, of each worker."""
+    batch: BatchSizing = BatchSizing.FIXED
+    """`Goodput`: the trainer chooses the batch size, `batchSize` times a whole number, up to `maxBatchSize`. With
+    `elasticBatch`, it must be `keepGlobal`: the chosen batch is that of all workers together."""
+    max_batch_size: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    """With `batch: Goodput`, which needs it: the largest batch of all workers together that the author trusts."""
+    max_batch_size_per_worker: int | None = Field(default=None, ge=1, le=1_000_000)
+    """With `batch: Goodput`: examples that one worker computes at once. Of more, it accumulates the gradients in
+    several passes. If absent, its memory is the limit: a size at which it runs out is not tried again."""
     elastic_batch: ElasticBatch | None = None
     """`keepGlobal` or `scaleLinear`: all workers train together, and join and leave a running job. If absent, extra
     workers hold their GPUs and do not train."""
@@ -255,6 +286,27 @@ class TrainingSpec(Strict):
     use up the budget."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the initial weights and the order of samples."""
+
+    @field_validator("max_batch_size")
+    @classmethod
+    def _sizes_in_order(cls, value: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get("batch_size", 1)
+        if value is not None and value < least:
+            raise ValueError(f"is {value}, less than batchSize; must be at least {least}")
+        return value
+
+    @field_validator("elastic_batch")
+    @classmethod
+    def _one_rule_of_scaling(cls, value: ElasticBatch | None, info: ValidationInfo) -> ElasticBatch | None:
+        if value is ElasticBatch.SCALE_LINEAR and info.data.get("batch") is BatchSizing.GOODPUT:
+            raise ValueError(_TWO_RULES)
+        return value
+
+    @model_validator(mode="after")
+    def _limited(self) -> Self:
+        if self.batch is BatchSizing.GOODPUT and self.max_batch_size is None:
+            raise ValueError("needs maxBatchSize, the largest batch size that batch: Goodput may choose")
+        return self
 
 
 class CheckpointSpec(Strict):
@@ -303,6 +355,9 @@ class JobSpec(Strict):
     checkpoint: CheckpointSpec = CheckpointSpec()
     template: PodTemplate | None = None
     """A pod template. Default: the ready trainer image with one GPU."""
+    program: ProgramSpec | None = None
+    """Set it, if only to `{}`, for a command that does not use Espalier's library. It needs a template, and as many
+    replicas at most as at least; `training` and `adaptation` do not apply."""
 
     @field_validator("max_replicas")
     @classmethod
@@ -312,6 +367,24 @@ class JobSpec(Strict):
         if value < least:
             raise ValueError(f"is {value}, less than minReplicas; must be at least {least}")
         return value
+
+    @model_validator(mode="after")
+    def _program_stands_alone(self) -> Self:
+        if self.program is None:
+            return self
+        container = None if self.template is None else self.template.spec.containers[0]
+        if container is None or not (container.command or container.image):
+            raise ValueError("has a program and no template with its command or image; add spec.template")
+        if self.max_replicas != self.min_replicas:
+            raise ValueError(
+                f"has a program, maxReplicas {self.max_replicas} and minReplicas {self.min_replicas}; nobody can tell "
+                "a program of extra workers, so let both be equal"
+            )
+        if self.training != TrainingSpec():
+            raise ValueError("has a program and training, which is for Espalier's trainer; remove one of them")
+        if self.adaptation.model_copy(update={"mode": AdaptationMode.AUTO}) != AdaptationSpec():
+            raise ValueError("has a program and adaptation, which needs Espalier's trainer; remove one of them")
+        return self
 
     def gpus_per_worker(self, resource: str = DEFAULT_GPU_RESOURCE) -> int:
         """Return the GPUs of one worker: the sum of the template's limits of `resource`; 1 without a template.

@@ -32,6 +32,10 @@ class Configuration(Record):
     """Examples of one worker in a step."""
     parameters: int = Field(ge=0, le=_MOST)
     """Trainable parameters of the model: one that has grown is slower."""
+    gpu_type: str = Field(default="", max_length=63)
+    """The type of GPU of the leader, the value of its node's label; empty where nobody says."""
+    passes: int = Field(default=1, ge=1, le=_MOST)
+    """Parts of its examples that a worker computes one after the other, where its memory is too small for all."""
 
 
 class Speed(Configuration):
@@ -88,9 +92,15 @@ class Measurements(Record):
         return not (self.speeds or self.gradient or self.losses)
 
 
-def configuration_of(speed: Speed) -> tuple[int, int, int, int]:
+def configuration_of(speed: Speed) -> tuple[int, int, int, int, int, str]:
     """Return what tells one configuration from another."""
-    return speed.nodes, speed.workers, speed.batch_size, speed.parameters
+    return speed.nodes, speed.workers, speed.batch_size, speed.parameters, speed.passes, speed.gpu_type
+
+
+def has_new_configuration(before: Measurements, after: Measurements) -> bool:
+    """Return whether a configuration was measured for the first time: then policies may decide otherwise at once."""
+    known = set(map(configuration_of, before.speeds))
+    return any(configuration_of(speed) not in known for speed in after.speeds)
 
 
 def merged(before: Measurements, after: Measurements) -> Measurements:

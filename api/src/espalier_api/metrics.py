@@ -85,6 +85,7 @@ LABELS: Final = {
     "route": "path of the HTTP API",
     "record": "what is stored: `decision`, `outcome` or `shadow`",
     "agreed": "`yes` if the shadow policy gives the same answer, else `no`",
+    "part": "part of a share: `share`, or `spare` for what it may have beyond while nobody needs it",
     "split": "part of the data: `train`, `validation`",
 }
 """The meaning of each label."""
@@ -141,12 +142,33 @@ FAMILIES: Final = (
         ),
         (_C, "espalier_job_epochs_total", "Epochs that the job has finished.", JOB, ()),
         (_C, "espalier_job_steps_total", "Optimizer steps that the job has taken.", JOB, ()),
+        (
+            _G,
+            "espalier_job_done_ratio",
+            "Part of its work that a program has done, as it says; no series if it does not say.",
+            JOB,
+            (),
+        ),
         (_G, "espalier_job_metric", "The latest figure that the job's trainer reported.", (*JOB, "metric"), ()),
         (
             _G,
             "espalier_job_workers",
             "Workers that train together, as the job's leader reports; no series if it trains alone.",
             JOB,
+            (),
+        ),
+        (
+            _G,
+            "espalier_job_policy_place",
+            "The job's place in the order of the scheduling policy, from 1; no series if it has no share.",
+            JOB,
+            (),
+        ),
+        (
+            _G,
+            "espalier_job_share_workers",
+            "Workers that the scheduling policy gives the job, and those more that it may have while they are spare.",
+            (*JOB, "part", "gpu_type"),
             (),
         ),
         (
@@ -198,7 +220,7 @@ FAMILIES: Final = (
         (
             _H,
             "espalier_signal_seconds",
-            "Time from the moment a GPU is seen free until a job knows that it has it.",
+            "Time from the moment an extra worker is seen to run until its job knows of it.",
             ("stage",),
             _SIGNALS,
         ),
@@ -256,6 +278,13 @@ FAMILIES: Final = (
             "espalier_scheduling_policy_info",
             "Always 1; the label is the scheduling policy with its settings.",
             ("policy",),
+            (),
+        ),
+        (
+            _G,
+            "espalier_scheduling_policy_ignored_wishes",
+            "Parts of the policy's last decision that cannot be, such as unknown nodes; the log names them.",
+            (),
             (),
         ),
         (_G, "espalier_build_info", "Always 1; the label is the version of the operator.", ("version",), ()),

@@ -16,6 +16,8 @@ _QUANTITY: Final = re.compile(QUANTITY_PATTERN)
 _NATIVE: Final = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.*", re.DOTALL)
 """Resources that can be fractions. All others are extended resources, which must be whole numbers."""
 _WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,7}")
+DEFAULT_GRACE_SECONDS: Final = 30.0
+"""Kubernetes' default of `terminationGracePeriodSeconds`."""
 MAX_CONTAINERS: Final = 32
 MAX_RESOURCES: Final = 32
 """Bounds, so that the API server can estimate the cost of validation."""
@@ -105,6 +107,14 @@ class PodSpec(Strict):
     """Passed on; completed for the ready trainer image."""
     service_account_name: str | None = None
     """Default: a separate account for each job, which may read the job and write its report."""
+    termination_grace_period_seconds: int | None = Field(default=None, ge=0, le=86_400)
+    """Seconds between SIGTERM and SIGKILL; 30 if absent."""
+
+    @property
+    def grace_seconds(self) -> float:
+        """Seconds between SIGTERM and SIGKILL."""
+        given = self.termination_grace_period_seconds
+        return DEFAULT_GRACE_SECONDS if given is None else float(given)
 
     @field_validator("containers")
     @classmethod

@@ -53,6 +53,8 @@ class Reason(StrEnum):
     TOO_MANY_PREEMPTIONS = "TooManyPreemptions"
     TRAINER_FAILED = "TrainerFailed"
     LOSS_NOT_FINITE = "LossNotFinite"
+    NOTHING_TRAINED = "NothingTrained"
+    CHECKPOINT_NOT_WRITTEN = "CheckpointNotWritten"
     INVALID_SPEC = "InvalidSpec"
     SUSPENDED = "Suspended"
     RUNNING = "Running"
@@ -107,7 +109,9 @@ SENTENCES: dict[Reason, str] = {
     Reason.TOO_MANY_PREEMPTIONS: "its GPUs were taken from it more often than maxPreemptions allows",
     Reason.TRAINER_FAILED: "its trainer ended with an error",
     Reason.LOSS_NOT_FINITE: "its loss became NaN or infinite; the last good checkpoint is kept",
-    Reason.INVALID_SPEC: "its specification cannot be run; `espalier validate` shows what is wrong",
+    Reason.NOTHING_TRAINED: "its time budget was used up before it took a step",
+    Reason.CHECKPOINT_NOT_WRITTEN: "its last checkpoint could not be written, so it is not complete",
+    Reason.INVALID_SPEC: "its specification, code or data cannot be run; `espalier validate --deep` tries them",
     Reason.SUSPENDED: "spec.suspend is true",
     Reason.RUNNING: "it is training",
     Reason.STARTING: "its workers are starting",

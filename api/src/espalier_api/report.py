@@ -13,6 +13,8 @@ from espalier_api.reasons import Reason
 
 WORKERS_METRIC: Final = "workers"
 """Name of the figure for the number of workers that train together."""
+BATCH_METRIC: Final = "batch_size"
+"""Name of the figure for the examples of a step, of a job with `batch: Goodput`."""
 MAX_REPORT_BYTES: Final = 128 * 1024
 """Maximum size of the report of a job on a cluster; a trainer sends less, and the operator reads no larger one.
 
@@ -140,6 +142,8 @@ class Report(Record):
     metrics: tuple[Metric, ...] = ()
     depth: int = Field(default=0, ge=0)
     parameters: int = Field(default=0, ge=0)
+    cannot_grow: str = ""
+    """Why the model cannot grow, or not by all operations that the job allows; empty if it can."""
     consultations: int = Field(default=0, ge=0)
     adaptations: tuple[Adaptation, ...] = ()
     """All adaptations; the status keeps the last 20."""

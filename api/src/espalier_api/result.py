@@ -12,16 +12,19 @@ from espalier_api.base import Record
 from espalier_api.documents import DocumentError
 from espalier_api.events import (
     EVENT,
+    NOT_GROWABLE,
     AdaptationFinished,
     AllocationAcknowledged,
     AllocationChanged,
     AnyEvent,
     EpochFinished,
+    ProgressRead,
     TrainerFinished,
     TrainerStarted,
+    Warned,
 )
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import Adaptation
+from espalier_api.report import Adaptation, Metric
 
 
 class AllocationRecord(Record):
@@ -43,6 +46,10 @@ class RunResult(Record):
     """`Complete`, `Failed` or `Stopped` (to be resumed)."""
     reason: str
     message: str = ""
+    log: str = ""
+    """Path of what its trainers have printed."""
+    dataset: str = ""
+    """The job's data set with its options; empty for a program of the user's, which loads its own."""
     time_budget_seconds: float
     used_seconds: float
     gpu_seconds_used: float = 0.0
@@ -58,6 +65,12 @@ class RunResult(Record):
     parameters_after: int = 0
     allocations: tuple[AllocationRecord, ...] = ()
     adaptations: tuple[Adaptation, ...] = ()
+    done: float | None = None
+    """Of a program that says it: the part of its work that is done, 0 to 1."""
+    metrics: tuple[Metric, ...] = ()
+    """Of a program: the last figures that were read."""
+    cannot_grow: str = ""
+    """Why the model could not grow; empty if it could, or if the job did not ask for it."""
     max_step_gap_seconds: float = Field(default=0.0, ge=0)
     """The longest time between two optimizer steps, growth and evaluation included, wall time."""
 
@@ -84,6 +97,7 @@ def summarize(
     phase: str,
     reason: str,
     message: str = "",
+    log: str = "",
     used_seconds: float,
     gpu_seconds_used: float,
 ) -> RunResult:
@@ -91,31 +105,49 @@ def summarize(
     started = [event for event in events if isinstance(event, TrainerStarted)]
     finished = [event for event in events if isinstance(event, TrainerFinished)]
     epochs = [event for event in events if isinstance(event, EpochFinished)]
+    warned = [event for event in events if isinstance(event, Warned)]
     first, last = (started[0] if started else None), (finished[-1] if finished else None)
     gaps = [event.max_step_gap_seconds for event in epochs] + [event.max_step_gap_seconds for event in finished]
     latest = last or (epochs[-1] if epochs else first)
+    read = next((event for event in reversed(events) if isinstance(event, ProgressRead)), None)
+    counted = latest or read
     return RunResult(
         job=job.key,
         seed=seed,
         phase=phase,
         reason=reason,
         message=message,
+        log=log,
+        dataset=_dataset(job),
         time_budget_seconds=job.spec.time_budget_seconds,
         used_seconds=used_seconds,
         gpu_seconds_used=gpu_seconds_used,
         test_accuracy=last.test_accuracy if last else None,
         test_loss=last.test_loss if last else None,
         validation_accuracy=epochs[-1].validation_accuracy if epochs else None,
-        epochs=latest.epoch if latest else 0,
-        steps=latest.step if latest else 0,
+        epochs=counted.epoch if counted else 0,
+        steps=counted.step if counted else 0,
         depth_before=first.depth if first else 0,
         depth_after=latest.depth if latest else 0,
         parameters_before=first.parameters if first else 0,
         parameters_after=latest.parameters if latest else 0,
         allocations=_allocations(events),
         adaptations=_adaptations(events),
+        done=read.done if read else None,
+        metrics=read.metrics if read else (),
+        cannot_grow=next((event.message for event in reversed(warned) if event.reason == NOT_GROWABLE), ""),
         max_step_gap_seconds=max(gaps, default=0.0),
     )
+
+
+def _dataset(job: AdaptiveTrainingJob) -> str:
+    template = job.spec.template
+    if job.spec.program is not None or (template is not None and template.spec.containers[0].command):
+        return ""
+    dataset = job.spec.training.dataset
+    given = {name: value for name, value in dataset.to_json().items() if name not in ("name", "entrypoint") and value}
+    options = ", ".join(f"{name}={value}" for name, value in sorted(given.items()))
+    return f"{dataset.name or dataset.entrypoint}{f' ({options})' if options else ''}"
 
 
 def _adaptations(events: Sequence[AnyEvent]) -> tuple[Adaptation, ...]:

@@ -76,7 +76,7 @@ class TimeBudgetStatus(Record):
 
 
 class TrainingStatus(Record):
-    """The last report of the leader."""
+    """The last report of the leader, or what was read of a program."""
 
     epoch: int = 0
     """Epochs completed."""
@@ -84,6 +84,8 @@ class TrainingStatus(Record):
     """Steps taken."""
     progress_percentage: int = Field(default=0, ge=0, le=100)
     """Time budget used, in percent."""
+    done_percentage: int | None = Field(default=None, ge=0, le=100)
+    """Of a program that says it: the part of its work that is done, in percent."""
     metrics: tuple[Metric, ...] = ()
     """The latest figures, by name."""
     depth: int = 0

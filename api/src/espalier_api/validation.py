@@ -88,6 +88,11 @@ def check_file(path: Path) -> tuple[str, ...]:
     return (*(job.metadata.name for job in jobs), *(queue.metadata.name for queue in queues))
 
 
+def jobs_in(path: Path) -> tuple[AdaptiveTrainingJob, ...]:
+    """Return the jobs of a file, none for one that holds only queues. Raises `JobFileError` as `load_jobs` does."""
+    return _parse(_text(path), str(path), DEFAULT_GPU_RESOURCE)[0]
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")

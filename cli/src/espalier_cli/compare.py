@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.console import RenderableType
 from rich.table import Table
 
 from espalier_api.documents import DocumentError
 from espalier_api.result import RunResult, read_history
 from espalier_cli.picture import Curve
-from espalier_cli.run import RESULT_FILE
-from espalier_operator.local.layout import HISTORY_FILE
+from espalier_cli.tables import table_for, turned
+from espalier_operator.local.layout import HISTORY_FILE, RESULT_FILE
 
 
 def read_run(folder: Path, label: str | None = None) -> Curve:
@@ -28,15 +29,12 @@ def read_run(folder: Path, label: str | None = None) -> Curve:
     return Curve(label or folder.name, result, events)
 
 
-def table_of(curves: list[Curve]) -> Table:
-    """Return a table with a column a run."""
-    table = Table(title_justify="left", header_style="bold")
-    table.add_column("")
-    for curve in curves:
-        table.add_column(curve.label, justify="right")
-    for name, cells in zip(_ROWS, zip(*(_column(curve.result) for curve in curves), strict=True), strict=True):
-        table.add_row(name, *cells)
-    return table
+def table_of(curves: list[Curve], width: int) -> RenderableType:
+    """Return a table with a column a run, or a list a run where `width` characters are too few."""
+    names, runs = ("", *_ROWS), [(curve.label, *_column(curve.result)) for curve in curves]
+    columns, rows = turned(names, runs)
+    table = table_for(width, columns, rows, right=True)
+    return table if isinstance(table, Table) else table_for(width, names, runs)
 
 
 _ROWS = (
@@ -71,6 +69,11 @@ def verdict(curves: list[Curve]) -> str:
     first, second = curves[0].result, curves[-1].result
     if first.test_accuracy is None or second.test_accuracy is None:
         return "One of the runs has no test accuracy: nothing can be compared."
+    if first.dataset and second.dataset and first.dataset != second.dataset:
+        return (
+            f"{curves[0].label} was trained on {first.dataset}, {curves[-1].label} on {second.dataset}: accuracies on "
+            "different data sets cannot be compared."
+        )
     difference = second.test_accuracy - first.test_accuracy
     word = "more" if difference > 0 else "less" if difference < 0 else "neither more nor less"
     amount = f"{abs(difference):.4f} " if difference else ""

@@ -17,10 +17,12 @@ from espalier_api.events import (
     AllocationAcknowledged,
     AllocationChanged,
     AnyEvent,
+    BatchSizeChanged,
     CheckpointSaved,
     EpochFinished,
     GPUsChanged,
     JobChanged,
+    ProgressRead,
     TrainerFinished,
     TrainerStarted,
     TrialStarted,
@@ -28,8 +30,11 @@ from espalier_api.events import (
     WorkersChanged,
 )
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Adaptation, AdaptationSource
+from espalier_api.report import Adaptation, AdaptationSource, Metric
+from espalier_api.status import JobPhase
 
+_WITH_BARS = 110
+"""Columns of a terminal; with fewer, figures are worth more than bars."""
 PLAIN_PROGRESS_EVERY = 0.1
 """Share of the time budget between two plain progress lines."""
 
@@ -48,6 +53,8 @@ class JobRow:
     parameters: int = 0
     gpus: int = 0
     decision: str = ""
+    progress: str = ""
+    """Of a program."""
 
     @property
     def used_share(self) -> float:
@@ -81,10 +88,19 @@ def updated(row: JobRow, event: AnyEvent) -> JobRow:
             return replace(row, gpus=event.allocation.gpus)
         case JobChanged():
             return replace(row, phase=event.phase)
+        case ProgressRead():
+            return replace(row, epoch=event.epoch, progress=progress_of(event.step, event.done, event.metrics))
         case TrainerFinished():
             accuracy = row.accuracy if event.test_accuracy is None else event.test_accuracy
             return replace(row, accuracy=accuracy, phase=event.phase)
     return row
+
+
+def progress_of(step: int, done: float | None, metrics: Iterable[Metric]) -> str:
+    """Return what was read of a program as words."""
+    parts = [f"step {step:,}"] if step else []
+    parts += [] if done is None else [f"{100 * done:.0f} % done"]
+    return ", ".join([*parts, *(f"{figure.name} {figure.value:.4g}" for figure in metrics)])
 
 
 def line_for(event: AnyEvent) -> str | None:
@@ -110,16 +126,25 @@ def line_for(event: AnyEvent) -> str | None:
             return f"trains alone again, after a pause of {event.seconds:.2f} s"
         case WorkersChanged():
             return f"{event.workers} workers train together, after a pause of {event.seconds:.2f} s"
+        case BatchSizeChanged(goodput=None):
+            return f"batch size {event.before} to {event.batch_size}, in passes: {event.message}"
+        case BatchSizeChanged():
+            return (
+                f"batch size {event.before} to {event.batch_size} for {event.goodput:.2f} times the goodput, "
+                f"learning rate times {event.learning_rate_factor:.2f}"
+            )
         case GPUsChanged():
             return f"GPUs: {event.change:+d}, now {event.total}"
         case JobChanged():
+            if event.phase == JobPhase.FAILED and event.message:
+                return f"{event.phase}, {event.reason}: {event.message}"
             why = _why(event.reason)
             return f"{event.phase}{why}{'' if event.message in why else f' ({event.message})'}"
         case Warned():
             return f"warning: {event.reason}: {event.message}"
         case TrainerFinished(test_accuracy=float(accuracy)):
             return f"accuracy on the test split: {accuracy:.4f}"
-        case EpochFinished() | CheckpointSaved() | TrainerFinished():
+        case EpochFinished() | CheckpointSaved() | TrainerFinished() | ProgressRead():
             return None
     return None
 
@@ -188,6 +213,9 @@ class PlainDisplay(Display):
         if isinstance(event, EpochFinished) and row.used_share >= self._announced.get(job, 0.0):
             self._announced[job] = row.used_share + PLAIN_PROGRESS_EVERY
             self.print(row, f"epoch {row.epoch}, accuracy {event.validation_accuracy:.3f}, depth {row.depth}")
+        elif isinstance(event, ProgressRead) and row.used_share >= self._announced.get(job, 0.0):
+            self._announced[job] = row.used_share + PLAIN_PROGRESS_EVERY
+            self.print(row, row.progress)
 
     def print(self, row: JobRow, line: str) -> None:
         """Print it with the budget that is left."""
@@ -221,25 +249,30 @@ class LiveDisplay(Display):
             self.rows[job] = replace(self.rows[job], used_seconds=max(used, self.rows[job].used_seconds))
 
     def _table(self) -> Group:
-        return progress_table(self.rows.values())
+        return progress_table(self.rows.values(), self._console.width)
 
 
-def progress_table(rows: Iterable[JobRow]) -> Group:
-    """Return a live table of jobs, their time budgets as bars."""
+def progress_table(rows: Iterable[JobRow], width: int) -> Group:
+    """Return a live table of jobs, their time budgets as bars where `width` characters have room for them."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("job", "phase", "time budget", "left", "epoch", "accuracy", "depth", "GPUs", "last decision"):
+    rows, bars = tuple(rows), width >= _WITH_BARS
+    names = ["job", "phase", *(["time budget"] if bars else []), "left"]
+    names += ["epoch", "accuracy", "depth", "GPUs", "last decision"]
+    names += ["progress"] if any(row.progress for row in rows) else []
+    for name in names:
         table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(
             row.name,
             row.phase,
-            ProgressBar(total=1.0, completed=row.used_share, width=24),
+            *([ProgressBar(total=1.0, completed=row.used_share, width=24)] if bars else []),
             f"{max(0.0, row.budget_seconds - row.used_seconds):.0f} s",
             str(row.epoch),
             "" if row.accuracy is None else f"{row.accuracy:.3f}",
             str(row.depth or ""),
             str(row.gpus),
             Text(row.decision, style="green"),
+            *([row.progress] if "progress" in names else []),
         )
     return Group(Text(""), table)
 

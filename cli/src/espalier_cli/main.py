@@ -10,7 +10,7 @@ from rich.console import Console
 
 from espalier_agent.commands.lazy import LazyGroup
 from espalier_api.documents import DocumentError
-from espalier_api.validation import JobFileError, check_file
+from espalier_api.validation import JobFileError, check_file, jobs_in
 from espalier_cli.errors import InputError
 
 EXIT_CODES = """\
@@ -21,6 +21,7 @@ Exit codes: 0 it worked, 1 a job failed or something broke, 2 what was given can
 _ELSEWHERE = {
     "run": "espalier_cli.run_command:run",
     "simulate": "espalier_cli.simulate_command:simulate",
+    "points": "espalier_cli.points_command:points",
     "agent": "espalier_cli.agent_command:agent",
     "list": "espalier_cli.cluster.list_command:list_jobs",
     "explain": "espalier_cli.cluster.explain_command:explain",
@@ -45,8 +46,25 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-def validate(files: tuple[Path, ...]) -> None:
-    """Print every problem in FILES with jobs or queues as `file:line: field: what is wrong, what is allowed`."""
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Also try the code and the data of the jobs: import, build the model, take one step, evaluate one batch.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --deep: how long each job may take.",
+)
+def validate(files: tuple[Path, ...], deep: bool, time_limit: float) -> None:
+    """Print every problem in FILES with jobs or queues as `file:line: field: what is wrong, what is allowed`.
+
+    With --deep, an error of a job's code is one sentence with its file and line. What was found and what was not
+    checked goes to stderr, with all that the code prints.
+    """
     bad = False
     for path in files:
         try:
@@ -57,8 +75,26 @@ def validate(files: tuple[Path, ...]) -> None:
                 click.echo(str(problem))
         else:
             click.echo(f"{path}: {', '.join(names)}: valid", err=True)
+            bad = (deep and not _runs(path, time_limit)) or bad
     if bad:
         sys.exit(2)
+
+
+def _runs(path: Path, time_limit: float) -> bool:
+    """Print what becomes of the jobs of a valid file when they are tried; return whether all of them run."""
+    from espalier_cli.deep import check_deep
+
+    runs = True
+    for job in jobs_in(path):
+        place = f"{path}: {job.metadata.name}"
+
+        def tell(text: str, place: str = place) -> None:
+            click.echo(f"{place}: {text}", err=True)
+
+        if problem := check_deep(job, time_limit, tell).problem:
+            click.echo(f"{place}: {problem}")
+            runs = False
+    return runs
 
 
 @cli.command()
@@ -73,7 +109,7 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
     except DocumentError as error:
         raise InputError(str(error)) from error
     console = Console(highlight=False)
-    console.print(table_of(curves))
+    console.print(table_of(curves, console.width))
     if len(curves) > 1:
         console.print(verdict(curves), soft_wrap=True)
     if picture is not None:

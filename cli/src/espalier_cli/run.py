@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -24,8 +25,9 @@ from espalier_api.status import JobPhase
 from espalier_api.validation import with_spec
 from espalier_cli.display import JobRow, display_for
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, layout, run_local, run_lock
+from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE
+from espalier_operator.local.ownership import require_own
 
-RESULT_FILE, PICTURE_FILE = "result.json", "training.png"
 _STOP_WALL_SECONDS = 4.0
 
 
@@ -59,15 +61,16 @@ def folder_of(directory: Path, job: str, jobs: Sequence[AdaptiveTrainingJob]) ->
 def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
     """Remove what an earlier run of these jobs left in `directory`, and nothing else.
 
-    `LocalRunError` where another run uses it.
+    `LocalRunError` where another run uses it, or where no run has written what would be removed.
     """
-    if not directory.is_dir():
-        return
     folders = {directory, *(folder_of(directory, job.metadata.name, jobs) for job in jobs)}
+    require_own(directory, folders)
+    if not os.path.isdir(directory):  # a name that is too long is an error of the run
+        return
     with run_lock(directory):
         asyncio.run(end_orphans(folders, _STOP_WALL_SECONDS))  # they would write once more
         for folder in folders:
-            for name in (*layout.FILES, RESULT_FILE, PICTURE_FILE):
+            for name in layout.FILES:
                 (folder / name).unlink(missing_ok=True)
             shutil.rmtree(folder / layout.CHECKPOINT_FOLDER, ignore_errors=True)
 
@@ -76,6 +79,9 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
     """Run the jobs to their ends, or until SIGINT or SIGTERM; write each job's `result.json` and `training.png`."""
     views = [JobRow(job.metadata.name, job.spec.time_budget_seconds) for job in jobs]
     stopped = False
+    names = [job.metadata.name for job in jobs]
+    logs = [f"{name}: prints into {folder_of(settings.directory, name, jobs) / layout.TRAINER_LOG}" for name in names]
+    logs_told: list[str] = []
 
     async def run() -> dict[str, LocalOutcome]:
         nonlocal stopped
@@ -95,6 +101,10 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
                 display.show(job, event)
 
             def on_tick(view: RunView) -> None:
+                if not logs_told:
+                    logs_told.extend(logs)
+                    for line in logs:
+                        console.print(line, highlight=False, soft_wrap=True)
                 display.tick({job.name: job.used_seconds for job in view.jobs})
 
             return await run_local(jobs, settings, on_event=on_event, stop=stop, on_tick=on_tick)
@@ -126,6 +136,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
         message=outcome.message,
         used_seconds=outcome.used_seconds,
         gpu_seconds_used=outcome.gpu_seconds_used,
+        log=str(folder / layout.TRAINER_LOG),
     )
     text = json.dumps(result.to_json(), indent=1)
     try:

@@ -11,16 +11,14 @@ from pathlib import Path
 import click
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 
 from espalier_api.documents import DocumentError
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.validation import JobFileError, load_jobs
+from espalier_cli.display import progress_of
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_cli.run import (
-    PICTURE_FILE,
-    RESULT_FILE,
     Finished,
     clear,
     default_directory,
@@ -29,9 +27,12 @@ from espalier_cli.run import (
     run_jobs,
     with_changes,
 )
-from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment
+from espalier_cli.tables import table_for
+from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
 from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
+from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE, TRAINER_LOG
+from espalier_operator.local.ownership import is_own
 from espalier_operator.planning import DEFAULT_POLICY
 
 
@@ -98,6 +99,8 @@ def run(
     budget = jobs[0].spec.time_budget_seconds
     notice = max(job.spec.preemption.notice_seconds for job in jobs)
     devices = () if simulate else cuda_devices()
+    if no_agent and agent_url is not None:
+        raise InputError("--no-agent and --agent-url exclude each other; give one of them")
     try:
         settings = LocalSettings(
             directory=directory,
@@ -113,7 +116,8 @@ def run(
             submit_at=dict(_submission(text, jobs) for text in submit),
         )
         if no_agent:
-            settings = replace(settings, agent_command=None, agent_url=None)
+            settings = replace(settings, agent_command=None)
+        require_in_time(settings.changes, [job.spec.time_budget_seconds for job in jobs], settings.submit_at)
     except (TimelineError, LocalRunError) as error:
         hint = "--simulate counts GPUs without using them" if devices else None
         raise InputError(str(error), hint) from error
@@ -123,8 +127,7 @@ def run(
             clear(directory, jobs)
         finished = run_jobs(jobs, settings, console)
     except (LocalRunError, DocumentError) as error:
-        used = (directory / "state.json").exists()
-        hint = "--restart forgets what the folder holds; another --output keeps it" if used else None
+        hint = "--restart forgets what the folder holds; another --output keeps it" if is_own(directory) else None
         raise InputError(str(error), hint) from error
     _print(finished, directory, jobs, as_json=as_json)
     if finished.interrupted:
@@ -168,23 +171,26 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
         shown = [result.to_json() for result in finished.results.values()]
         click.echo(json.dumps(shown[0] if len(shown) == 1 else shown, indent=1))
         return
-    table = Table(header_style="bold")
-    for name in ("job", "ended", "test accuracy", "depth", "parameters", "budget used", "longest pause"):
-        table.add_column(name)
-    for name, result in finished.results.items():
-        table.add_row(
+    columns = ("job", "ended", "test accuracy", "depth", "parameters", "budget used", "longest pause")
+    rows = [
+        (
             name,
             f"{result.phase}, {result.reason}",
             "-" if result.test_accuracy is None else f"{result.test_accuracy:.4f}",
-            f"{result.depth_before} -> {result.depth_after}",
-            f"{result.parameters_before:,} -> {result.parameters_after:,}",
+            f"{result.depth_before} -> {result.depth_after}" if result.depth_after else "-",
+            f"{result.parameters_before:,} -> {result.parameters_after:,}" if result.depth_after else "-",
             f"{result.used_seconds:.2f} of {result.time_budget_seconds:g} s",
             f"{result.max_step_gap_seconds:.2f} s",
         )
-    Console(highlight=False).print(table)
+        for name, result in finished.results.items()
+    ]
+    console = Console(highlight=False)
+    console.print(table_for(console.width, columns, rows))
     for name, result in finished.results.items():
+        if read := progress_of(result.steps, result.done, result.metrics) if result.depth_after == 0 else "":
+            click.echo(f"{name}: {read}", err=True)
         if result.phase == "Failed":
             click.echo(f"{name}: {result.message or result.reason}", err=True)
         folder = folder_of(directory, name, jobs)
-        if (folder / PICTURE_FILE).exists():
-            click.echo(f"{name}: {folder / PICTURE_FILE}, {folder / RESULT_FILE}", err=True)
+        files = [folder / file for file in (PICTURE_FILE, RESULT_FILE) if (folder / file).exists()]
+        click.echo(f"{name}: {', '.join([*map(str, files), f'log: {folder / TRAINER_LOG}'])}", err=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -14,54 +13,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from espalier_api.job import BasePreemption
-from espalier_cli.cluster.output import Row, print_table
 from espalier_cli.errors import InputError
-from espalier_operator.planning import Policy, configured, elasticity_of
-from espalier_operator.simulation.cluster import nodes_of
-from espalier_operator.simulation.gavel import FORMAT as GAVEL
-from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_cli.simulation_report import Run, document, print_report, title_of
+from espalier_cli.simulation_sources import AUDIT, FORMATS, GAVEL, HAPPENED, PLAN, ROUNDS, Source
+from espalier_operator.planning import configured, takes_seed
+from espalier_operator.simulation.generate import PREFIX
 from espalier_operator.simulation.latencies import LATENCIES
-from espalier_operator.simulation.outcome import Ended, Outcome, outcome_of
-from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.rounds import Rounds
-from espalier_operator.simulation.traces import READERS
-from espalier_operator.simulation.typed import TypedRounds
+from espalier_operator.simulation.outcome import outcome_of
 
-ROUNDS, PLAN = "rounds", "plan"
 PICTURES = (".png", ".svg")
-_COLUMNS = ("TRACE", "POLICY", "JOBS", "MEAN-JCT", "MEDIAN", "P99", "MAKESPAN", "IN-USE", "RESTARTS", "EVICTIONS")
-"""Times are in seconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Simulation:
-    jobs: Sequence[Ended]
-    gpus: int
-    run: Callable[[Callable[[int], None]], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    trace: Path
-    policy: str
-    simulation: _Simulation
-    outcome: Outcome
-    seconds: float
-
-
-_Prepare = Callable[[Path, Policy], _Simulation]
 
 
 @click.command()
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
 @click.option(
     "--format",
     "form",
-    type=click.Choice([*READERS, GAVEL]),
+    type=click.Choice(FORMATS),
     default="csv",
     show_default=True,
-    help="Format of TRACES.",
+    help="Format of each TRACE.",
 )
 @click.option(
     "--profiles",
@@ -71,9 +42,9 @@ _Prepare = Callable[[Path, Policy], _Simulation]
 )
 @click.option(
     "--cluster",
-    required=True,
     metavar="NODESxGPUS",
-    help="Nodes and their GPUs: 16x4, or 8x4,2x8. For gavel, numbers of V100, P100 and K80 GPUs: 8:16:24.",
+    help="Nodes and their GPUs: 16x4, or 8x4,2x8. For gavel, numbers of V100, P100 and K80 GPUs: 8:16:24. "
+    "For audit, by default that of the history.",
 )
 @click.option(
     "--policy",
@@ -104,80 +75,90 @@ _Prepare = Callable[[Path, Policy], _Simulation]
     help="With --driver plan: spec.preemption.base of all jobs.  [default: Checkpoint]",
 )
 @click.option(
+    "--seeds",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Simulate with the seeds 0 to N − 1 of generated jobs, and of policies that draw at random; print means, and "
+    "paired differences from the first policy, with 95 % intervals.",
+)
+@click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw completion times, unfinished jobs and GPUs held into this file, .png or .svg.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
-    traces: tuple[Path, ...],
+    traces: tuple[str, ...],
     form: str,
     profiles: Path | None,
-    cluster: str,
+    cluster: str | None,
     policies: tuple[str, ...],
     driver: str,
     latency: str | None,
     base_preemption: str | None,
+    seeds: int | None,
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate the jobs of TRACES on a cluster, under each policy in turn, and compare their completion times.
+    """Simulate the jobs of each TRACE on a cluster, under each policy in turn, and compare their completion times.
+
+    A TRACE is a file, or generate:NAME[:KEY=VALUE,...] for jobs drawn at random: poisson, diurnal.
 
     Formats: pollux (name,time,application,num_replicas,batch_size, with --profiles), csv
     (timestamp,duration,num_gpus, as Philly and Helios were published), gavel (jobs on V100, P100 and K80 GPUs, with
-    --cluster V100S:P100S:K80S, servers of 4, 4 and 8 GPUs, and rounds of 360 s). Times are seconds.
+    --cluster V100S:P100S:K80S, servers of 4, 4 and 8 GPUs, and rounds of 360 s), audit (the folder of the operator's
+    audit log: what happened, beside the same jobs under each policy). Times are seconds.
     """
-    _check_driver(driver, form, latency, base_preemption)
-    if form != GAVEL and profiles is not None and not profiles.is_dir():
-        raise InputError(f"--profiles: {profiles} is not a folder")
     if picture is not None and picture.suffix not in PICTURES:
         raise InputError(f"--picture: {picture} must end with {' or '.join(PICTURES)}")
     try:
-        if driver == PLAN:
-            prepare = _prepared_by_plan(form, profiles, cluster, latency, base_preemption)
-        else:
-            prepare = (_prepared_by_type if form == GAVEL else _prepared)(form, profiles, cluster)
-        for policy in policies:
-            configured(policy)
+        source = Source(
+            form=form,
+            profiles=profiles,
+            cluster=cluster,
+            driver=driver,
+            latency=latency,
+            base_preemption=base_preemption,
+        )
+        drawn = [trace for trace in traces if trace.startswith(PREFIX)]
+        # Policies draw among types of GPU alone.
+        random = [policy for policy in policies if takes_seed(policy) and form == GAVEL]
+        if seeds is not None and not (drawn or random):
+            raise InputError(
+                f"--seeds {seeds}: nothing is drawn at random: no TRACE is generated ({PREFIX}poisson), and no policy "
+                "takes a seed; leave it out"
+            )
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            runs = [_simulated(trace, policy, prepare, bar) for trace, policy in product(traces, policies)]
+            runs = [_happened(source, trace) for trace in traces if form == AUDIT]
+            runs += [
+                _simulated(source, trace, policy, None if seeds is None and trace not in drawn else seed, bar)
+                for trace, policy, seed in product(traces, policies, range(seeds or 1))
+            ]
     except ValueError as error:
         raise InputError(str(error)) from error
     if picture is not None:
         _draw(runs, picture)
     if as_json:
-        click.echo(json.dumps({"runs": [_document(run, driver) for run in runs]}, indent=2))
+        click.echo(json.dumps(document(runs, driver, several=seeds is not None), indent=2))
     else:
-        print_table(_COLUMNS, map(_row, runs), right=_COLUMNS[2:])
+        print_report(runs, several=seeds is not None)
 
 
-def _check_driver(driver: str, form: str, latency: str | None, base_preemption: str | None) -> None:
-    if driver == PLAN:
-        if form == GAVEL:
-            raise InputError(
-                f"--driver {PLAN}: jobs of --format {GAVEL} choose types of GPUs, which the planner's policies do not "
-                f"know; use --driver {ROUNDS}"
-            )
-        return
-    for option, value in (("--latency", latency), ("--base-preemption", base_preemption)):
-        if value is not None:
-            raise InputError(
-                f"{option} {value}: nothing takes time or asks for leave with --driver {driver}; "
-                f"add --driver {PLAN}, or leave it out"
-            )
-
-
-def _draw(runs: Sequence[_Run], path: Path) -> None:
+def _draw(runs: Sequence[Run], path: Path) -> None:
     from espalier_cli.simulation_picture import Course, draw_simulations  # matplotlib takes a second to import
 
     traces = {run.trace for run in runs}
     courses = [
         Course(
-            label=run.policy if len(traces) == 1 else f"{run.trace.name} {run.policy}",
+            label=" ".join(
+                [run.policy]
+                + ([title_of(run.trace)] if len(traces) > 1 else [])
+                + ([] if run.seed is None else [f"seed {run.seed}"])
+            ),
             gpus=run.simulation.gpus,
             spans=[(job.submitted_at, job.completed_at or job.submitted_at) for job in run.simulation.jobs],
-            held=[span for job in run.simulation.jobs for span in job.held],
+            held=[job.held for job in run.simulation.jobs],
         )
         for run in runs
     ]
@@ -187,79 +168,22 @@ def _draw(runs: Sequence[_Run], path: Path) -> None:
         raise InputError(f"--picture: {path}: cannot be written: {error.strerror or error}") from error
 
 
-def _prepared(form: str, profiles: Path | None, cluster: str) -> _Prepare:
-    known = None if profiles is None else Profiles(profiles)
-    nodes = nodes_of(cluster)
-
-    def prepare(trace: Path, policy: Policy) -> _Simulation:
-        jobs = READERS[form](trace, known, elasticity_of(policy))
-        return _Simulation(jobs=jobs, gpus=sum(node.gpus for node in nodes), run=Rounds(jobs, nodes, policy).run)
-
-    return prepare
-
-
-def _prepared_by_plan(
-    form: str, profiles: Path | None, cluster: str, latency: str | None, base_preemption: str | None
-) -> _Prepare:
-    known = None if profiles is None else Profiles(profiles)
-    nodes, latencies = nodes_of(cluster), LATENCIES[latency or "none"]
-    preemptible = base_preemption != BasePreemption.NEVER.value
-
-    def prepare(trace: Path, policy: Policy) -> _Simulation:
-        jobs = READERS[form](trace, known, elasticity_of(policy))
-        planned = Planned(jobs, nodes, policy, latencies, preemptible=preemptible)
-        return _Simulation(jobs=jobs, gpus=sum(node.gpus for node in nodes), run=planned.run)
-
-    return prepare
-
-
-def _prepared_by_type(form: str, profiles: Path | None, cluster: str) -> _Prepare:
-    nodes = nodes_by_type(cluster)
-
-    def prepare(trace: Path, policy: Policy) -> _Simulation:
-        jobs = read_gavel(trace, Throughputs(profiles or trace.parent))
-        return _Simulation(jobs=jobs, gpus=sum(node.gpus for node in nodes), run=TypedRounds(jobs, nodes, policy).run)
-
-    return prepare
-
-
-def _simulated(trace: Path, policy: str, prepare: _Prepare, bar: Progress) -> _Run:
-    simulation = prepare(trace, configured(policy))
-    task = bar.add_task(f"{trace.name} {policy}", total=len(simulation.jobs))
+def _simulated(source: Source, trace: str, policy: str, seed: int | None, bar: Progress) -> Run:
+    chosen = policy if seed is None or not takes_seed(policy) else f"{policy}{',' if ':' in policy else ':'}seed={seed}"
+    simulation = source.prepare(trace, configured(chosen), seed or 0)
+    name = f"{title_of(trace)} {policy}" + ("" if seed is None else f" seed {seed}")
+    task = bar.add_task(name, total=len(simulation.jobs))
     began = time.perf_counter()
     simulation.run(lambda completed: bar.update(task, completed=completed))
     seconds = time.perf_counter() - began
     bar.remove_task(task)
     outcome = outcome_of(simulation.jobs, simulation.gpus)
-    return _Run(trace=trace, policy=policy, simulation=simulation, outcome=outcome, seconds=seconds)
+    return Run(trace=trace, policy=policy, seed=seed, simulation=simulation, outcome=outcome, seconds=seconds)
 
 
-def _document(run: _Run, driver: str) -> dict[str, object]:
-    outcome = run.outcome
-    return {
-        "trace": str(run.trace),
-        "policy": run.policy,
-        "driver": driver,
-        "jobs": outcome.jobs,
-        "averageJctSeconds": outcome.average_jct,
-        "medianJctSeconds": outcome.median_jct,
-        "p99JctSeconds": outcome.p99_jct,
-        "makespanSeconds": outcome.makespan,
-        "utilisation": outcome.utilisation,
-        "restarts": outcome.restarts,
-        "evictions": outcome.evictions,
-        "seconds": run.seconds,
-    }
-
-
-def _row(run: _Run) -> Row:
-    found = run.outcome
-    return (
-        run.trace.name,
-        run.policy,
-        str(found.jobs),
-        *(f"{seconds:,.0f}" for seconds in (found.average_jct, found.median_jct, found.p99_jct, found.makespan)),
-        f"{found.utilisation:.0%}",
-        str(found.restarts),
-        str(found.evictions),
-    )
+def _happened(source: Source, trace: str) -> Run:
+    simulation = source.happened(trace)
+    if left_out := source.left_out(trace):
+        click.echo(f"{trace}: {left_out} jobs that never ran on a GPU, or do not fit, are left out", err=True)
+    outcome = outcome_of(simulation.jobs, simulation.gpus)
+    return Run(trace=trace, policy=HAPPENED, seed=None, simulation=simulation, outcome=outcome, seconds=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 from espalier_operator.local.settings import GpuChange
 
@@ -40,8 +41,26 @@ def parse_departure(text: str, budget_seconds: float, notice_seconds: float) -> 
     return GpuChange(at_seconds=at, change=-count, notice_seconds=min(notice_seconds, at))
 
 
+def require_in_time(changes: Sequence[GpuChange], budgets: Sequence[float], submit_at: Mapping[str, float]) -> None:
+    """Raise `TimelineError` for a change that never comes, because all jobs have ended before.
+
+    `budgets` are the jobs' time budgets; `submit_at` are the moments of those that are submitted later. Jobs that run
+    one after the other take the longest.
+    """
+    end = max(submit_at.values(), default=0.0) + sum(budgets)
+    late = next((change for change in changes if change.at_seconds > end), None)
+    if late is not None:
+        kind, option = ("arrival", "--arrive") if late.change > 0 else ("departure", "--depart")
+        raise TimelineError(
+            f"{option}: the {kind} at {late.at_seconds:g} s never comes: the time budget ends at {end:g} s; name an "
+            "earlier moment"
+        )
+
+
 def _change(text: str, budget_seconds: float) -> tuple[float, int]:
     moment, separator, count = text.partition(":")
     if not separator or not re.fullmatch(r"\d+", count, re.ASCII) or int(count) < 1:
         raise TimelineError(f"{text!r} is no change of GPUs; write MOMENT:COUNT, as 20s:1 (one GPU after 20 seconds)")
+    if (percent := _PERCENT.match(moment)) and float(percent[1]) > 100:
+        raise TimelineError(f"{text!r} is after the end of the time budget; write at most 100%")
     return parse_moment(moment, budget_seconds), int(count)

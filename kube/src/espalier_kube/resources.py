@@ -42,6 +42,7 @@ SERVICES: Final = Resource("Service", "", "v1", "services")
 SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "", "v1", "serviceaccounts")
 ROLES: Final = Resource("Role", "rbac.authorization.k8s.io", "v1", "roles")
 ROLE_BINDINGS: Final = Resource("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
+LEASES: Final = Resource("Lease", "coordination.k8s.io", "v1", "leases")
 EVENTS: Final = Resource("Event", "", "v1", "events")
 TOKEN_REVIEWS: Final = Resource("TokenReview", "authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 

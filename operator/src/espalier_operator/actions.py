@@ -12,6 +12,7 @@ from typing import Any
 
 from espalier_api.reasons import Reason
 from espalier_operator.facts import Placement
+from espalier_operator.policies.view import Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,5 +128,9 @@ class Plan:
     """By job key: where its workers that are still to be made will run."""
     policy_memory: Mapping[str, Any] = field(default_factory=dict)
     """What the policy asked to keep for the next snapshot."""
+    shares: tuple[Share, ...] = field(default=(), repr=False)
+    """What the policy decided, as far as it can be, in the order in which shares are served."""
+    ignored: tuple[str, ...] = ()
+    """What of the policy's decision cannot be, in words."""
     wake_at: float | None
     """The earliest time at which the passing of time alone may change the plan."""

@@ -219,6 +219,14 @@ class Capacity:
         if node is not None and node in self._group and min(self._now[node], self._later[node]) >= gpus:
             self._change(node, gpus, (), now=-1, later=-1)
 
+    def take_at(self, site: Site, node: str, gpus: int) -> bool:
+        """Hand out `gpus` (> 0) of `node`; return whether it is one of the site's and has them now."""
+        mark = self.mark()
+        has = self.hold_at(site, node, gpus) is Supply.NOW
+        if not has:
+            self.undo(mark)
+        return has
+
     def occupy(self, site: Site, gpus: int) -> str | None:
         """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
         return self._place(self._on(self._offers, site), site, gpus, now=-1, later=0)

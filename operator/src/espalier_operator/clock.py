@@ -44,6 +44,11 @@ class ScaledClock:
         return self._zero_of_day + timedelta(seconds=self.wall_seconds(seconds - self._start))
 
 
+def doubled(first: float, times: int, longest: float) -> float:
+    """Return the wait after `times` earlier ones: `first` doubled so often, at most `longest`."""
+    return min(first * 2.0 ** min(times, 30), longest)
+
+
 @dataclass(slots=True)
 class Backoff:
     """Doubling waits between `first` and `longest` seconds, until something succeeds."""
@@ -56,7 +61,7 @@ class Backoff:
 
     def failed(self, now: float) -> float:
         """Delay the next try, and return by how much."""
-        pause = min(self.first * 2.0 ** min(self.failures, 30), self.longest)
+        pause = doubled(self.first, self.failures, self.longest)
         self.until = now + pause
         self.failures += 1
         return pause

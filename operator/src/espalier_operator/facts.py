@@ -17,9 +17,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from espalier_api import environment
 from espalier_api.documents import first_fault
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, BasePreemption, ElasticBatch
+from espalier_api.goodput import BatchLimits
+from espalier_api.job import (
+    AdaptationMode,
+    AdaptiveTrainingJob,
+    BasePreemption,
+    BatchSizing,
+    ElasticBatch,
+    TrainingSpec,
+)
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
+from espalier_api.throughput import StepTime
 from espalier_operator.constraints import ANYWHERE, Constraints, Taint, Toleration
 from espalier_operator.queues import Claim, Queue
 
@@ -155,10 +164,14 @@ class Terms:
     min_runtime_seconds: float = 60.0
     adapts: bool = True
     """False for adaptation mode Off."""
+    program: bool = False
+    """Whether its workers do not use the library: they report nothing, are stopped by SIGTERM, and end by exit code."""
     trains_together: bool = False
     """Whether extra workers train; if so, a job that does not adapt can use them as well."""
     scales_batch: bool = False
     """Whether a step of more workers has more examples (`elasticBatch: scaleLinear`)."""
+    batch_limits: BatchLimits | None = None
+    """Within which its trainer chooses the batch size by goodput; None: it is the author's."""
     suspend: bool = False
     backoff_limit: int = 3
     max_preemptions: int | None = None
@@ -196,9 +209,11 @@ class Terms:
             notice_seconds=spec.preemption.notice_seconds,
             cooldown_seconds=spec.preemption.cooldown_seconds,
             min_runtime_seconds=spec.preemption.min_runtime_seconds,
-            adapts=spec.adaptation.mode is not AdaptationMode.OFF,
+            adapts=spec.adaptation.mode is not AdaptationMode.OFF and spec.program is None,
+            program=spec.program is not None,
             trains_together=spec.training.elastic_batch is not None,
             scales_batch=spec.training.elastic_batch is ElasticBatch.SCALE_LINEAR,
+            batch_limits=_batch_limits(spec.training),
             suspend=spec.suspend,
             backoff_limit=spec.backoff_limit,
             max_preemptions=spec.max_preemptions,
@@ -206,8 +221,23 @@ class Terms:
         )
 
 
-def grace_of(job: AdaptiveTrainingJob, least_seconds: float) -> float:
-    """Return the seconds that `job` may continue past its budget: a tenth of it, and at least `least_seconds`."""
+def _batch_limits(training: TrainingSpec) -> BatchLimits | None:
+    if training.batch is BatchSizing.FIXED:
+        return None
+    return BatchLimits(
+        batch_size=training.batch_size,
+        max_batch_size=training.max_batch_size or training.batch_size,
+        max_pass_size=training.max_batch_size_per_worker,
+    )
+
+
+def grace_of(job: AdaptiveTrainingJob, least_seconds: float, scale: float = 1.0) -> float:
+    """Return the seconds that `job` may continue past its budget: a tenth of it, and at least `least_seconds`.
+
+    A program has the grace period of its pod instead, in a clock that advances `scale` seconds a second.
+    """
+    if job.spec.program is not None and job.spec.template is not None:
+        return scale * job.spec.template.spec.grace_seconds
     return max(least_seconds, 0.1 * job.spec.time_budget_seconds)
 
 
@@ -235,19 +265,6 @@ class Ended:
     reason: Reason
     failed: bool
     message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """The duration of the steps of a job's current model in one configuration, as its trainer measured it."""
-
-    nodes: int
-    workers: int
-    batch_size: int
-    """Examples of one worker in a step."""
-    step_seconds: float
-    sync_seconds: float
-    """The part in which gradients are exchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +321,10 @@ class JobFacts:
     """By how many steps of priority its waiting has raised it in the order of admission."""
     speeds: tuple[StepTime, ...] = ()
     """What was measured of its steps, the newest at the end."""
+    done: float | None = None
+    """The part of its work that a program says it has done, 0 to 1; None if it does not say."""
+    noise_scale: float | None = None
+    """Of its gradients, in examples; None: not known, or too large to tell."""
 
     @property
     def claim(self) -> Claim:

@@ -25,7 +25,13 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
     if job.terms.max_preemptions is not None and job.preemptions > job.terms.max_preemptions:
         message = f"{job.preemptions} preemptions, maxPreemptions {job.terms.max_preemptions}"
         return Fail(job=job.key, reason=Reason.TOO_MANY_PREEMPTIONS, message=message)
-    if job.used_seconds >= _enforced_at(job, rules):
+    if job.terms.program:
+        if job.used_seconds >= job.terms.time_budget_seconds and job.stopping is None:
+            return _end_of_budget(job, Reason.BUDGET_EXHAUSTED, now, rules)
+    elif job.used_seconds >= _enforced_at(job, rules):
+        if job.failures and job.stopping is None and not job.leader_running:
+            message = f"its time budget is used up, and its trainer has failed: {job.last_failure}"
+            return Fail(job=job.key, reason=Reason.TRAINER_FAILED, message=message)
         return Finish(job=job.key, reason=Reason.BUDGET_ENFORCED)
     if job.stopping is not None:
         if job.leader_running and now < job.stopping.deadline:
@@ -34,13 +40,11 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
             return Requeue(job=job.key, reason=job.stopping.reason)
         return Finish(job=job.key, reason=job.stopping.reason)
     if _gpu_budget_used_up(job):
-        if job.admitted_at is None:
-            return Finish(job=job.key, reason=Reason.GPU_BUDGET_EXHAUSTED)
-        return Stop(job=job.key, reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=now + rules.stop_grace_seconds)
+        return _end_of_budget(job, Reason.GPU_BUDGET_EXHAUSTED, now, rules)
     if job.admitted_at is None:
         return None
     if job.terms.suspend:
-        return Stop(job=job.key, reason=Reason.SUSPENDED, deadline=now + rules.stop_grace_seconds)
+        return Stop(job=job.key, reason=Reason.SUSPENDED, deadline=now + stop_seconds(job.terms, rules))
     deadline = job.terms.pre_running_deadline_seconds
     if deadline is not None and not job.trained and now >= job.admitted_at + deadline:
         message = f"{now - job.admitted_at:.0f} s after admission"
@@ -59,7 +63,8 @@ def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
     if job.admitted_at is None:
         return
     if job.leader_running:
-        yield now + _enforced_at(job, rules) - job.used_seconds
+        end = job.terms.time_budget_seconds if job.terms.program else _enforced_at(job, rules)
+        yield now + end - job.used_seconds
         if job.terms.gpu_seconds_budget is not None and job.gpus_held:
             yield now + (job.terms.gpu_seconds_budget - job.gpu_seconds_used) / job.gpus_held
     if job.terms.pre_running_deadline_seconds is not None and not job.trained:
@@ -71,11 +76,17 @@ def ends_by(job: JobFacts, now: float, rules: Rules) -> float:
     if job.stopping is not None:
         return max(now, job.stopping.deadline)
     startup = 0.0 if job.leader_running and job.training else rules.startup_seconds
-    rest = job.terms.time_budget_seconds + job.terms.grace_seconds + rules.evaluation_seconds - job.used_seconds
+    evaluation = 0.0 if job.terms.program else rules.evaluation_seconds
+    rest = job.terms.time_budget_seconds + job.terms.grace_seconds + evaluation - job.used_seconds
     gpus = job.terms.min_replicas * job.terms.gpus_per_worker
     if job.terms.gpu_seconds_budget is not None and gpus:
         rest = min(rest, (job.terms.gpu_seconds_budget - job.gpu_seconds_used) / gpus + rules.stop_grace_seconds)
     return now + startup + max(0.0, rest)
+
+
+def stop_seconds(terms: Terms, rules: Rules) -> float:
+    """Return how long a job may take to end in order when it is stopped: a program has the grace period of its pod."""
+    return terms.grace_seconds if terms.program else rules.stop_grace_seconds
 
 
 def is_held_back(job: JobFacts, now: float) -> bool:
@@ -139,6 +150,12 @@ def _enforced_at(job: JobFacts, rules: Rules) -> float:
     """Return the used seconds at which the job is ended by force: its budget and a grace, a longer one to evaluate."""
     evaluation = rules.evaluation_seconds if job.evaluating else 0.0
     return job.terms.time_budget_seconds + job.terms.grace_seconds + evaluation
+
+
+def _end_of_budget(job: JobFacts, reason: Reason, now: float, rules: Rules) -> Action:
+    if job.admitted_at is None:
+        return Finish(job=job.key, reason=reason)
+    return Stop(job=job.key, reason=reason, deadline=now + stop_seconds(job.terms, rules))
 
 
 def _gpu_budget_used_up(job: JobFacts) -> bool:

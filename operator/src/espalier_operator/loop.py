@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from espalier_operator.actions import Action, Plan
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Snapshot
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
+from espalier_operator.policy_memory import PolicyMemory
+from espalier_operator.resuming import plan_resumed
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,10 @@ at least half of the time is left to carry out plans."""
 RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
 """Wall time after which a failed tick is retried."""
+
+
+IGNORED_NAMED: Final = 5
+"""How many parts of a decision that cannot be the log names."""
 
 
 class BackendError(Exception):
@@ -70,8 +76,12 @@ class Loop:
         resync_seconds: float = RESYNC_SECONDS,
         wall: Callable[[], float] | None = None,
         observer: Observer | None = None,
+        memory: PolicyMemory | None = None,
     ) -> None:
-        """Prepare; nothing runs before `run`. `wall` is a monotonic clock in wall seconds (for tests)."""
+        """Prepare; nothing runs before `run`. `wall` is a monotonic clock in wall seconds (for tests).
+
+        `memory` is what the policy remembers of an earlier run.
+        """
         self._observer = observer
         self._backend, self._policy, self._clock = backend, policy, clock
         self._debounce, self._resync = debounce_seconds, resync_seconds
@@ -79,7 +89,8 @@ class Loop:
         self._event = asyncio.Event()
         self._last_tick: float | None = None
         self._rests_until = 0.0
-        self._policy_memory: Mapping[str, Any] = {}
+        self._ignored: Sequence[str] = ()
+        self._memory = memory or PolicyMemory(policy.name)
 
     def wake(self) -> None:
         """Report that facts have changed."""
@@ -111,9 +122,9 @@ class Loop:
             logger.warning("the world cannot be seen, trying again in %g s: %s", RETRY_SECONDS, error)
             self._failed("observe")
             return RETRY_SECONDS
-        snapshot = replace(snapshot, policy_memory=self._policy_memory)
-        planned = plan(snapshot, self._policy, snapshot.taken_at)
-        self._policy_memory = planned.policy_memory
+        snapshot, planned = self._plan(snapshot)
+        self._memory.keep(planned.policy_memory)
+        self._say_ignored(planned.ignored)
         thought = self._monotonic() - began
         wait, failed = self._resync, False
         for action in planned.actions:
@@ -133,6 +144,21 @@ class Loop:
         if planned.wake_at is not None:
             wait = min(wait, max(0.0, self._clock.wall_seconds(planned.wake_at - self._clock.now())))
         return wait
+
+    def _plan(self, snapshot: Snapshot) -> tuple[Snapshot, Plan]:
+        """Return what is planned, and the snapshot with what the policy remembers."""
+        seen = replace(snapshot, policy_memory=self._memory.memory)
+        if self._memory.is_resumed:
+            return plan_resumed(seen, self._policy, seen.taken_at)
+        return seen, plan(seen, self._policy, seen.taken_at)
+
+    def _say_ignored(self, ignored: Sequence[str]) -> None:
+        """Log what of the policy's decision cannot be, when that changes."""
+        if ignored and ignored != self._ignored:
+            some = "; ".join(ignored[:IGNORED_NAMED])
+            more = f"; and {len(ignored) - IGNORED_NAMED} more" if len(ignored) > IGNORED_NAMED else ""
+            logger.warning("policy %s: ignored what cannot be: %s%s", self._policy.name, some, more)
+        self._ignored = ignored
 
     def _failed(self, what: str) -> None:
         if self._observer is not None:

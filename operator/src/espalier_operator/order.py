@@ -11,14 +11,12 @@ among equals a holder keeps what it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_operator.facts import JobFacts, Snapshot
-from espalier_operator.outlooks import outlooks_of
-from espalier_operator.policies import Policy
-from espalier_operator.policies.view import Candidate, Decision, Share, View
+from espalier_operator.facts import JobFacts
+from espalier_operator.policies.view import Decision, Share
 
 Rank = tuple[float, ...]
 """Smaller goes first."""
@@ -55,7 +53,12 @@ class _Standing:
     """The extra workers that the share includes."""
     most: int
     """The extra workers that it allows."""
+    is_shared: bool
+    """There is a share; without one, the job keeps what it holds."""
     weighing: Weighing
+    nodes: tuple[str, ...]
+    """Wished for its workers, base workers first."""
+    gpu_type: str | None
 
 
 class Order:
@@ -73,9 +76,12 @@ class Order:
         return sorted(jobs, key=lambda job: (self._standings[job.key].place, job.submitted_at, job.key))
 
     def is_before(self, job: JobFacts, holder: JobFacts) -> bool:
-        """Return whether `job`, which waits, is served before `holder`, which runs; a share of none comes last."""
+        """Return whether `job`, which waits, is served before `holder`, which runs.
+
+        One whose share is none, or of another type of GPU than it has, comes last.
+        """
         own, other = self._standings[job.key], self._standings[holder.key]
-        return self.waits(holder) or own.place < other.place
+        return self.waits(holder) or self.is_elsewhere(holder) or own.place < other.place
 
     def waits(self, job: JobFacts) -> bool:
         """Return whether the job is to have no workers."""
@@ -84,6 +90,23 @@ class Order:
     def most_extra(self, job: JobFacts) -> int:
         """Return how many extra workers the job may be lent."""
         return self._standings[job.key].most
+
+    def kept_extra(self, job: JobFacts) -> int:
+        """Return how many of its extra workers the job keeps: no more than its share allows."""
+        standing = self._standings[job.key]
+        return min(job.extra, standing.most) if standing.is_shared else job.extra
+
+    def gpu_type(self, job: JobFacts) -> str | None:
+        """Return the type of GPU that the job is to have; None: any."""
+        return self._standings[job.key].gpu_type
+
+    def is_elsewhere(self, holder: JobFacts) -> bool:
+        """Return whether a running job is to have GPUs of another type than it has."""
+        return self.gpu_type(holder) not in (None, holder.gpu_type)
+
+    def wished_nodes(self, job: JobFacts) -> tuple[str, ...]:
+        """Return the nodes that the policy wishes for the workers of the job, base workers first; none: any."""
+        return self._standings[job.key].nodes
 
     def lending_rank(self, job: JobFacts, extra: int) -> Rank:
         """Return the place of `job`, were it to have `extra` extra workers, in the queue for one more.
@@ -109,39 +132,6 @@ class Order:
         return spare < 0 or wants.weighing.level(spare) < gives.weighing.level(left)
 
 
-def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> Decision:
-    """Return what `policy` decides for `jobs`, unfinished ones of the snapshot."""
-    nodes = {node.name: node.allocatable for node in snapshot.nodes if node.ready and node.schedulable}
-    return policy.decide(
-        View(
-            now=now,
-            gpus=sum(nodes.values()),
-            nodes=nodes,
-            jobs=tuple(candidate_of(job) for job in jobs),
-            outlooks=outlooks_of(snapshot, jobs),
-            ended={job.key: job.gpu_seconds_used for job in snapshot.jobs if job.finished},
-            memory=snapshot.policy_memory,
-        )
-    )
-
-
-def candidate_of(job: JobFacts) -> Candidate:
-    """Return a job as policies see it."""
-    terms, waits = job.terms, job.admitted_at is None
-    return Candidate(
-        key=job.key,
-        submitted_at=job.submitted_at,
-        min_workers=terms.min_replicas,
-        max_workers=terms.max_replicas,
-        gpus_per_worker=terms.gpus_per_worker,
-        priority=terms.priority,
-        aged=job.aged if waits else 0,
-        recent_use=job.recent_use if waits else 0.0,
-        workers=0 if waits else terms.min_replicas + job.extra,
-        service=job.gpu_seconds_used,
-    )
-
-
 def _standing(job: JobFacts, place: int, share: Share) -> _Standing:
     base = job.terms.min_replicas
     return _Standing(
@@ -149,5 +139,8 @@ def _standing(job: JobFacts, place: int, share: Share) -> _Standing:
         workers=share.workers,
         target=max(0, share.workers - base),
         most=max(0, share.workers + share.spare - base),
+        is_shared=share is not _NO_SHARE,
         weighing=Weighing.of(share, job.terms.gpus_per_worker),
+        nodes=share.nodes,
+        gpu_type=share.gpu_type,
     )

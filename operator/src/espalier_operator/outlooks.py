@@ -2,19 +2,22 @@
 
 A job trains for its time budget, however fast it is. What is left of it is therefore the work that it would do in the
 rest of the budget with its base workers alone, in their steps; more workers do that work in less time, or more work in
-the same time. The prior, as in Pollux (OSDI 2021, 4.1): what was never measured scales perfectly, so a policy tries it
-and learns. Jobs whose extra workers do not train (no `elasticBatch`) have no outlook.
+the same time. A job whose trainer chooses the batch size (`batch: Goodput`) is as fast as its goodput at the best size,
+by the rule that its trainer follows. The prior, as in Pollux (OSDI 2021, 4.1): what was never measured scales
+perfectly, so a policy tries it and learns. Jobs whose extra workers do not train (no `elasticBatch`) have no outlook.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from espalier_operator.facts import JobFacts, Snapshot, StepTime
+from espalier_api.goodput import best, gain
+from espalier_api.measurements import GradientNoise
+from espalier_api.throughput import LEAST_SECONDS, StepTime, Throughput, fitted, on_type
+from espalier_operator.facts import JobFacts, Snapshot
 from espalier_operator.policies.view import Outlook
-from espalier_operator.throughput import LEAST_SECONDS, Throughput, fitted
 
 PRIOR_STEP_SECONDS = 1.0
 """A step of a job of which nothing was measured, with its base workers. Policies weigh it by the number of steps that
@@ -50,13 +53,23 @@ class MeasuredOutlook:
         model = fitted(self.job.speeds)
         if model is None:
             return PRIOR_STEP_SECONDS * base / max(1, workers)
+        limits, noise = self.job.terms.batch_limits, self._noise()
+        if limits is not None and noise is not None:
+            found = best(model, noise, limits, nodes, workers)
+            size = found.batches * limits.batch_size / max(1, workers)
+            # Seconds of a step, over the author's steps whose progress is made in it.
+            return self._corrected(model, nodes, workers, size, found.passes) / gain(
+                noise, limits.batch_size, found.batches
+            )
         if self.job.terms.scales_batch:
             batch = self._examples() / base
             return self._corrected(model, nodes, workers, batch) * base / max(1, workers)
         return self._corrected(model, nodes, workers, self._examples() / max(1, workers))
 
     def goodput(self, nodes: int, workers: int) -> float:
-        """Return the steps of the base workers whose work is done in a second: the batch size is the job's own."""
+        """Return the steps of the base workers whose work is done in a second, with the best batch size where the job
+        lets its trainer choose it.
+        """
         return 1 / max(LEAST_SECONDS, self.seconds(nodes, workers))
 
     @property
@@ -64,18 +77,25 @@ class MeasuredOutlook:
         """The fitted model; None where nothing was measured."""
         return fitted(self.job.speeds)
 
-    def _corrected(self, model: Throughput, nodes: int, workers: int, batch_size: float) -> float:
-        """Return the model's seconds, times what it is off where the job was measured with the most similar workers.
+    def _noise(self) -> GradientNoise | None:
+        scale = self.job.noise_scale  # only the ratio counts
+        return None if scale is None else GradientNoise(squared_norm=1.0, variance=scale, samples=1)
+
+    def _corrected(self, model: Throughput, nodes: int, workers: int, batch_size: float, passes: int = 1) -> float:
+        """Return the model's seconds, times what it is off where it was measured with the most similar workers, and
+        of these the most similar batch.
 
         So what was measured holds, also where the model cannot follow: workers that share cores compute more slowly.
         """
 
-        def distance(point: StepTime) -> tuple[float, int]:
-            return abs(math.log(point.workers / max(1, workers))), abs(point.nodes - nodes)
+        def distance(point: StepTime) -> tuple[float, int, float]:
+            other = abs(math.log(point.batch_size / max(1.0, batch_size)))
+            return abs(math.log(point.workers / max(1, workers))), abs(point.nodes - nodes), other
 
         near = min(self.job.speeds, key=distance)
-        known = max(LEAST_SECONDS, model.step_seconds(near.nodes, near.workers, near.batch_size))
-        return max(LEAST_SECONDS, near.step_seconds / known * model.step_seconds(nodes, workers, batch_size))
+        known = max(LEAST_SECONDS, model.step_seconds(near.nodes, near.workers, near.batch_size, near.passes))
+        seconds = model.step_seconds(nodes, workers, batch_size, passes)
+        return max(LEAST_SECONDS, near.step_seconds / known * seconds)
 
     def _examples(self) -> float:
         """Return the examples of one step of the base workers."""
@@ -90,4 +110,16 @@ def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts]) -> dict[str, Outlo
     They are asked for by few policies, and kept (`fitted`) for as long as measurements stay the same.
     """
     largest = max((node.allocatable for node in snapshot.nodes), default=1)
-    return {job.key: MeasuredOutlook(job=job, gpus_per_node=largest) for job in jobs if job.terms.trains_together}
+    return {
+        job.key: MeasuredOutlook(job=_on_its_type(job), gpus_per_node=largest)
+        for job in jobs
+        if job.terms.trains_together
+    }
+
+
+def _on_its_type(job: JobFacts) -> JobFacts:
+    """Return the job with what was measured on the type of GPU that it has; else on that which it had last."""
+    if len({point.gpu_type for point in job.speeds}) < 2:
+        return job
+    own = on_type(job.speeds, job.gpu_type or "")
+    return replace(job, speeds=own or on_type(job.speeds, job.speeds[-1].gpu_type))

@@ -3,7 +3,7 @@
 Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` checks each by its number.
 
 1.  Never more GPUs than exist: what is granted fits into what ready, schedulable nodes have free, node by node, on
-    nodes that the job's constraints admit.
+    nodes that the job's constraints admit, whatever nodes the policy wishes.
 2.  A GPU is held while its worker is pending, running or terminating; only a worker's absence frees it.
 3.  A promise (extra workers granted, not yet seen) is counted until they are seen or it expires. The base workers
     of an admitted job are always counted.
@@ -11,15 +11,16 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     Where they are physically gone and no lent GPU can replace them, or kube-scheduler finds no node for a worker
     though they are free, the whole job waits again with its budget kept; the latter with back-off. Only a job that
     allows it is stopped, with notice and not before `minRuntimeSeconds`: where its queue has borrowed its GPUs and a
-    job waits for their quota, or where the policy preempts and an earlier job waits for them (`preemption`).
-5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold is reclaimed. A GPU
-    is reclaimed by a notice, followed by the holder's acknowledgement or the deadline. Only GPUs that no longer exist
-    are released without a notice.
+    job waits for their quota, or where the policy preempts and an earlier job waits for them, or its own share is of
+    another type of GPU and enough of these are free (`preemption`).
+5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold, by its terms or by
+    its share, is reclaimed. A GPU is reclaimed by a notice, followed by the holder's acknowledgement or the deadline.
+    Only GPUs that no longer exist are released without a notice.
 6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice, or the stop of their holder.
     Other people's pods count only on nodes that their constraints admit: one that fits on no node delays nobody.
 7.  The extra workers of an allocation do not increase within `cooldownSeconds` of their last change. To give extra
-    GPUs to another job they are not reduced within `minRuntimeSeconds` of their last change; where they must be
-    reduced anyway, not within `minRuntimeSeconds` of their last increase.
+    GPUs to another job, or for a smaller share, they are not reduced within `minRuntimeSeconds` of their last change;
+    where they must be reduced anyway, not within `minRuntimeSeconds` of their last increase.
 8.  Every unfinished job is named by an action or a refusal with its reason.
 9.  Planning is idempotent: once grants and notices are applied, the next plan is empty. Ends and releases free GPUs,
     so the next plan may use these GPUs, and nothing else. Workers of several GPUs may need one more reclaim if they
@@ -57,9 +58,19 @@ from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
 from espalier_operator.goods import Goods
-from espalier_operator.lifecycle import ending, ends_by, is_held_back, lendable, lendable_at, most_extra, turning_points
-from espalier_operator.order import Order, Rank, decided
+from espalier_operator.lifecycle import (
+    ending,
+    ends_by,
+    is_held_back,
+    lendable,
+    lendable_at,
+    most_extra,
+    stop_seconds,
+    turning_points,
+)
+from espalier_operator.order import Order, Rank
 from espalier_operator.policies import Policy
+from espalier_operator.policy_view import decided
 from espalier_operator.pool import Pool, hold_promised
 from espalier_operator.preemption import Preemption
 from espalier_operator.queues import Ledger
@@ -162,7 +173,7 @@ class _Tick:
             self._capacity, snapshot.rules.reservations, self._running_until, self._reclaims.loans
         )
         self._preemption = Preemption(
-            running=[job for job in self._running if job.terms.base_preemptible] if self._order.preempts else (),
+            running=self._yielding() if self._order.preempts else (),
             order=self._order,
             capacity=self._capacity,
             pool=self._pool,
@@ -176,6 +187,8 @@ class _Tick:
         """By types of GPUs: how many found none."""
         self._nodes: dict[str, set[str]] = {}
         """By job: where its workers are, or will be."""
+        self._lent_nodes: dict[str, list[str]] = defaultdict(list)
+        """By job: the nodes of the workers that this plan lends it."""
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
 
     def leave_departing_gpus(self) -> None:
@@ -213,12 +226,15 @@ class _Tick:
         borrowers = [job for job in self._waiting if not self._admit_in_turn(job, borrowing=False)]
         for job in borrowers:
             self._admit_in_turn(job, borrowing=True)
+        self._stop(self._preemption.moving(self._is_busy, self._site_on), Reason.PREEMPTED_BY_POLICY)
         self._reservations.end()
 
     def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
         """Start a waiting job, or refuse it; return False where its queue must borrow for it, which is done later."""
         terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
         sites = self._large_enough(terms.gpu_type, terms.constraints, gpus, workers)
+        wished = self._order.gpu_type(job)
+        sites = [site for site in sites if site.gpu_type == wished] or sites
         not_taken = self._ledger.refusal(job.claim)
         if job.terms.suspend:
             self._refuse(job, Reason.SUSPENDED)
@@ -275,7 +291,7 @@ class _Tick:
         """Stop running jobs, with time for a checkpoint."""
         for job in jobs:
             self._ledger.give_back(job.claim, job.gpu_type or "")
-            grace = max(self._rules.stop_grace_seconds, job.terms.notice_seconds)
+            grace = max(stop_seconds(job.terms, self._rules), 0.0 if job.terms.program else job.terms.notice_seconds)
             self._act(Stop(job=job.key, reason=reason, deadline=self._now + grace))
             self._wake(self._now + grace)
 
@@ -332,7 +348,9 @@ class _Tick:
             supply = self._supply_extra(job, extra, granted)
             if supply is Supply.NOW:
                 self._extra_nodes[job.key] += self._placed(job, mark)[-1:]
-                self._near(job).update(self._capacity.placed_since(mark)[-1:])
+                lent = self._capacity.placed_since(mark)[-1:]
+                self._near(job).update(lent)
+                self._lent_nodes[job.key] += lent
                 granted[job.key] = granted.get(job.key, job.extra) + 1
             elif job.key not in hoped and job.key not in granted:
                 self._refuse(job, Reason.NO_FREE_GPU)
@@ -355,6 +373,8 @@ class _Tick:
             actions=tuple(self._actions),
             refusals=self._refusals,
             placements=self._placements(),
+            shares=self._decision.shares,
+            ignored=self._decision.ignored,
             wake_at=self._wake_at,
             policy_memory=self._decision.memory,
         )
@@ -424,6 +444,12 @@ class _Tick:
             self._act(NoticeReclaim(job=job.key, extra=allowed, deadline=deadline, reason=limit))
             self._wake(deadline)
             return allowed
+        kept = self._order.kept_extra(job)
+        if job.extra > kept and job.stopping is None and not self._is_quiet(job):
+            deadline = self._now + job.terms.notice_seconds
+            self._act(NoticeReclaim(job=job.key, extra=kept, deadline=deadline, reason=Reason.HELD_BY_POLICY))
+            self._wake(deadline)
+            return kept
         promise = self._promises.get(job.key)
         if promise is not None and self._now < promise.expires_at:
             self._wake(promise.expires_at)
@@ -472,9 +498,15 @@ class _Tick:
     def _start(self, job: JobFacts, sites: Sequence[Site]) -> Holding | Reason | None:
         """Start a job on the first of `sites` where all its workers can start now; return what they hold.
 
-        If there is none, let lent GPUs be reclaimed for it, and return None; or return why that is not enough either.
+        They go to the nodes that the policy wishes, if these have room for all of them. If there is no such site, let
+        lent GPUs be reclaimed for the job, and return None; or return why that is not enough either.
         """
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
+        wished = self._order.wished_nodes(job)[:workers] if job.pinned else ()
+        for site in sites if wished else ():
+            mark = self._capacity.mark()
+            if self._pool.take_gang_at(site, gpus, wished):
+                return self._admit(job, site, mark)
         for site in sites:
             mark = self._capacity.mark()
             if self._pool.take_gang(site, gpus, workers):
@@ -495,6 +527,19 @@ class _Tick:
                 self._refuse(job, reason)
                 return None
         return reason
+
+    def _yielding(self) -> list[JobFacts]:
+        """Return the running jobs that allow to be preempted, in order; those on another type than theirs last."""
+        yielding = [job for job in self._running if job.terms.base_preemptible]
+        return sorted(yielding, key=self._order.is_elsewhere)
+
+    def _site_on(self, job: JobFacts, gpu_type: str) -> Site | None:
+        """Return where a running job may run on another type of GPU, within its quota."""
+        terms = job.terms
+        if terms.gpu_type not in (None, gpu_type):
+            return None
+        sites = self._large_enough(gpu_type, terms.constraints, terms.gpus_per_worker, terms.min_replicas)
+        return next(iter(self._allowed(job, sites, borrowing=False)), None)
 
     def _is_busy(self, job: JobFacts) -> bool:
         """Return whether a running job does not yield in this tick: others wait for what it gives back."""
@@ -617,6 +662,8 @@ class _Tick:
         For a job that was granted some in this tick nothing is reclaimed: it would arrive during the job's cooldown.
         """
         site, gpus, near = self._site(job), job.terms.gpus_per_worker, self._near(job)
+        if any(self._capacity.take_at(site, node, gpus) for node in self._wished_extra(job)):
+            return Supply.NOW
         if job.key in granted and job.terms.cooldown_seconds > 0:
             return Supply.NOW if self._pool.take(site, gpus, near) else Supply.NEVER
 
@@ -624,14 +671,31 @@ class _Tick:
             return self._order.may_take(job, extra, holder, keeps)
 
         def spared(holder: JobFacts) -> bool:
-            runtime = holder.terms.min_runtime_seconds
-            risen, changed = (holder.granted_at or 0.0) + runtime, (holder.changed_at or 0.0) + runtime
             # A job that must give back in this tick is interrupted anyway: asking it for less would save nothing.
-            quiet_at = risen if self._reclaims.is_asked(holder.key) else max(risen, changed)
-            self._wake(quiet_at)
-            return self._now < quiet_at or holder.key in granted or holder.key == job.key
+            quiet = self._is_quiet(holder, falls=self._reclaims.is_asked(holder.key))
+            return quiet or holder.key in granted or holder.key == job.key
 
         return self._pool.await_one(site, gpus, may_take=may_take, spared=spared, near=near)
+
+    def _is_quiet(self, holder: JobFacts, *, falls: bool = False) -> bool:
+        """Return whether the extra workers of a job are not reduced for shares yet: they have just changed.
+
+        Where they fall anyway, only the last time that they rose counts.
+        """
+        runtime = holder.terms.min_runtime_seconds
+        risen, changed = (holder.granted_at or 0.0) + runtime, (holder.changed_at or 0.0) + runtime
+        quiet_until = risen if falls else max(risen, changed)
+        self._wake(quiet_until)
+        return self._now < quiet_until
+
+    def _wished_extra(self, job: JobFacts) -> list[str]:
+        """Return the nodes that the policy wishes for further workers of a running job."""
+        wished = self._order.wished_nodes(job) if job.pinned else ()
+        if not wished:
+            return []
+        extra = (worker.node for worker in self._extras[job.key])
+        held = [*self._base_holding(job).nodes, *filter(None, extra), *self._lent_nodes[job.key]]
+        return [*(Counter(wished) - Counter(held)).elements()]
 
     def _act(self, action: Action) -> None:
         self._actions.append(action)

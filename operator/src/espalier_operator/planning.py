@@ -26,7 +26,6 @@ from espalier_operator.facts import (
 )
 from espalier_operator.order import (
     Order,
-    decided,
 )
 from espalier_operator.plan import (
     plan,
@@ -34,10 +33,17 @@ from espalier_operator.plan import (
 from espalier_operator.policies import (
     POLICIES,
     Policy,
-    elasticity_of,
 )
 from espalier_operator.policies.settings import (
     configured,
+    takes_seed,
+)
+from espalier_operator.policies.view import (
+    Decision,
+    Share,
+)
+from espalier_operator.resuming import (
+    plan_resumed,
 )
 
 __all__ = [
@@ -45,6 +51,7 @@ __all__ = [
     "POLICIES",
     "Action",
     "Admit",
+    "Decision",
     "Fail",
     "Finish",
     "GrantExtra",
@@ -59,13 +66,14 @@ __all__ = [
     "Replace",
     "Requeue",
     "Role",
+    "Share",
     "Snapshot",
     "SnapshotError",
     "Stop",
     "Worker",
     "WorkerState",
     "configured",
-    "decided",
-    "elasticity_of",
     "plan",
+    "plan_resumed",
+    "takes_seed",
 ]

@@ -26,6 +26,14 @@ class Pool:
         """Hand out `gpus` for each of `workers` at once, or nothing."""
         return gpus == 0 or self._capacity.take_gang(site, gpus, workers)
 
+    def take_gang_at(self, site: Site, gpus: int, nodes: Sequence[str]) -> bool:
+        """Hand out `gpus` (> 0) of each of `nodes` at once, one of them as often as it is named, or nothing."""
+        mark = self._capacity.mark()
+        if all(self._capacity.take_at(site, node, gpus) for node in nodes):
+            return True
+        self._capacity.undo(mark)
+        return False
+
     def has_gang(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether `take_gang` would hand out."""
         mark = self._capacity.mark()

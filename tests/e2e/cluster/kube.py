@@ -283,3 +283,52 @@ def digits(name: str, *, budget: float, seconds: float = 2, **spec: Any) -> dict
         "metadata": {"name": name},
         "spec": {**base, **spec},
     }
+
+
+def shared_folder(space: Space, node: str) -> None:
+    """Make a folder on `node` that pods of any user may write to: what a volume of the cluster would be."""
+    image = pods_of("operator")[0]["spec"]["containers"][0]["image"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "folder"},
+        "spec": {
+            "restartPolicy": "Never",
+            "nodeName": node,
+            "containers": [
+                {
+                    "name": "folder",
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": ["chmod", "0777", "/shared"],
+                    "securityContext": {"runAsUser": 0},
+                    "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+                }
+            ],
+            "volumes": [host_folder(space)],
+        },
+    }
+    space.apply(pod)
+    wait_for("the folder is made", lambda: space.phase("folder") == "Succeeded")
+
+
+def on_shared_folder(space: Space) -> dict[str, Any]:
+    """Return a pod template of the ready trainer whose checkpoints lie in that folder."""
+    return {
+        "spec": {
+            "containers": [
+                {
+                    "name": "trainer",
+                    "resources": {"limits": {"nvidia.com/gpu": "1"}},
+                    "volumeMounts": [{"name": "shared", "mountPath": "/checkpoints"}],
+                }
+            ],
+            "volumes": [host_folder(space)],
+        }
+    }
+
+
+def host_folder(space: Space) -> dict[str, Any]:
+    """Return the volume of that folder."""
+    path = f"/var/lib/espalier-e2e/{space.name}"
+    return {"name": "shared", "hostPath": {"path": path, "type": "DirectoryOrCreate"}}

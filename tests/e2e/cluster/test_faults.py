@@ -5,7 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kube import SYSTEM, ClusterError, Nodes, Space, digits, get, gpus, kubectl, operator_node, pods_of, wait_for
+from kube import (
+    SYSTEM,
+    ClusterError,
+    Nodes,
+    Space,
+    digits,
+    get,
+    gpus,
+    kubectl,
+    on_shared_folder,
+    operator_node,
+    pods_of,
+    shared_folder,
+    wait_for,
+)
 
 
 @pytest.mark.disturbs("operator")
@@ -213,51 +227,3 @@ def test_a_jobs_account_sees_its_own_job_and_nothing_else(space: Space, nodes: N
 
 def operator_restarts() -> int:
     return sum(entry["restartCount"] for pod in pods_of("operator") for entry in pod["status"]["containerStatuses"])
-
-
-def shared_folder(space: Space, node: str) -> None:
-    """Make a folder on `node` that pods of any user may write to: what a volume of the cluster would be."""
-    image = pods_of("operator")[0]["spec"]["containers"][0]["image"]
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "folder"},
-        "spec": {
-            "restartPolicy": "Never",
-            "nodeName": node,
-            "containers": [
-                {
-                    "name": "folder",
-                    "image": image,
-                    "imagePullPolicy": "IfNotPresent",
-                    "command": ["chmod", "0777", "/shared"],
-                    "securityContext": {"runAsUser": 0},
-                    "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
-                }
-            ],
-            "volumes": [_host_folder(space)],
-        },
-    }
-    space.apply(pod)
-    wait_for("the folder is made", lambda: space.phase("folder") == "Succeeded")
-
-
-def on_shared_folder(space: Space) -> dict[str, Any]:
-    """Return a pod template of the ready trainer whose checkpoints lie in that folder."""
-    return {
-        "spec": {
-            "containers": [
-                {
-                    "name": "trainer",
-                    "resources": {"limits": {"nvidia.com/gpu": "1"}},
-                    "volumeMounts": [{"name": "shared", "mountPath": "/checkpoints"}],
-                }
-            ],
-            "volumes": [_host_folder(space)],
-        }
-    }
-
-
-def _host_folder(space: Space) -> dict[str, Any]:
-    path = f"/var/lib/espalier-e2e/{space.name}"
-    return {"name": "shared", "hostPath": {"path": path, "type": "DirectoryOrCreate"}}

@@ -117,7 +117,7 @@ def test_the_quickstart_on_a_laptop(laptop: Laptop) -> None:
 def test_the_page_on_your_own_training(laptop: Laptop) -> None:
     page = read("own-training.md")
     files = dict(re.findall(r"`([a-z]+\.(?:py|yaml))`\)?:\n\n```[a-z]+\n(.*?)^```", page, re.M | re.S))
-    assert list(files) == ["spirals.py", "spirals.yaml", "grow.py", "smaller.py", "wider.py"]
+    assert list(files) == ["spirals.py", "spirals.yaml", "grow.py", "smaller.py", "wider.py", "blocks.py"]
     for name, text in files.items():
         (laptop.folder / name).write_text(text)
     said = "".join(laptop.type(command) for command in commands(page))
@@ -126,7 +126,7 @@ def test_the_page_on_your_own_training(laptop: Laptop) -> None:
     assert result["depthBefore"] == 2
     assert result["depthAfter"] > 2
     grown = re.findall(r"outputs differ by (\S+)", said)
-    assert len(grown) == 2
+    assert len(grown) == 3
     assert max(map(float, grown)) <= 1e-6
 
 

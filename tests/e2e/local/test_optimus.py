@@ -9,8 +9,8 @@ import pytest
 
 from espalier_api.documents import read_document
 from espalier_api.report import Report
+from espalier_api.throughput import step_times
 from espalier_operator.facts import JobFacts, Terms
-from espalier_operator.job.view import step_times
 from espalier_operator.outlooks import MeasuredOutlook
 
 JOB = """\

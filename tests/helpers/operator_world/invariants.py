@@ -18,10 +18,17 @@ class InvariantError(AssertionError):
     """A plan breaks an invariant; the message begins with its number."""
 
 
-def check(snapshot: Snapshot, plan: Plan, now: float, *, preempts: bool = False) -> None:
+def check(
+    snapshot: Snapshot,
+    plan: Plan,
+    now: float,
+    *,
+    preempts: bool = False,
+    types: Mapping[str, str | None] | None = None,
+) -> None:
     """Raise `InvariantError` where `plan` breaks an invariant that one tick can show.
 
-    `preempts`: the policy asked for preemption.
+    `preempts`: the policy asked for preemption; `types`: for which types of GPU, by job.
     """
     jobs = {job.key: job for job in snapshot.jobs}
     _grants_fit(snapshot, plan, jobs, now)
@@ -46,6 +53,9 @@ def check(snapshot: Snapshot, plan: Plan, now: float, *, preempts: bool = False)
             case NoticeReclaim():
                 _demand(0 <= action.extra < job.extra, 5, f"{job.key} is asked for what it does not have")
                 _demand(job.reclaim is None, 5, f"{job.key} gets a second notice")
+                if action.reason is Reason.HELD_BY_POLICY:
+                    changed_at = max(job.granted_at or 0.0, job.changed_at or 0.0)
+                    _demand(now >= changed_at + job.terms.min_runtime_seconds, 7, f"{job.key} gives back too soon")
                 if action.reason is Reason.NEEDED_BY_OTHER_JOB and job.granted_at is not None:
                     changed_at = max(job.granted_at, job.changed_at or 0.0)
                     young = now < changed_at + job.terms.min_runtime_seconds
@@ -69,7 +79,9 @@ def check(snapshot: Snapshot, plan: Plan, now: float, *, preempts: bool = False)
                 _demand(not young and job.stopping is None, 4, f"{job.key} is stopped too soon or twice")
                 notice = max(snapshot.rules.stop_grace_seconds, job.terms.notice_seconds)
                 _demand(action.deadline >= now + notice, 4, f"{job.key} has no time for a checkpoint")
-                _demand(bool(_waits_for(job, plan, jobs)), 4, f"nobody waits for the GPUs of {job.key}")
+                wished = (types or {}).get(job.key)
+                moves = wished not in (None, job.gpu_type) and _has_free(snapshot, job, wished or "")
+                _demand(moves or bool(_waits_for(job, plan, jobs)), 4, f"nobody waits for the GPUs of {job.key}")
             case Requeue() if action.reason in (Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY):
                 _demand(job.stopping is not None, 10, f"{job.key} is not stopped with notice")
             case Requeue() if action.reason is not Reason.SUSPENDED:
@@ -86,6 +98,15 @@ def check(snapshot: Snapshot, plan: Plan, now: float, *, preempts: bool = False)
     named = {action.job for action in plan.actions} | set(plan.refusals)
     for job in snapshot.jobs:
         _demand(job.finished or job.key in named, 8, f"{job.key} gets neither action nor reason")
+
+
+def _has_free(snapshot: Snapshot, job: JobFacts, gpu_type: str) -> bool:
+    """Return whether there are free GPUs of a type for the base workers of `job`."""
+    nodes = [node for node in snapshot.nodes if node.ready and node.schedulable and node.gpu_type == gpu_type]
+    names = {node.name for node in nodes if node.admits(job.terms.constraints)}
+    free = sum(node.allocatable - node.departing for node in nodes if node.name in names)
+    free -= sum(worker.gpus for worker in snapshot.workers if worker.node in names)
+    return free >= _base_gpus(job)
 
 
 def _waits_for(holder: JobFacts, plan: Plan, jobs: Mapping[str, JobFacts]) -> list[str]:

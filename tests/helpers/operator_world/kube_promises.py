@@ -7,7 +7,8 @@
 3.  Budgets never fall, never run faster than leaders run, and are never behind what a leader has reported.
 4.  Generations rise by one with each change of an allocation; attempts, restarts and preemptions never fall, and are
     no more than what has happened.
-5.  Only a decision changes what is granted, asked for, or demanded; no restart of the operator, no lost call.
+5.  Only a decision changes what is granted, asked for, or demanded; no restart of the operator, no lost call. Leaders
+    are told of extra workers once these run.
 6.  Every job has conditions, each with a reason and a sentence.
 7.  An end is final.
 8.  What is over, or waits, holds nothing; when all is done no pod is left that is not wanted, and the leader knows
@@ -169,8 +170,19 @@ class Promises:
             return
         decided = self._decisions.pop(key, 0)
         rise = now.allocation.generation - before.allocation.generation
-        _demand(rise <= decided, 5, f"{key}: generation {rise:+} by {decided} decisions")
-        _demand(decided > 0, 5, f"{key}: {', '.join(changed)} changed, which nobody decided")
+        told = now.allocation.replicas - self._world.jobs[key]["spec"]["minReplicas"]
+        news = max(0, told) if now.allocation.reason == Reason.EXTRA_GPUS_GRANTED else 0
+        _demand(rise <= decided + news, 5, f"{key}: generation {rise:+} by {decided} decisions")
+        _demand(decided > 0 or not changed, 5, f"{key}: {', '.join(changed)} changed, which nobody decided")
+        if self.calm and rise and news:
+            running = self._running_extra(key)
+            _demand(running >= told, 5, f"{key}: its leader was told of {told} extra workers, and {running} run")
+
+    def _running_extra(self, key: str) -> int:
+        job = self._world.jobs[key]["metadata"]
+        own = (pod for pod in self._world.pods.values() if owner_of(pod) == job["uid"])
+        running = [pod["metadata"]["name"] for pod in own if pod["status"].get("phase") == "Running"]
+        return sum((worker_of(job["name"], name) or ("",))[0] == "extra" for name in running)
 
     def _check_conditions(self, key: str, uid: str, now: JobStatus) -> None:
         _demand(bool(now.conditions), 6, f"{key} has no conditions")

@@ -191,7 +191,7 @@ MALFORMED: dict[str, tuple[str | bytes | dict[str, Any] | list[Any] | None, str 
     "an unknown kind of action": (
         question(allowedActions=[{"kind": "Explode", "target": "block0"}]),
         "allowedActions.0.kind",
-        "'Deepen', 'Widen' or 'Nothing'",
+        "'Deepen', 'Widen', 'AddBlock' or 'Nothing'",
     ),
     "deepen without a target": (
         question(allowedActions=[{"kind": "Deepen"}]),

@@ -133,6 +133,26 @@ spec:
 
 
 @pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        (
+            {"batch": "Goodput"},
+            "spec.training: needs maxBatchSize, the largest batch size that",
+        ),
+        ({"maxBatchSize": 63}, "spec.training.maxBatchSize: is 63, less than batchSize; must be at least 64"),
+        (
+            {"batch": "Goodput", "maxBatchSize": 64, "elasticBatch": "scaleLinear"},
+            "spec.training.elasticBatch: cannot be scaleLinear with batch: Goodput",
+        ),
+    ],
+)
+def test_a_batch_size_that_follows_goodput_has_a_limit_and_one_rule(training: dict[str, Any], expected: str) -> None:
+    spec = {"timeBudgetSeconds": 1, "training": training}
+    (problem,) = problems(dump({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": spec}))
+    assert expected in problem
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", "job.yaml: is empty; an AdaptiveTrainingJob is expected"),

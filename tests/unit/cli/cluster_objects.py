@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
+from espalier_api.allocation import Direction
 from espalier_api.documents import dumps
 from espalier_api.job import API_VERSION, KIND
 from espalier_api.reasons import Reason
@@ -65,12 +66,17 @@ def gpus(number: int, gpu_type: str | None = None) -> Object:
 
 
 def acted(raw: Object, *actions: Action, at: float = NOW, refusal: Reason | None = None, **record: Any) -> Object:
-    """Return the job with the status that an operator writes after `actions`; `record` overrides what it remembers."""
+    """Return the job with the status that an operator writes after `actions`; `record` overrides what it remembers.
+
+    Extra workers run at once.
+    """
     parsed = parse_job(raw, SETTINGS)
     assert isinstance(parsed, KubeJob)
     kept = state_of(parse_status(raw), parsed.created_at)
     for action in actions:
         kept = after(kept, action, parsed.terms, at, SETTINGS.timing)
+        if isinstance(action, GrantExtra):
+            kept = kept.granting(parsed.terms.min_replicas + action.extra, Direction.UP, action.reason, parsed.terms)
     return _written(raw, parsed, replace(kept, **record), at, refusal)
 
 

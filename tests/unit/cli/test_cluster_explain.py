@@ -30,8 +30,12 @@ from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.explanation import explanation
 from espalier_cli.cluster.fetch import View
 from espalier_cli.cluster.remedies import REMEDIES, remedy_for
+from espalier_kube.lists import Listing
+from espalier_kube.resources import LEASES
 from espalier_operator.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
 from espalier_operator.facts import Role
+from espalier_operator.policies.las import LasPolicy
+from espalier_operator.policy_memory import PolicyMemory
 
 
 def case(name: str = "a", **objects: Any) -> Case:
@@ -250,3 +254,65 @@ def test_a_suspended_job_that_still_ends_is_told_until_when() -> None:
     running[0] |= {"status": "False", "reason": "Suspended"}
     told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
     assert told.endswith("It is asked to checkpoint and end in 4 s; past that it is ended by force.")
+
+
+# ---- the policy
+
+
+def test_the_policy_remembers_what_its_operator_noted_in_the_lease() -> None:
+    """Without that, jobs of one queue go by their submission. Where two Leases differ, nobody knows whose is meant."""
+    memory = PolicyMemory("las")
+    memory.keep({"queues": [["default/b", "default/a"]]})
+    lease = {"metadata": {"name": "espalier-operator", "annotations": {"espalier.dev/policy-memory": memory.to_text()}}}
+    other = {"metadata": {"name": "espalier-operator", "annotations": None}}
+    objects = lists(jobs=[acted(job("a"), refusal=Reason.NO_FREE_GPU), job("b")], nodes=[node("n", 0)])
+    settings = replace(SETTINGS, policy="las")
+    for leases, place in (([lease], 2), ([lease, other], 2), ([], 1), ([lease, lease], 1)):
+        view = View({**objects, LEASES: Listing(items=leases, version=1)})
+        what = case_of("default", "a", view, NOW, settings)
+        assert what is not None
+        assert f"as number {place} of 2" in sections(what)["Scheduling policy"][0]
+
+
+def test_the_policy_is_asked_once_and_its_decision_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[View] = []
+    decide = LasPolicy.decide
+
+    def counted(policy: LasPolicy, view: Any) -> Any:
+        asked.append(view)
+        return decide(policy, view)
+
+    monkeypatch.setattr(LasPolicy, "decide", counted)
+    settings = replace(SETTINGS, policy="las:promote=2")
+    waiting = acted(job("a"), refusal=Reason.NO_FREE_GPU)
+    objects = lists(jobs=[waiting, job("b"), job("c")], nodes=[node("n", 0)])
+    what = case_of("default", "a", View(objects), NOW, settings)
+    assert what is not None
+    found = sections(what)
+    assert len(asked) == 1
+    assert found["Scheduling policy"] == (
+        "Policy las:promote=2 serves it as number 1 of 3, by attained service and arrival.",
+        "Its share is 1 worker.",
+    )
+
+
+# ---- programs
+
+
+def test_what_was_read_of_a_program_is_said() -> None:
+    container = {"command": ["sh"], "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    progress = {"log": {"pattern": "(?P<step>[0-9]+)"}}
+    raw = admitted(
+        job("a", program={"progress": progress}, template={"spec": {"containers": [container]}}), at=NOW - 90
+    )
+    leader = worker(raw, "n", age=80)
+    before = looked_at(raw, [leader])
+    assert sections(case(jobs=[before], pods=[leader], nodes=[node("n", 2)]))["Training"] == (
+        "It is a program; nothing was read of its progress yet.",
+    )
+    figures = [{"name": "loss", "value": 0.25}]
+    training = {"step": 1200, "donePercentage": 60, "metrics": figures, "lastUpdatedTime": time(5)}
+    read = {**before, "status": {**before["status"], "training": training}}
+    what = sections(case(jobs=[read], pods=[leader], nodes=[node("n", 2)]))
+    assert what["Training"] == ("Step 1,200, 60 % done, loss 0.25; read 5 s ago.",)
+    assert "report" not in " ".join(what["GPUs"]), "nobody expects one"

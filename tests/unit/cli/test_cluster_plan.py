@@ -24,6 +24,7 @@ from ruamel.yaml import YAML
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_cli.cluster.decisions import rows_of, says
+from espalier_cli.cluster.shares import share_rows, told
 from espalier_cli.main import cli
 from espalier_operator.actions import (
     Admit,
@@ -41,6 +42,7 @@ from espalier_operator.facts import Snapshot
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.view import Share
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,10 @@ def test_plan_prints_what_plan_says(tmp_path: Path) -> None:
     assert told["refusals"][-1]["job"] == "default/waits"
     assert told["refusals"][-1]["startsBy"] == made.refusals["default/waits"].starts_by > NOW
     assert told["wakeAt"] == made.wake_at
+    assert (told["policy"], told["ignored"]) == ("fair", [])
+    assert [(share["place"], share["job"], share["workers"], share["spare"]) for share in told["shares"]] == [
+        (place, share.job, share.workers, share.spare) for place, share in enumerate(made.shares, 1)
+    ]
     table = CliRunner().invoke(cli, ["plan", "--snapshot", "-"], input=snapshot.to_json())
     assert table.exit_code == 0
     lines = table.stdout.splitlines()
@@ -126,6 +132,9 @@ def test_plan_prints_what_plan_says(tmp_path: Path) -> None:
     assert any(line.split()[:5] == ["default/giant", "gets", "nothing", "(more)", "TooLarge"] for line in lines)
     (waits,) = (line for line in lines if line.startswith("default/waits"))
     assert "waits, and starts in" in waits
+    at = lines.index("Policy fair serves by priority, recent use and age:")
+    assert lines[at + 2].split() == ["PLACE", "JOB", "WORKERS", "SPARE", "GPU", "TYPE", "NODES"]
+    assert [line.split()[1] for line in lines[at + 3 : at + 6]] == [share.job for share in made.shares]
     yaml = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "-o", "yaml"])
     assert YAML(typ="safe").load(yaml.stdout) == told
 
@@ -183,3 +192,26 @@ def test_a_plan_of_nothing_says_so() -> None:
     assert outcome.stdout == (
         "There is nothing to decide: all jobs are finished.\nTime alone does not change this plan.\n"
     )
+
+
+def test_a_share_is_told_with_its_type_its_nodes_and_what_was_ignored() -> None:
+    """As `espalier explain` says it."""
+    policy = FairPolicy()
+    shares = (
+        Share(job="a", workers=3, spare=1, gpu_type="a100", nodes=("n", "n", "m")),
+        Share(job="b", workers=0),
+    )
+    made = Plan(actions=(), refusals={}, wake_at=None, shares=shares, ignored=("b: its weight cannot be 0",))
+    first, second = told("a", made, policy, "own:k=1")
+    assert first == "Policy own:k=1 serves it as number 1 of 2, by priority, recent use and age."
+    assert second == (
+        "Its share is 3 workers, and 1 spare one as long as nobody needs it of type a100; wished on n (2) and m."
+    )
+    assert told("b", made, policy, "own")[1:] == [
+        "Its share is none: it is to wait.",
+        "Of its share was ignored: its weight cannot be 0.",
+    ]
+    assert told("c", made, policy, "own") == [
+        "Policy own gives it no share: it keeps what it holds, and waits for more."
+    ]
+    assert share_rows(made)[0] == ["1", "a", "3", "1", "a100", "n (2) and m"]

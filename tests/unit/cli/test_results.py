@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,20 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from espalier_api.documents import DocumentError
-from espalier_api.events import AnyEvent
+from espalier_api.events import NOT_GROWABLE, AnyEvent, ProgressRead, Warned
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
+from espalier_api.report import Metric
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
-from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, line_for, updated
+from espalier_api.validation import with_spec
+from espalier_cli.compare import read_run, table_of
+from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, line_for, progress_table, updated
 from espalier_cli.main import cli
 from espalier_cli.picture import Curve, draw_comparison, draw_training
 from espalier_cli.run import write_results
 from espalier_operator.local import LocalOutcome, run_lock
+from espalier_operator.local.ownership import mark
 
 JOB_OF_TEN_SECONDS = AdaptiveTrainingJob.model_validate(
     {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"timeBudgetSeconds": 10}}
@@ -66,6 +71,14 @@ def test_a_result_says_what_the_events_say(result: RunResult) -> None:
     assert [(adaptation.decision_id, adaptation.accuracy_after) for adaptation in result.adaptations] == [("d1", 0.8)]
 
 
+def test_a_result_says_why_the_model_could_not_grow(events: tuple[AnyEvent, ...]) -> None:
+    said = Warned(time=events[0].time, used_seconds=0, reason=NOT_GROWABLE, message="no growth point")
+    result = summarize(
+        JOB_OF_TEN_SECONDS, (said, *events), seed=3, phase="Complete", reason="", used_seconds=1, gpu_seconds_used=1
+    )
+    assert result.cannot_grow == "no growth point"
+
+
 def test_a_history_cut_short_by_a_kill_is_read_without_its_last_line(finished_run: Callable[..., Path]) -> None:
     path = finished_run("a") / "history.jsonl"
     whole = read_history(path)
@@ -94,6 +107,53 @@ def test_compare_says_so_when_growing_lost(finished_run: Callable[..., Path]) ->
     folders = [finished_run("not-grown", 0.9), finished_run("grown", 0.8)]
     outcome = CliRunner().invoke(cli, ["compare", *map(str, folders)])
     assert "grown has 0.1000 less accuracy than not-grown" in outcome.stdout
+
+
+def test_compare_of_runs_on_different_data_says_that_they_cannot_be_compared(finished_run: Callable[..., Path]) -> None:
+    folders = [finished_run("digits", 0.70), finished_run("cifar", 0.81)]
+    for folder, dataset in zip(folders, ("digits", "cifar10 (path=/data)"), strict=True):
+        result = RunResult.model_validate_json((folder / "result.json").read_text())
+        (folder / "result.json").write_text(result.model_copy(update={"dataset": dataset}).model_dump_json())
+    outcome = CliRunner().invoke(cli, ["compare", *map(str, folders)])
+    assert outcome.exit_code == 0
+    assert "digits was trained on digits, cifar on cifar10 (path=/data)" in outcome.stdout
+    assert "cannot be compared" in outcome.stdout
+    assert "more accuracy" not in outcome.stdout
+
+
+def test_a_result_names_its_data_but_for_programs_that_load_their_own(result: RunResult) -> None:
+    def of(**training: object) -> str:
+        job = with_spec(JOB_OF_TEN_SECONDS, training=training)
+        return summarize(job, (), seed=0, phase="", reason="", used_seconds=0, gpu_seconds_used=0).dataset
+
+    assert result.dataset == of() == "digits"
+    assert of(dataset={"name": "imagefolder", "path": "/x"}) == "imagefolder (path=/x)"
+    container = {"command": ["python", "x.py"], "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    own = with_spec(JOB_OF_TEN_SECONDS, template={"spec": {"containers": [container]}})
+    assert summarize(own, (), seed=0, phase="", reason="", used_seconds=0, gpu_seconds_used=0).dataset == ""
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
+@pytest.mark.parametrize("runs", [1, 2, 5])
+def test_tables_break_no_words(finished_run: Callable[..., Path], width: int, runs: int) -> None:
+    curves = [read_run(finished_run(f"run-{number}")) for number in range(runs)]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table_of(curves, width))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("BudgetExhausted") == runs, text
+    assert "…" not in text
+    if width >= 80 and runs <= 2:
+        assert "│" in text, "there is room for a table"
+
+
+def test_the_live_table_leaves_the_bars_out_where_there_is_little_room() -> None:
+    row = JobRow("digits", 10, decision="Deepen(block0) (Grown)", phase="Evaluating", accuracy=0.5)
+    for width, bars in ((80, False), (120, True)):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(progress_table([row], width))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert ("time budget" in text) is bars
+        assert "Deepen(block0) (Grown)" in text
 
 
 def test_compare_of_a_folder_without_a_run_says_how_to_make_one(tmp_path: Path) -> None:
@@ -188,10 +248,22 @@ def test_both_displays_show_the_job_and_its_decision(events: tuple[AnyEvent, ...
     assert "default/a" in text
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_both_displays_show_the_progress_of_a_program(terminal: bool) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=140)
+    figures = (Metric(name="loss", value=0.25),)
+    read = ProgressRead(time=datetime.now(UTC), used_seconds=2, step=1200, epoch=0, done=0.6, metrics=figures)
+    with (LiveDisplay if terminal else PlainDisplay)([JobRow("a", 10)], console) as display:
+        display.show("a", read)
+    assert "step 1,200, 60 % done, loss 0.25" in stream.getvalue()
+
+
 def test_restart_does_not_touch_a_folder_in_which_a_run_goes_on(
     tmp_path: Path, finished_run: Callable[..., Path]
 ) -> None:
     folder, job = finished_run("a"), tmp_path / "a.yaml"
+    mark(folder, ["a"])
     job.write_text(f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec: {{timeBudgetSeconds: 1}}\n")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with run_lock(folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment
+from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
 from espalier_operator.local.settings import GpuChange
 
 
@@ -35,3 +35,13 @@ def test_a_departure_cannot_be_announced_before_the_run() -> None:
 def test_what_is_no_change_is_refused(text: str) -> None:
     with pytest.raises(TimelineError, match="write MOMENT:COUNT"):
         parse_arrival(text, 40)
+
+
+def test_what_comes_after_the_end_is_refused() -> None:
+    with pytest.raises(TimelineError, match=r"'300%:1' is after the end of the time budget; write at most 100%"):
+        parse_arrival("300%:1", 40)
+    with pytest.raises(TimelineError, match=r"--depart: the departure at 50 s never comes: the time budget ends at 40"):
+        require_in_time([parse_departure("50s:1", 40, 1)], [40], {})
+    # A second job may train after the first, and a third may be submitted after both.
+    require_in_time([parse_arrival("100%:1", 40), parse_arrival("75s:1", 40)], [40, 40], {})
+    require_in_time([parse_arrival("99s:1", 40)], [40, 40], {"c": 30})

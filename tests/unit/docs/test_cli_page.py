@@ -51,6 +51,5 @@ def test_its_python_block_plans_a_snapshot(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     (tmp_path / "cluster.json").write_text('{"version": 1, "kind": "Snapshot", "taken_at": 0}')
     ended = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert ended.stdout == "Plan(actions=(), refusals={}, placements={}, policy_memory={}, wake_at=None)\n", (
-        ended.stderr
-    )
+    empty = "Plan(actions=(), refusals={}, placements={}, policy_memory={}, ignored=(), wake_at=None)"
+    assert ended.stdout == f"{empty}\n", ended.stderr

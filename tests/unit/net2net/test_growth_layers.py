@@ -150,9 +150,9 @@ def test_marked_blocks(activation: nn.Module, kind: Insertion) -> None:
         DeepenBlock(nn.Linear(8, 8), copy.deepcopy(activation)),
     )
     assert [point.id for point in growth_points(model, _IMAGES)] == ["0", "5"]
-    grown = _check(model, _IMAGES, kind=kind, exact=kind is Insertion.EXACT)
+    grown = _check(model, _IMAGES, kind=kind, exact=not kind.normed)
     assert ("0.grown.0.norm.weight" in grown.state_dict()) == (
-        kind is not Insertion.EXACT and isinstance(activation, nn.ReLU | nn.GELU)
+        kind.normed and isinstance(activation, nn.ReLU | nn.GELU)
     ) or "0.1.grown.0.norm.weight" in grown.state_dict()
 
 
@@ -161,12 +161,13 @@ def test_every_insertion_is_exact_in_eval_mode(kind: Insertion) -> None:
     model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 2, 1))
     model(_IMAGES)  # running statistics that are not the initial ones
     grown = deepen(model, "0", _IMAGES, kind)
-    assert ("2.grown.0.norm.weight" in grown.state_dict()) == (kind is not Insertion.EXACT)
+    assert ("2.grown.0.norm.weight" in grown.state_dict()) == (kind.normed)
     with torch.no_grad():
         assert relative_error(grown.eval()(_IMAGES), model.eval()(_IMAGES)) <= 1e-6
         error = relative_error(grown.train()(_IMAGES), model.train()(_IMAGES))
     bounds = {
         Insertion.EXACT: (0, 1e-6),
+        Insertion.SCALED: (0, 1e-6),
         Insertion.CALIBRATED_BATCH_NORM: (0, 1e-5),
         Insertion.IDENTITY_BATCH_NORM: (1e-2, 1e2),
     }

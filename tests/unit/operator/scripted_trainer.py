@@ -8,6 +8,7 @@ silent=yes       never report
 ignore-term=yes  ignore SIGTERM
 overrun=yes      continue past the budget
 sync=S           report that a step takes 1 s alone, and .5 s and S s for the exchange with two workers
+fail=S           after S budget seconds, report that it fails for a mistake of the user's, and leave for 1 s
 damage=half      now and then write half a report; damage=future: one of a future version
 """
 
@@ -120,6 +121,10 @@ class Trainer:
                 self.report(TrainerPhase.TRAINING)
             if self.term or self.document.stop:
                 self.end(TrainerPhase.STOPPED, Reason.SUSPENDED, 143 if self.term else 0)
+            if self.used() >= self.before + float(self.options.get("fail", "inf")):
+                self.report(TrainerPhase.FAILED, Reason.INVALID_SPEC)
+                time.sleep(1)
+                sys.exit(2)
             if self.used() >= self.before + exit_after and self.may_exit():
                 sys.exit(int(self.options.get("exit-code", "1")))
             budget = self.document.time_budget.budget_seconds

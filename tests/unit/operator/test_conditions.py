@@ -57,7 +57,11 @@ def test_the_life_of_a_job_in_conditions():
         updated_time=later,
     )
     status = status_of(
-        lent, JobState(used_seconds=30), Observed(report=report, refusal=Reason.AT_MAX_REPLICAS), status, later
+        lent,
+        JobState(admitted_at=0.0, extra=1, used_seconds=30),
+        Observed(report=report, refusal=Reason.AT_MAX_REPLICAS),
+        status,
+        later,
     )
     assert told(status) == {
         "Admitted": ("True", "GPUsGranted"),
@@ -85,6 +89,22 @@ def test_the_life_of_a_job_in_conditions():
     assert (status.phase, status.completion_time, status.start_time) == (JobPhase.COMPLETE, end, later)
     again = status_of(over, JobState(outcome=outcome), Observed(), status, end + timedelta(seconds=60))
     assert again == status, "nothing new, nothing written"
+
+
+def test_lent_gpus_that_the_model_cannot_grow_into_are_explained():
+    report = Report(job="ns/one", incarnation="x", cannot_grow="it has no growth point", updated_time=T0)
+    status = status_of(replace(TRAINING, extra=1), JobState(), Observed(report=report), None, T0)
+    granted = next(each for each in status.conditions if each.type is ConditionType.EXTRA_GPUS_GRANTED)
+    assert granted.message == "1 extra worker; it has no growth point"
+
+
+def test_a_leader_that_fails_before_it_has_a_model_does_not_take_back_what_others_have_trained():
+    report = Report(job="ns/one", incarnation="x", phase=TrainerPhase.TRAINING, epoch=2, step=40, updated_time=T0)
+    before = status_of(TRAINING, JobState(), Observed(report=report), None, T0)
+    before = before.model_copy(update={"adaptation_count": 2})
+    failed = Report(job="ns/one", incarnation="y", phase=TrainerPhase.FAILED, updated_time=T0)
+    status = status_of(ADMITTED, JobState(), Observed(report=failed), before, T0)
+    assert (status.training.epoch, status.training.step, status.adaptation_count) == (2, 40, 2)
 
 
 def test_a_failure_and_a_suspension():

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from espalier_api.documents import read_document, write_document
-from espalier_api.events import JobChanged, TrainerStarted, Warned
+from espalier_api.events import GPUsChanged, JobChanged, TrainerStarted, Warned
 from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_api.status import JobPhase
-from espalier_operator.local import LocalRunError
+from espalier_operator.local import GpuChange, LocalRunError
+from espalier_operator.local.ownership import mark
 from espalier_operator.local.state import RunState, run_lock
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,50 @@ def test_a_failure_that_would_only_happen_again_is_final(local_run, job_of, code
     story = local_run([job_of("one", "exit-after=0.1", f"exit-code={code}")])
     outcome = story.outcomes["one"]
     assert (outcome.phase, outcome.reason, outcome.restarts) == (JobPhase.FAILED, reason, 0)
+
+
+def test_a_failed_job_is_taken_up_again_when_its_mistake_is_mended(local_run, job_of):
+    first = local_run([job_of("one", "exit-after=0.5", "exit-code=2")]).outcomes["one"]
+    assert (first.phase, first.reason) == (JobPhase.FAILED, Reason.INVALID_SPEC)
+    story = local_run([job_of("one", backoffLimit=0)])  # also its specification may have been the mistake
+    second = story.outcomes["one"]
+    assert (second.phase, second.reason, second.failures) == (JobPhase.COMPLETE, Reason.BUDGET_EXHAUSTED, 0)
+    assert story.told("one", TrainerStarted)[0].used_seconds == pytest.approx(first.used_seconds, abs=0.2)
+    assert "it had failed (InvalidSpec: exit code 2" in story.told("one", Warned)[0].message
+    assert local_run([job_of("one", backoffLimit=0)]).events == [], "a complete job has ended for good"
+
+
+def test_the_time_that_a_trainer_takes_to_end_is_not_counted(local_run, job_of):
+    """It used up short budgets: a crash at step 0 was followed by a complete job."""
+    outcome = local_run([job_of("one", "fail=0.2", timeBudgetSeconds=5)]).outcomes["one"]
+    assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.INVALID_SPEC)
+    assert 0.2 <= outcome.used_seconds < 0.9
+
+
+def test_a_failed_job_without_a_checkpoint_begins_again_with_its_whole_budget(local_run, job_of):
+    job = job_of("one", "exit-after=0.5", "exit-code=2", "exits=1", maxReplicas=2)
+    change = {"gpus": 1, "changes": (GpuChange(at_seconds=0.3, change=1),)}
+    assert local_run([job], **change).outcomes["one"].phase is JobPhase.FAILED
+    checkpoints = local_run.directory / "checkpoints"
+    (checkpoints / "environment.json").unlink()
+    (checkpoints / "exits").rename(local_run.directory / "exits")
+    story = local_run([job_of("one", maxReplicas=2)], **change)
+    assert story.outcomes["one"].phase is JobPhase.COMPLETE
+    assert story.told("one", TrainerStarted)[0].used_seconds == 0
+    assert 0.3 <= story.told("one", GPUsChanged)[0].used_seconds < 1, "GPUs come again, too"
+
+
+def test_a_cause_that_a_program_has_printed_is_told_and_the_report_of_others_is_not(local_run, job_of):
+    code = "import sys; print('hello'); [][1]"
+    container = {"command": [sys.executable, "-c", code], "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    story = local_run([job_of("one", backoffLimit=1, template={"spec": {"containers": [container]}})])
+    outcome = story.outcomes["one"]
+    cause = "exit code 1: IndexError: list index out of range"
+    assert (outcome.reason, outcome.message) == (
+        Reason.CRASH_LOOP,
+        f"2 failures, backoffLimit 1; the last: {cause}",
+    )
+    assert f"{cause}; started again in" in [event.message for event in story.told("one", JobChanged)][1]
 
 
 def test_a_command_that_does_not_exist_fails_with_its_name(local_run, job_of):
@@ -277,6 +322,7 @@ def test_another_specification_in_the_same_folder_is_refused(local_run, job_of):
 
 def test_a_report_of_another_job_is_left_aside(local_run, job_of):
     report = Report(job="default/one", incarnation="x", used_seconds=50, updated_time=datetime.now(UTC))
+    mark(local_run.directory, ["two"])
     write_document(local_run.directory / "report.json", report)
     story = local_run([job_of("two", "startup=0.5", timeBudgetSeconds=0.3)])
     assert "is a report of job 'default/one'" in story.told("two", Warned)[0].message

@@ -181,7 +181,9 @@ class LocalLife(RuleBasedStateMachine):
         """Its leaders die with it; the same command takes the run up."""
         for process in self.live():
             process.kill()
+        remembered = self.run.policy_memory.memory
         self.open()
+        assert self.run.policy_memory.memory == remembered
 
     @invariant()
     def all_is_well(self) -> None:

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.base import YEAR_SECONDS
-from espalier_operator.facts import JobFacts, Node, Rules, Snapshot, StepTime, Terms
-from espalier_operator.order import decided
+from espalier_api.goodput import BatchLimits
+from espalier_api.throughput import StepTime, Throughput, fitted, solved
+from espalier_operator.facts import JobFacts, Node, Rules, Snapshot, Terms
 from espalier_operator.outlooks import MeasuredOutlook, outlooks_of
 from espalier_operator.policies.optimus import OptimusPolicy
-from espalier_operator.throughput import Throughput, fitted, solved
+from espalier_operator.policy_view import decided
 
 TRUE = Throughput(
     alpha_compute=0.05,
@@ -154,6 +155,37 @@ def test_a_step_of_more_examples_counts_as_more_steps() -> None:
     points = (measured(TRUE, 1, 1, 64), measured(TRUE, 1, 2, 64))
     outlook = MeasuredOutlook(job=job("a", *points, scales_batch=True), gpus_per_node=8)
     assert outlook.step_seconds(2) == pytest.approx(TRUE.step_seconds(1, 2, 64) / 2, rel=0.05)
+
+
+LIMITS = BatchLimits(batch_size=128, max_batch_size=8192)
+
+
+def test_where_the_trainer_chooses_the_batch_size_workers_are_worth_more() -> None:
+    """With a fixed batch, what workers exchange outweighs what they share; with a larger one, it does not."""
+    points = tuple(measured(TRUE, *place) for place in PLACES)
+    facts = replace(job("a", *points), noise_scale=4096.0)
+    chooses = replace(facts, terms=replace(facts.terms, batch_limits=LIMITS))
+    fixed, goodput = (MeasuredOutlook(job=each, gpus_per_node=8) for each in (facts, chooses))
+    assert goodput.goodput(1, 8) / goodput.goodput(1, 1) > 2 * fixed.goodput(1, 8) / fixed.goodput(1, 1)
+    assert goodput.remaining_steps * goodput.step_seconds(1) == pytest.approx(600)
+    unknown = MeasuredOutlook(job=replace(chooses, noise_scale=None), gpus_per_node=8)
+    assert unknown.goodput(1, 8) == fixed.goodput(1, 8)
+
+
+@given(st.lists(POINTS, min_size=1, max_size=8), st.integers(1, 10**4), st.floats(0, 1e300))
+def test_whatever_noise_a_tenant_reports_the_prediction_is_a_positive_number(
+    points: list[StepTime], workers: int, noise: float
+) -> None:
+    facts = replace(job("a", *points, batch_limits=LIMITS), noise_scale=noise)
+    outlook = MeasuredOutlook(job=facts, gpus_per_node=8)
+    assert 0 < outlook.step_seconds(workers) < math.inf
+    assert 0 < outlook.goodput(1, workers) < math.inf
+
+
+def test_a_snapshot_keeps_the_limits_of_batch_sizes() -> None:
+    facts = replace(job("a", batch_limits=LIMITS), noise_scale=10.0)
+    snapshot = Snapshot(taken_at=0.0, jobs=(facts,))
+    assert Snapshot.from_json(snapshot.to_json()) == snapshot
 
 
 def test_a_job_whose_extra_workers_do_not_train_has_no_outlook() -> None:

@@ -554,6 +554,14 @@ def test_an_announced_departure_is_a_notice_that_ends_with_it():
             Fail(job="one", reason=Reason.LOSS_NOT_FINITE, message="step 7"),
         ),
         ({"used_seconds": 510.0}, Finish(job="one", reason=Reason.BUDGET_ENFORCED)),
+        (
+            {"used_seconds": 510.0, "failures": 1, "last_failure": "exit code 7", "leader_running": False},
+            Fail(
+                job="one",
+                reason=Reason.TRAINER_FAILED,
+                message="its time budget is used up, and its trainer has failed: exit code 7",
+            ),
+        ),
         ({"used_seconds": 600.0, "evaluating": True}, Finish(job="one", reason=Reason.BUDGET_ENFORCED)),
         (
             {"failures": 4, "last_failure": "exit code 1"},

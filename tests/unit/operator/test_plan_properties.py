@@ -19,11 +19,13 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.constraints import ANYWHERE, Constraints, Taint
 from espalier_operator.facts import Ended, Node, Role, Rules, Snapshot
-from espalier_operator.order import Order, decided
+from espalier_operator.order import Order
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.gandiva import GandivaPolicy
 from espalier_operator.policies.las import LasPolicy
+from espalier_operator.policy_view import decided
 from espalier_operator.queues import Queue, Quota
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
@@ -44,6 +46,7 @@ POLICIES: tuple[Policy, ...] = (
     FairPolicy(),
     FairPolicy(),
     LasPolicy(thresholds=(20.0, 100.0), promote=2),
+    GandivaPolicy(),
     WhimsicalPolicy(seed=1),
 )
 
@@ -90,7 +93,10 @@ class PlannerMachine(RuleBasedStateMachine):
         snapshot = self.cluster.snapshot()
         planned = plan(snapshot, self.policy, self.cluster.now)
         note(f"{self.cluster.now:g}: {[*planned.actions]}")
-        check(snapshot, planned, self.cluster.now, preempts=not isinstance(self.policy, FairPolicy))
+        unfinished = [job for job in snapshot.jobs if not job.finished]
+        shares = decided(self.policy, snapshot, unfinished, self.cluster.now).shares
+        types = {share.job: share.gpu_type for share in shares}
+        check(snapshot, planned, self.cluster.now, preempts=not isinstance(self.policy, FairPolicy), types=types)
         self.cluster.place(planned)
         for action in planned.actions:
             self.cluster.apply(action)
@@ -269,6 +275,8 @@ class PlannerMachine(RuleBasedStateMachine):
         for job in order.sorted(waiting)[:1]:
             if job.terms.constraints.requests or order.waits(job):
                 continue  # GPUs are not all that it lacks
+            if order.gpu_type(job) is not None:
+                continue  # it waits for that type, which it may not fit on while jobs stay there that never yield
             for gpu_type in GPU_TYPES if job.terms.gpu_type is None else (job.terms.gpu_type,):
                 assert self.free_and_lent(snapshot, gpu_type, job.terms.constraints) < job.terms.min_replicas
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from espalier_operator.actions import Admit
 from espalier_operator.facts import JobFacts, Node, Rules, Snapshot, Terms
-from espalier_operator.order import Order, decided
+from espalier_operator.order import Order
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policy_view import decided
 from espalier_operator.queues import Queue
 from espalier_operator.recent_use import SHARES_KEPT, RecentUse
 

@@ -201,7 +201,7 @@ def test_settings_out_of_range_are_refused(text: str, message: str) -> None:
 
 def test_a_wish_for_more_gpus_than_a_node_has_is_refused() -> None:
     class Greedy:
-        name, queue_order = "greedy", "by greed"
+        name, queue_order, elasticity = "greedy", "by greed", Elasticity.FIXED
 
         def decide(self, view: View) -> Decision:
             decision = configured("fifo").decide(view)

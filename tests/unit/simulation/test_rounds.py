@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_operator.policies import elasticity_of
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Decision, Elasticity, Share, View
 from espalier_operator.simulation.errors import TraceError
@@ -47,7 +46,7 @@ class Watched(Rounds):
         assert all(used[index] <= node.gpus for index, node in enumerate(NODES)), "over-allocated"
         for job in active:
             assert job.workers == len(self._held.get(job.name, ()))
-            assert job.workers in (0, job.requested) or elasticity_of(self._policy) is not Elasticity.FIXED
+            assert job.workers in (0, job.requested) or self._policy.elasticity is not Elasticity.FIXED
 
 
 @given(JOBS, st.sampled_from(POLICIES))
@@ -106,7 +105,7 @@ def test_a_policy_is_asked_again_only_when_something_may_have_changed() -> None:
     asked = []
 
     class Counted:
-        name, queue_order = "counted", "by age"
+        name, queue_order, elasticity = "counted", "by age", Elasticity.FIXED
 
         def decide(self, view: View) -> Decision:
             asked.append(view.now)
@@ -125,7 +124,7 @@ def test_a_job_that_kept_its_node_makes_room_for_a_wish_for_it() -> None:
     """And is placed where there is room."""
 
     class Swapping:
-        name, queue_order = "swapping", "by age"
+        name, queue_order, elasticity = "swapping", "by age", Elasticity.FIXED
 
         def decide(self, view: View) -> Decision:
             shares = [Share(job=job.key, workers=job.min_workers) for job in view.jobs]

@@ -132,7 +132,7 @@ def test_bad_options_are_named(arguments: list[str], complaint: str, trace: Path
         ("a,0,../bert,1,128", "w.csv:2: application: is '../bert'"),
         ("a,0,cifar10,1,9", "w.csv:2: batch_size: is 9; on 1 workers cifar10 was measured from 128 to 4096"),
         ("a,0,cifar10,0,128", "w.csv:2: num_replicas: is '0'"),
-        ("a,0,cifar10,1,128\na,1,cifar10,1,128", "w.csv: name: two jobs are called 'a'"),
+        ("a,0,cifar10,1,128\na,1,cifar10,1,128", "w.csv:3: name: two jobs are called 'a'"),
     ],
 )
 def test_bad_workloads_are_named(line: str, complaint: str, pollux: Path, tmp_path: Path) -> None:

@@ -257,6 +257,20 @@ def two(): return _pair(3), _pair(3)
 def floats(): return [(torch.rand(3, 1), torch.rand(3))] * 3
 def uneven(): return [(torch.rand(3, 1), torch.arange(2))] * 3
 def empty(): return _pair(3), _pair(0), _pair(3)
+def bare(): return (([], []), ([], []), ([], []))
+def negative(): return _pair(3), (torch.rand(3, 1), torch.tensor([0, -1, 1])), _pair(3)
+def beyond(): return _pair(3), _pair(3), _pair(6)
+beyond.classes = 2
+def wrong_classes(): return _pair(3), _pair(3), _pair(6)
+wrong_classes.classes = "two"
+class Ignored(Squares):
+    def __getitem__(self, index): return torch.full((1, 8, 8), float(index)), index - 100
+class Floats(Squares):
+    def __getitem__(self, index): return torch.full((1, 8, 8), float(index)), 0.5
+def ignored(): return Ignored(), Ignored(), Ignored()
+ignored.classes = 2
+def mapped_floats(): return Floats(), Floats(), Floats()
+mapped_floats.classes = 2
 class Stream(IterableDataset):
     def __iter__(self): return iter([])
 def stream(): return Stream(), Stream(), Stream()
@@ -292,6 +306,14 @@ def test_users_function_gives_the_splits():
         ("user_data:floats", {}, "labels are torch.float32"),
         ("user_data:uneven", {}, "3 inputs, but 2 labels"),
         ("user_data:empty", {}, "validation split is empty"),
+        ("user_data:bare", {}, "bare: train split is empty; it must hold at least one example"),
+        ("user_data:negative", {}, "negative: validation: a label is -1; labels must be class numbers from 0"),
+        (
+            "user_data:beyond",
+            {},
+            "beyond: train: a label is 2; labels must be class numbers from 0 to 1, as there are 2",
+        ),
+        ("user_data:wrong_classes", {}, "its attribute classes is 'two'; it must be a whole number from 1"),
         ("user_data:stream", {}, "map-style"),
         ("user_data:unlabelled", {}, "unlabelled.classes = 10"),
     ],
@@ -299,6 +321,22 @@ def test_users_function_gives_the_splits():
 def test_unusable_functions_say_what_they_must_do(entrypoint, options, said):
     with pytest.raises(DatasetError) as error:
         load_data(DatasetSpec(entrypoint=entrypoint, options=options))
+    assert said in str(error.value)
+
+
+@pytest.mark.usefixtures("_user_module")
+@pytest.mark.parametrize(
+    ("entrypoint", "said"),
+    [
+        ("user_data:ignored", "user_data:ignored: train: a label is -97; labels must be class numbers from 0 to 1"),
+        ("user_data:mapped_floats", "user_data:mapped_floats: train: labels are torch.float64 of shape (2,)"),
+    ],
+)
+def test_labels_of_a_data_set_that_is_read_one_by_one_are_checked_with_their_batch(entrypoint, said):
+    """Label -100 and its like would be left out of the loss silently; others would end a CUDA process."""
+    data = load_data(DatasetSpec(entrypoint=entrypoint)).to(CPU)
+    with pytest.raises(DatasetError) as error:
+        data.train.batch(torch.tensor([3, 1]), None)
     assert said in str(error.value)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.job import ElasticBatch
-from espalier_trainer.elastic.batches import consumed, shares
+from espalier_trainer.elastic.batches import fixed_portion, shares
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan, chosen, planned
 
 POLICIES = st.sampled_from(ElasticBatch)
@@ -26,17 +26,18 @@ def test_an_epoch_sees_each_example_once_whoever_comes_and_goes(
     seen = []
     cursor = 0
     while cursor < batches:
-        step = shares(policy, world, cursor, batches, rows)
+        taken = fixed_portion(policy, world, cursor, batches).batches
+        step = shares(policy, world, cursor, rows, taken)
         assert len(step) == world
         seen += [(share.batch, row) for share in step for row in range(share.first, share.last)]
-        cursor += consumed(policy, world, cursor, batches)
+        cursor += taken
         world = data.draw(st.integers(1, 9))
     assert sorted(seen) == [(batch, row) for batch in range(batches) for row in range(rows)]
 
 
 @given(st.integers(1, 9), st.integers(1, 70))
 def test_members_share_a_batch_evenly_and_never_take_a_single_example(world: int, rows: int) -> None:
-    sizes = [share.rows for share in shares(ElasticBatch.KEEP_GLOBAL, world, 0, 1, rows) if share.rows]
+    sizes = [share.rows for share in shares(ElasticBatch.KEEP_GLOBAL, world, 0, rows) if share.rows]
     assert max(sizes) - min(sizes) <= 1
     assert rows < 2 or min(sizes) >= 2  # a batch norm over one example has no variance
 

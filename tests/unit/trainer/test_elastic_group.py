@@ -92,7 +92,7 @@ def test_a_member_without_examples_takes_the_others_step(policy: ElasticBatch, s
     def act(group: Group) -> tuple[float, dict[str, Tensor]]:
         network = network_of(copy.deepcopy(start).train())
         own = share_of(policy, group, order, source, 1)
-        joint = joint_step(network, group, *own[:3], sync_batch_norm=sync)
+        joint = joint_step(network, group, *own, sync_batch_norm=sync)
         return joint.loss, network.module.state_dict()
 
     for rank, (loss, state) in enumerate(together(2, act)):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from espalier_api.job import ElasticBatch
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.elastic import GroupBrokenError, Team
 from espalier_trainer.elastic import team as teams
@@ -62,7 +61,7 @@ class Pair:
     """A leader and its one member, who have formed a generation."""
 
     def __init__(self, place: str, checkpoint: Checkpoint) -> None:
-        self.team = Team(place, ElasticBatch.KEEP_GLOBAL, CPU, lambda *said: None, lambda *told: None, hashed=same)
+        self.team = Team(place, CPU, lambda *said: None, lambda *told: None, hashed=same)
         self.holder = Holder()
         self.checkpoint = checkpoint
         self._network = network()

@@ -78,7 +78,7 @@ def together(run: Run, digits: Data, tmp_path: Path) -> Iterator[Callable[..., t
         def team(journal: Journal) -> Team:
             policy = job.spec.training.elastic_batch
             assert policy is not None
-            found = Team(str(workers.place), policy, CPU, journal.warn, journal.workers_changed)
+            found = Team(str(workers.place), CPU, journal.warn, journal.workers_changed)
             seed = torch.get_rng_state()
             workers.start(count - 1)
             torch.set_rng_state(seed)

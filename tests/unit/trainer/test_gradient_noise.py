@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from espalier_trainer.measuring import gradients
-from espalier_trainer.measuring.gradients import Successive
+from espalier_trainer.measuring.gradients import Passes, Successive
 from espalier_trainer.measuring.noise import Noise, Norms, estimates
 
 SIZE = 400
@@ -119,3 +119,27 @@ def test_whatever_the_norms_the_figures_can_be_reported(drawn: list[tuple[float,
     if found is not None:
         assert type(found).model_validate_json(found.model_dump_json(by_alias=True)) == found
         assert found.noise_scale is None or math.isfinite(found.noise_scale)
+
+
+def test_the_passes_of_a_step_tell_the_noise_without_bias_however_fast_the_weights_move() -> None:
+    """Two halves of a batch at the same weights; successive steps at a high rate take their movement for noise."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False)
+    found = Noise()
+    for turn in range(400):
+        model.zero_grad()
+        with torch.no_grad():
+            model.weight.add_(torch.randn_like(model.weight))  # they move far; the gradient does not depend on them
+        inputs = 3.0 + torch.randn(32, 4)
+        passes = Passes(model, turn)
+        for part in inputs.split(16):
+            (0.5 * model(part).mean()).backward()
+            passes.look(0.5)
+        norms = passes.norms(32, 2)
+        assert norms is not None
+        found.add(norms)
+    noise = found.measured()
+    assert noise is not None
+    # The gradient of an example is the example itself: mean 3 in each of four places, variance 1 each.
+    assert noise.squared_norm == pytest.approx(36, rel=0.1)
+    assert noise.variance == pytest.approx(4, rel=0.5)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from espalier_api.measurements import MAX_CONFIGURATIONS, MAX_LOSS_POINTS, Measurements, Speed
 from espalier_trainer.measuring.losses import LossCurve
 from espalier_trainer.measuring.sampling import LEAST_STEPS, SHARE, Sampling
-from espalier_trainer.measuring.speeds import WARM_UP_STEPS, WINDOW, Speeds
+from espalier_trainer.measuring.speeds import WARM_UP_STEPS, WINDOW, Key, Speeds
 
-ALONE = (1, 1, 64, 1000)
-TWO = (1, 2, 32, 1000)
+ALONE = (1, 1, 64, 1000, 1)
+TWO = (1, 2, 32, 1000, 1)
 
 
-def add(speeds: Speeds, key: tuple[int, int, int, int], steps: int, seconds: float, sync: float | None = None) -> None:
+def add(speeds: Speeds, key: Key, steps: int, seconds: float, sync: float | None = None) -> None:
     for _ in range(steps):
         speeds.add(key, seconds, sync)
 
@@ -48,14 +48,6 @@ def test_a_job_that_becomes_slower_is_known_to_be_slower() -> None:
     assert speeds.measured()[0].steps == 1000 + WINDOW
 
 
-def test_the_short_batch_at_the_end_of_an_epoch_is_not_a_configuration() -> None:
-    speeds = Speeds()
-    for _ in range(5):
-        add(speeds, ALONE, 20, 0.5)
-        add(speeds, (1, 1, 17, 1000), 1, 0.2)
-    assert [speed.batch_size for speed in speeds.measured()] == [64]
-
-
 def test_workers_that_train_together_are_known_once_the_exchange_was_measured() -> None:
     speeds = Speeds()
     add(speeds, TWO, WARM_UP_STEPS + 9, 0.5)
@@ -73,10 +65,20 @@ def test_what_a_checkpoint_kept_holds_until_it_is_measured_again() -> None:
     assert speeds.measured()[0].step_seconds == 0.5
 
 
+def test_the_same_configuration_on_another_type_of_gpu_is_another() -> None:
+    """A job that moves keeps what was measured where it was."""
+    speeds = Speeds(gpu_type="old")
+    add(speeds, ALONE, WARM_UP_STEPS + 1, 3.0)
+    moved = Speeds(speeds.measured(), gpu_type="new")
+    add(moved, ALONE, WARM_UP_STEPS + 1, 1.0)
+    assert [(speed.gpu_type, speed.step_seconds) for speed in moved.measured()] == [("old", 3.0), ("new", 1.0)]
+    assert moved.measured()[1].batch_size == 64
+
+
 @given(
     st.lists(
         st.tuples(
-            st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9)),
+            st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9), st.integers(1, 3)),
             st.floats(0, 1e9),
             st.none() | st.floats(0, 1e9),
             st.integers(1, 12),
@@ -84,7 +86,9 @@ def test_what_a_checkpoint_kept_holds_until_it_is_measured_again() -> None:
         max_size=80,
     )
 )
-def test_whatever_is_measured_can_be_reported(added: list[tuple[tuple[int, int, int, int], float, float, int]]) -> None:
+def test_whatever_is_measured_can_be_reported(
+    added: list[tuple[Key, float, float, int]],
+) -> None:
     speeds = Speeds()
     for key, seconds, sync, times in added:
         add(speeds, key, times, seconds, sync)

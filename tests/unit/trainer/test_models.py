@@ -60,6 +60,10 @@ class Bare(torch.nn.Module):
 def linear(width=10): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width))
 def bare(): return Bare()
 def nothing(): return None
+class Logits(torch.nn.Module):
+    def forward(self, images): return images.flatten(1)[:, :10]
+def weightless(): return Logits()
+def frozen(): return linear().requires_grad_(False)
 """
 
 
@@ -87,7 +91,12 @@ def test_users_function_gives_the_model():
         ({"name": "digits", "options": {"classes": 3}}, "has 3 outputs, but the data set has 10 classes"),
         ({"entrypoint": "user_models:nothing"}, "returned NoneType, not a torch.nn.Module"),
         ({"entrypoint": "user_models:bare"}, "must return logits [N, classes]"),
-        ({"entrypoint": "user_models:missing"}, "has no function 'missing'; it has Bare, bare, linear, nothing"),
+        ({"entrypoint": "user_models:missing"}, "has no function 'missing'; it has Bare, Logits, bare,"),
+        ({"entrypoint": "user_models:weightless"}, "weightless: the model has no parameters, so there is nothing to"),
+        (
+            {"entrypoint": "user_models:frozen"},
+            "frozen: all 2 parameters of the model are frozen (requires_grad is False)",
+        ),
         ({"entrypoint": "no_such_package:net"}, "cannot import 'no_such_package'"),
     ],
 )

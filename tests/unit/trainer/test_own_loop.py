@@ -25,6 +25,7 @@ from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.report import Report
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.state import StateCopy
+from espalier_trainer.elastic.batches import Portion, fixed_portion
 from espalier_trainer.elastic.member import Turn
 from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.errors import CheckpointMismatchError
@@ -83,7 +84,10 @@ def test_workers_take_each_example_once_however_they_come_and_go(
     seen: list[int] = []
     cursor, batches = 0, feeds[0].batches(0)
     while cursor < batches:
-        parts = [feeds[rank].part(0, cursor, rank, world) for rank in range(world)]
+        portion = fixed_portion(policy, world, cursor, batches)
+        if policy is ElasticBatch.KEEP_GLOBAL:
+            portion = Portion(batches=min(data.draw(st.integers(1, 4)), batches - cursor))
+        parts = [feeds[rank].part(0, cursor, rank, world, portion) for rank in range(world)]
         if data.draw(st.booleans()):  # a step that was dropped comes again, cut in the same way or in another
             world = data.draw(st.integers(1, 5))
             continue
@@ -91,7 +95,7 @@ def test_workers_take_each_example_once_however_they_come_and_go(
         assert all(len(part.batch[0]) == part.rows or not part.rows for part in parts)
         assert all(len(part.batch[0]) for part in parts)
         seen += [int(example) for part in parts if part.rows for example in part.batch[0]]
-        cursor += parts[0].batches
+        cursor += portion.batches
         world = data.draw(st.integers(1, 5))
     assert len(seen) == len(set(seen)) == min(examples, batches * batch_size)
     assert shuffle or seen == sorted(seen)
@@ -328,6 +332,9 @@ def test_what_could_not_be_given_to_others_is_refused_also_alone() -> None:
         join(model, optimizer, loader, Tensors())
     with pytest.raises(OwnLoopError, match="trains a parameter that is not the model's"):
         join(nn.Linear(2, 2), optimizer, loader)
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(OwnLoopError, match="join: all 2 parameters of the model are frozen"):
+        join(frozen, torch.optim.SGD(frozen.parameters(), lr=0.1), loader)
     loop, same = join(model, optimizer, loader)
     assert same is loader
     with pytest.raises(OwnLoopError, match=r"call epochs\(count\)"):
@@ -422,7 +429,7 @@ def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:
     nn.init.zeros_(model.weight)
     state = OwnState(model, optimizer, [])
     hooks = Hooks(optimizer)
-    hooks.step = Step(state, Part(None, 4, 12, 3), None, sync_batch_norm=False)
+    hooks.step = Step(state, Part(None, 4, 12, Portion(batches=3, rate=3.0)), None, sync_batch_norm=False)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert model.weight.tolist() == [[-1.5, -1.5], [-1.5, -1.5]]

@@ -53,5 +53,5 @@ def test_an_operation_of_a_package_works_in_a_job(run, make_job, tmp_path, stop_
 
 
 def test_a_job_that_names_an_operation_of_no_package_is_refused(make_job):
-    with pytest.raises(ValueError, match="Input should be 'Deepen' or 'Widen'"):
+    with pytest.raises(ValueError, match="Input should be 'Deepen', 'Widen' or 'AddBlock'"):
         make_job(adaptation={"actions": ["Twice"]})

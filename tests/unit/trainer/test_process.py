@@ -164,7 +164,7 @@ def test_agent_that_is_late_takes_no_more_than_its_patience(workplace, make_job,
     assert _last(place, Warned).reason == Reason.AGENT_UNAVAILABLE
 
 
-def test_disk_that_fills_up_is_a_warning(workplace, make_job):
+def test_disk_that_fills_up_is_a_warning_until_the_end(workplace, make_job):
     # A limit on the size of files makes the kernel refuse the checkpoint's tensors as a full disk would, in the
     # middle of writing them; reports and events are smaller.
     job = make_job(
@@ -175,12 +175,13 @@ def test_disk_that_fills_up_is_a_warning(workplace, make_job):
     )
     place = workplace(job, prelude="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))")
     place.allocate(1)
-    assert _join(place.start()) == 0, place.log
+    assert _join(place.start()) == 2, place.log
     warnings = [event for event in place.events() if isinstance(event, Warned)]
     assert {event.reason for event in warnings} == {"CheckpointFailed"}
     assert len(warnings) >= 3
     assert [path.name for path in place.checkpoints.iterdir()] == ["leader.json"]
-    assert place.report().phase is TrainerPhase.COMPLETED
+    assert (place.report().phase, place.report().reason) == (TrainerPhase.FAILED, Reason.CHECKPOINT_NOT_WRITTEN)
+    assert "there is none yet" in place.report().message
 
 
 BAD_DATA = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -9,11 +10,11 @@ import pytest
 import torch
 
 from espalier_api.advice import Action, AdviceRequest, OutcomeReport
-from espalier_api.events import AdaptationFinished, EpochFinished, TrainerFinished, TrainerStarted, Warned
+from espalier_api.events import NOT_GROWABLE, AdaptationFinished, EpochFinished, TrainerFinished, TrainerStarted, Warned
 from espalier_api.job import Fallback
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
-from espalier_trainer.advisor import Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
+from espalier_trainer.advisor import AdvisorError, Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
 from espalier_trainer.core.run import Study
 from espalier_trainer.core.services import Services
@@ -182,6 +183,67 @@ def test_away_agent_is_a_warning_with_its_reason(run, make_job):
     assert any(isinstance(event, AdaptationFinished) for event in done.reporter.events)
 
 
+class Away:
+    """An agent that does not answer its first questions."""
+
+    def __init__(self, silences, then):
+        self.left, self.then, self.asked = silences, then, []
+
+    def advise(self, request, wall_seconds):
+        self.asked.append(request)
+        self.left -= 1
+        if self.left >= 0:
+            raise AdvisorError(Reason.AGENT_UNAVAILABLE, "nobody is there")
+        return self.then.advise(request, wall_seconds)
+
+    def report_outcome(self, outcome):
+        self.then.report_outcome(outcome)
+
+
+def test_an_agent_that_does_not_answer_is_asked_again_and_later_each_time(run, make_job):
+    """All three consultations were gone in a tenth of a second."""
+    agent = Away(1000, Scripted(()))
+    job = make_job(timeBudgetSeconds=4, adaptation={"maxAdaptations": 3})
+    done = run(job, advisor=WithFallback(agent, FallbackPolicy(Fallback.NONE)), up_at=0.0)
+    assert done.reporter.report.consultations == 0
+    asked = [4 - request.time_left_seconds for request in agent.asked]
+    waits = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert 3 <= len(waits) <= 7
+    assert all(wait >= 0.01 * 4 * 2**count for count, wait in enumerate(waits)), waits
+
+
+def test_an_agent_that_is_there_late_still_advises_as_often_as_the_job_allows(run, make_job):
+    agent = Away(2, Scripted((BLOCK0, BLOCK0, BLOCK0, BLOCK0)))
+    job = make_job(timeBudgetSeconds=2, adaptation={"maxAdaptations": 3})
+    done = run(job, advisor=WithFallback(agent, FallbackPolicy(Fallback.NONE)), up_at=0.0)
+    assert [entry.result for entry in done.result.adaptations] == ["Declined"] * 2 + ["Grown"] * 3
+    assert done.reporter.report.consultations == 3
+
+
+def test_a_fallback_that_grows_the_model_uses_a_consultation_up(run, make_job):
+    agent = Away(1000, Scripted(()))
+    done = run(make_job(), advisor=WithFallback(agent, FallbackPolicy(Fallback.HEURISTIC)), up_at=0.0)
+    assert [entry.result for entry in done.result.adaptations] == ["Grown"] * 3
+    assert len(agent.asked) == 3
+
+
+def test_a_model_without_growth_points_says_so_and_nobody_is_asked(run, make_job, tmp_path, monkeypatch):
+    (tmp_path / "flat_net.py").write_text(
+        "from torch import nn\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    advisor = Scripted((BLOCK0,))
+    job = make_job(training={"model": {"entrypoint": "flat_net:net"}})
+    done = run(job, advisor=advisor, up_at=0.0)
+    assert advisor.asked == []
+    (warned,) = [event for event in done.reporter.events if isinstance(event, Warned)]
+    assert warned.reason == NOT_GROWABLE
+    assert "it has no growth point" in warned.message
+    assert "mark places with espalier_trainer.net2net.DeepenBlock" in warned.message
+    assert done.reporter.report.cannot_grow == warned.message
+    assert run(job).reporter.report.cannot_grow == "", "without an advisor nobody wanted it to grow"
+
+
 def test_outcome_is_reported_for_the_agents_decisions(run, make_job):
     advisor = Scripted((BLOCK0,))
     done = run(make_job(), advisor=advisor, up_at=0.1)
@@ -248,7 +310,7 @@ def test_a_checkpoint_that_takes_an_interval_to_write_is_not_written_at_every_st
     assert done.result.steps > 20 * len(saves)
 
 
-def test_full_disk_is_a_warning_and_training_goes_on(run, make_job, tmp_path, monkeypatch, stop_after):
+def test_full_disk_is_a_warning_until_the_end(run, make_job, tmp_path, monkeypatch, stop_after):
     from espalier_trainer import checkpoint
 
     real, full = checkpoint._write, [False]
@@ -265,11 +327,14 @@ def test_full_disk_is_a_warning_and_training_goes_on(run, make_job, tmp_path, mo
     kept = {path.name: (path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()}
     full[0] = True
     done = run(job, store=tmp_path)
-    assert done.result.phase is TrainerPhase.COMPLETED
+    assert (done.result.phase, done.result.reason) == (TrainerPhase.FAILED, Reason.CHECKPOINT_NOT_WRITTEN)
+    assert done.result.test_accuracy is None
     warnings = [event for event in done.reporter.events if isinstance(event, Warned)]
     assert {event.reason for event in warnings} == {"CheckpointFailed"}
     assert "No space left" in warnings[0].message
-    assert {path.name: (path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()} == kept
+    newest = max(kept)  # the older one gave way
+    left = {path.name: (path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()}
+    assert left == {newest: kept[newest]}
 
 
 def test_evaluation_every_few_epochs(run, make_job):

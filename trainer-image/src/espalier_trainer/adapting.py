@@ -23,6 +23,7 @@ from espalier_trainer.progress import Progress
 from espalier_trainer.scheduler import Scheduler
 
 MIN_CONSULTATION_WALL_SECONDS = 0.001
+SILENCE_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,34 @@ class Consultation:
     adaptation: Adaptation
     restart_schedule: bool
     problem: tuple[Reason, str] | None
+
+    @property
+    def answered(self) -> bool:
+        """Whether somebody decided: the agent, or a fallback that advises growth in its place."""
+        away = self.problem is not None and self.problem[0] is Reason.AGENT_UNAVAILABLE
+        return not away or self.adaptation.result is not AdaptationResult.DECLINED
+
+
+@dataclass
+class Silence:
+    """When an agent that gave no answer is asked again, by the used seconds of the budget.
+
+    After 1 % of the budget, then twice as long each time in a row: seven times in a budget at most.
+    """
+
+    times: int = 0
+    """How often in a row there was no answer."""
+    until: float = 0.0
+
+    def holds(self, used_seconds: float) -> bool:
+        """Return whether it is too early to ask."""
+        return used_seconds < self.until
+
+    def heard(self, answered: bool, used_seconds: float, budget_seconds: float) -> None:
+        """Take note of a question, whether or not it was answered."""
+        self.times = 0 if answered else self.times + 1
+        if not answered:
+            self.until = used_seconds + SILENCE_SHARE * budget_seconds * 2 ** (self.times - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from espalier_api.architecture import Architecture
-from espalier_api.growth import described
+from espalier_api.growth import described, operation_names
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.history import Traced, step_of
@@ -33,6 +33,7 @@ def describe(
 
     Growing for real and on the description commute:
     `describe(deepen(model, p, x, i), x, i) == deepened(describe(model, x, i), p)`, and likewise for every operation.
+    After blocks were added, this needs `before`: without it, it is measured again how far a growth point may look.
     `insertion` determines what the next growth would add. The layers are those of the model now, grown or not.
 
     A model whose execution depends on tensor values is described as it ran on the example, in call order, and has
@@ -44,6 +45,6 @@ def describe(
     architecture = Architecture(layers=graph.layers(), outputs=graph.outputs)
     if before is not None:
         operations = (each.name for each in described(before))
-    for name in dict.fromkeys((DEEPEN.name, *operations)):
+    for name in sorted({DEEPEN.name, *operations}, key=operation_names().index):
         architecture = step_of(name).described(traced, architecture, before)
     return Architecture.model_validate(dict(architecture))

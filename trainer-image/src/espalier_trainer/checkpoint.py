@@ -8,6 +8,7 @@ match its manifest is set aside with a warning, and the one before it is used.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -26,7 +27,7 @@ from torch import Tensor
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, dumps, loads
-from espalier_api.measurements import Measurements
+from espalier_api.measurements import GradientNoise, Measurements
 from espalier_api.report import Adaptation, Metric
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.fencing import Fence
@@ -39,6 +40,7 @@ MODEL, TRAINING, STATE, MANIFEST = "model.safetensors", "training.safetensors", 
 _COMPLETE = re.compile(r"checkpoint-(\d{8})\Z")
 _TEMPORARY = "writing-"
 _DAMAGED = "damaged-"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CheckpointIdentity(Record):
@@ -60,6 +62,25 @@ class CheckpointIdentity(Record):
                 f"the checkpoint is of another training run ({'; '.join(differences)}); set another checkpoint.path, "
                 "or remove the folder to begin again"
             )
+
+
+class BatchState(Record):
+    """What a checkpoint keeps of it."""
+
+    batches: int = Field(default=1, ge=1)
+    """The batch size divided by the author's."""
+    fits: int = Field(default=0, ge=0)
+    """The most examples that a worker has computed in a pass with the current model."""
+    pass_limit: int | None = Field(default=None, ge=1)
+    """The most examples of a pass, after a worker was out of memory; None: it never was."""
+    parameters: int = Field(default=0, ge=0)
+    """Of the current model."""
+    noise: GradientNoise | None = None
+    """By which the learning rate is scaled; after a growth, that of the smaller model until a new one is known."""
+    progress: float = Field(default=0.0, ge=0)
+    """Steps of the author's batch size that the steps so far are worth (AdaScale's scale-invariant iterations)."""
+    scheduled: int = Field(default=0, ge=0)
+    """How often the schedule of the learning rate has counted an epoch."""
 
 
 class CheckpointState(Record):
@@ -91,6 +112,8 @@ class CheckpointState(Record):
     """State of the optimizer that is no tensor, by parameter name."""
     shrinking: dict[str, object] | None = None
     """What hooks keep in a checkpoint (`core.hooks`); None where they keep nothing."""
+    batching: BatchState | None = None
+    """None where the author of the job decides on the batch size."""
     measurements: Measurements = Measurements()
     random: dict[str, object]
     """Python's and numpy's generator states; torch's are tensors."""
@@ -143,11 +166,27 @@ class CheckpointStore:
     """What was found wrong; whoever reads the store takes them out."""
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint and remove all but the last two; return its folder.
+        """Write a checkpoint and remove all but the last two; return its folder. On a full disk one has to do.
 
         Raises `OSError` (disk full, folder gone) and `SupersededError` with nothing changed: the earlier checkpoints
         are intact and what was written is removed.
         """
+        try:
+            return self._save(checkpoint)
+        except OSError as error:
+            spare = self._complete()[:-1]
+            if error.errno not in _FULL or not spare:
+                raise
+            for _, path in spare:
+                shutil.rmtree(path, ignore_errors=True)
+            return self._save(checkpoint)
+
+    def newest(self) -> Path | None:
+        """Return the folder of the newest complete checkpoint, None where there is none."""
+        complete = self._complete()
+        return complete[-1][1] if complete else None
+
+    def _save(self, checkpoint: Checkpoint) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._require_claim()
         self._remove_leftovers()

@@ -33,7 +33,10 @@ def load_entrypoint(path: str, field: str, error: type[TrainerError]) -> Callabl
 def call_entrypoint(
     function: Callable[..., Any], path: str, field: str, options: dict[str, Any], error: type[TrainerError]
 ) -> Any:
-    """Call the user's function; a `TypeError` or `ValueError` about its options becomes `error`."""
+    """Call the user's function; a `TypeError` or `ValueError` about its options becomes `error`.
+
+    Whatever else it raises passes: it says where it was raised, and whether it may pass.
+    """
     try:
         return function(**options)
     except (TypeError, ValueError) as cause:

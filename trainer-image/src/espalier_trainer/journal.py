@@ -12,6 +12,7 @@ from typing import TypedDict
 
 from espalier_api.events import (
     AdaptationFinished,
+    BatchSizeChanged,
     CheckpointSaved,
     EpochFinished,
     TrainerFinished,
@@ -22,7 +23,8 @@ from espalier_api.events import (
 )
 from espalier_api.measurements import Measurements
 from espalier_api.reasons import Reason
-from espalier_api.report import WORKERS_METRIC, Adaptation, Report, TrainerPhase
+from espalier_api.report import BATCH_METRIC, WORKERS_METRIC, Adaptation, Report, TrainerPhase
+from espalier_trainer.core.batching import Resized
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Ending, Progress
@@ -60,6 +62,8 @@ class Journal:
     acknowledged: int = 0
     last_checkpoint: datetime | None = None
     ending: Ending | None = None
+    cannot_grow: str = ""
+    """Why the model cannot grow; empty if it can, or if nobody asked for it."""
     measured: Callable[[], Measurements] = Measurements
     """Returns what was measured of the run so far."""
 
@@ -144,6 +148,25 @@ class Journal:
         self.reporter.record(WorkersChanged(**self._stamp(), workers=workers, seconds=seconds))
         self.report(urgent=True)
 
+    def batch_changed(self, changed: Resized, workers: int, factor: float, message: str = "") -> None:
+        """Report another batch size, and the factor of the learning rate that goes with it."""
+        self.progress.metrics |= {BATCH_METRIC: changed.after, "learning_rate_factor": factor}
+        noise = self.measured().gradient
+        self.reporter.record(
+            BatchSizeChanged(
+                **self._stamp(),
+                before=changed.before,
+                batch_size=changed.after,
+                passes=changed.passes,
+                workers=workers,
+                goodput=changed.expected,
+                learning_rate_factor=factor,
+                noise_scale=None if noise is None else noise.noise_scale,
+                message=message,
+            )
+        )
+        self.report(urgent=True)
+
     def saved(self, path: str, seconds: float) -> None:
         """Report that a checkpoint is complete."""
         stamp = self._stamp()
@@ -193,6 +216,7 @@ class Journal:
             used_seconds=stamp["used_seconds"],
             progress_percentage=min(100, int(100 * stamp["used_seconds"] / self.scheduler.time_budget())),
             metrics=progress.metric_tuple(),
+            cannot_grow=self.cannot_grow,
             consultations=progress.consultations,
             adaptations=tuple(progress.adaptations),
             measurements=self.measured(),

@@ -48,7 +48,22 @@ def build_model(spec: ModelSpec, classes: int, example_input: Tensor) -> nn.Modu
     if not isinstance(model, nn.Module):
         raise ModelError(f"{_FIELD}: {name} returned {type(model).__name__}, not a torch.nn.Module")
     _try_out(model, name, classes, example_input)
+    if problem := untrainable(model):
+        raise ModelError(f"{_FIELD}: {name}: {problem}")
     return model
+
+
+def untrainable(model: nn.Module) -> str:
+    """Return why no parameter of `model` can be trained, '' if one can."""
+    parameters = list(model.parameters())
+    if any(parameter.requires_grad for parameter in parameters):
+        return ""
+    if not parameters:
+        return "the model has no parameters, so there is nothing to train"
+    return (
+        f"all {len(parameters)} parameters of the model are frozen (requires_grad is False); unfreeze those that are "
+        "to be trained"
+    )
 
 
 def conv_block(inputs: int, outputs: int, kernel: int, padding: int = 0) -> DeepenBlock:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from espalier_api.advice import Action
+from espalier_api.advice import Action, offered
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthError
 from espalier_api.growth import described, operation
 from espalier_api.growth.deepen import DEEPEN
@@ -70,7 +70,15 @@ def new_network(
     insertion: Insertion,
     operations: Sequence[str] = (DEEPEN.name,),
 ) -> tuple[Network, str]:
-    """Return the starting network, and what becomes of it where it cannot grow by all of `operations` ('' if it can).
+    """Return the starting network, and what it cannot do, as `starting_architecture` does."""
+    architecture, problem = starting_architecture(module, example_input, insertion, operations)
+    return Network(module, build_optimizer(spec, module), architecture), problem
+
+
+def starting_architecture(
+    module: nn.Module, example_input: Tensor, insertion: Insertion, operations: Sequence[str]
+) -> tuple[Architecture | None, str]:
+    """Return the description of a starting model, None where there is none, and what it cannot do ('' if nothing).
 
     One that cannot grow by an operation is described for those before it; growth points come first.
     """
@@ -83,13 +91,29 @@ def new_network(
             problem = str(error)
         else:
             break
-    if architecture is None:
+    if architecture is not None and not offered(architecture):
+        problem = nowhere(operations)
+    elif architecture is None:
         problem = f"the model will be trained as it is: {problem}"
     elif problem:
         done = " and ".join(each.participle for each in described(architecture))
         left_out = " or ".join(operation(name).participle for name in others[count:])
         problem = f"the model will be {done}, not {left_out}: {problem}"
-    return Network(module, build_optimizer(spec, module), architecture), problem
+    return architecture, problem
+
+
+def nowhere(operations: Sequence[str]) -> str:
+    """Return what to say of a model that can be described but has no place to grow by `operations`, and a remedy."""
+    more = (
+        ""
+        if set(operations) > {DEEPEN.name}
+        else ", or allow wider layers where the model has some (adaptation.actions: [Deepen, Widen])"
+    )
+    return (
+        "the model will be trained as it is: it has no growth point, which is a linear layer or convolution whose "
+        "output reaches an activation through normalization, dropout and additions only; mark places with "
+        f"espalier_trainer.net2net.DeepenBlock{more}"
+    )
 
 
 def resumed_network(start: Network, checkpoint: Checkpoint, spec: OptimizerSpec, example_input: Tensor) -> Network:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -11,13 +12,13 @@ from torch import nn
 
 from espalier_api.environment import ExitCode, Role
 from espalier_api.job import AdaptiveTrainingJob, TrainingSpec
-from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
-from espalier_trainer.core.services import connect, seed_of, set_threads
+from espalier_trainer.causes import ending_of, exit_code_of, report_of
+from espalier_trainer.core.services import Services, connect, seed_of, set_threads
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
 from espalier_trainer.entrypoint import load_entrypoint
-from espalier_trainer.errors import DatasetError, ModelError
+from espalier_trainer.errors import DatasetError, ModelError, SupersededError, TrainerError
 from espalier_trainer.models import build_model
 from espalier_trainer.network import new_network
 from espalier_trainer.progress import TrainingResult
@@ -28,14 +29,23 @@ from espalier_trainer.settings import Settings, StopSignal
 
 
 def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> ExitCode:
-    """Build what the job names and train it; raises `TrainerError` for errors that the job's author can fix."""
+    """Build what the job names and train it. What fails is reported, with its cause.
+
+    Raises `TrainerError` where the job cannot be connected, and `SupersededError` if a later leader has taken over.
+    """
     seed, device = seed_of(settings, job), usable_device()
     seed_everything(seed)
     with connect(settings, job, stop, device, seed) as services:
-        data, model = load(job.spec.training, device)
-        trainer = Trainer(job, model, data, services, device=device, seed=seed)
-        stop.training = True
-        return exit_code(trainer.run(), stop)
+        trainer = None
+        try:
+            data, model = load(job.spec.training, device)
+            trainer = Trainer(job, model, data, services, device=device, seed=seed)
+            stop.training = True
+            return exit_code(trainer.run(), stop)
+        except SupersededError:
+            raise
+        except Exception as error:
+            return failed(error, job, services, trainer)
 
 
 def follower(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], bool]) -> Follower:
@@ -77,6 +87,20 @@ def warm_up(training: TrainingSpec) -> None:
         load_entrypoint(dataset.entrypoint, "training.dataset.entrypoint", DatasetError)
 
 
+def failed(error: Exception, job: AdaptiveTrainingJob, services: Services, trainer: Trainer | None) -> ExitCode:
+    """Report and print why the run ends; returns the result of the process. `trainer` is None before there is one."""
+    if not isinstance(error, TrainerError):
+        traceback.print_exception(error)
+    if trainer is not None:
+        ending = trainer.broken_by(error)
+    else:
+        ending = ending_of(error, stepped=False)
+        report = report_of(ending, job.key, services.incarnation, services.attempt, services.used_seconds)
+        services.reporter.publish(lambda: report, urgent=True)
+    print(ending.message, file=sys.stderr)
+    return exit_code_of(ending.reason)
+
+
 def exit_code(result: TrainingResult, stop: StopSignal) -> ExitCode:
     """Return the result of the process."""
     if result.phase is TrainerPhase.COMPLETED:
@@ -84,4 +108,4 @@ def exit_code(result: TrainingResult, stop: StopSignal) -> ExitCode:
     if result.phase is TrainerPhase.STOPPED:
         return stop.exit_code()
     print(result.message, file=sys.stderr)
-    return ExitCode.LOSS_NOT_FINITE if result.reason is Reason.LOSS_NOT_FINITE else ExitCode.ERROR
+    return exit_code_of(result.reason)

@@ -76,6 +76,8 @@ class Settings:
     """Where the workers of the job meet; None: each is alone."""
     node: str = ""
     """The node that this worker runs on."""
+    gpu_type: str = ""
+    """The type of GPU of the job's workers; empty: not known."""
     metrics_port: int | None = None
     """Where the leader's metrics can be scraped; None: nowhere."""
 
@@ -113,6 +115,7 @@ class Settings:
             agent_token_file=path(environment.AGENT_TOKEN_FILE),
             rendezvous=variables.get(environment.RENDEZVOUS) or None,
             node=variables.get(environment.NODE) or socket.gethostname(),
+            gpu_type=variables.get(environment.GPU_TYPE, "")[:63],  # as long as a label
             metrics_port=_whole(variables, environment.METRICS_PORT, range(1, 65536), "a port, from 1 to 65535"),
         )
 

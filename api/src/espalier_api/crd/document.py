@@ -32,6 +32,8 @@ _JOB_COLUMNS: Final = (
     ("Adaptations", "integer", ".status.adaptationCount", "How often the model has grown.", 0),
     # An integer: the fraction of a second is cut off.
     ("Budget-Left", "integer", ".status.timeBudget.remainingSeconds", "Seconds of the time budget that are left.", 0),
+    ("Step", "integer", ".status.training.step", "Steps taken.", 1),
+    ("Done", "integer", ".status.training.donePercentage", "Part of a program's work that is done, in percent.", 1),
     ("Restarts", "integer", ".status.restarts", "How often the leader was restarted.", 1),
     ("Queue", "string", ".spec.queue", "Queue of the job.", 1),
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),

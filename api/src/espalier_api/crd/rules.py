@@ -94,6 +94,11 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         _fixed_while_admitted("spec.minReplicas"),
         _fixed_while_admitted("spec.training"),
         _fixed_while_admitted("spec.queue"),
+        {
+            "rule": f"!({_ADMITTED}) || has(self.spec.program) == has(oldSelf.spec.program)",
+            "message": "can be neither added nor removed from admission on; suspend the job (spec.suspend: true) first",
+            "fieldPath": ".spec.program",
+        },
         _fixed_once_trained("spec.training.model", "as its checkpoints hold this model"),
         _fixed_once_trained("spec.training.dataset", "as its results are of this dataset"),
         _fixed_once_trained("spec.checkpoint.path", "as its checkpoints lie there"),
@@ -130,9 +135,52 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
             "fieldPath": ".maxReplicas",
         },
         {
+            "rule": "!has(self.program) || self.maxReplicas == self.minReplicas",
+            "message": "must equal minReplicas, as nobody can tell a program of extra workers",
+            "fieldPath": ".maxReplicas",
+        },
+        {
+            "rule": "!has(self.program) || (has(self.template) && (has(self.template.spec.containers[0].command) || "
+            "has(self.template.spec.containers[0].image)))",
+            "message": "needs spec.template with the command or the image of the program",
+            "fieldPath": ".program",
+        },
+        {
             "rule": "self.controllerName == oldSelf.controllerName",
             "message": "is immutable; apply the job under another name, or delete it first",
             "fieldPath": ".controllerName",
+        },
+    ),
+    "ProgressSpec": (
+        {"rule": "has(self.log) != has(self.metrics)", "message": "needs exactly one of log and metrics"},
+    ),
+    "LogProgress": (
+        {"rule": "has(self.pattern) != has(self.json)", "message": "needs exactly one of pattern and json"},
+        {
+            # A pattern that cannot be compiled is an error of the rule, which refuses the job and says why.
+            "rule": "!has(self.pattern) || ''.matches(self.pattern) in [true, false]",
+            "message": "is no regular expression of RE2; correct it",
+            "fieldPath": ".pattern",
+        },
+    ),
+    # The API server checks the default value of `training` too, before it fills in those of its fields.
+    "TrainingSpec": (
+        {
+            "rule": "!has(self.maxBatchSize) || !has(self.batchSize) || self.maxBatchSize >= self.batchSize",
+            "message": "must be at least batchSize; raise it or lower batchSize",
+            "fieldPath": ".maxBatchSize",
+        },
+        {
+            "rule": "!has(self.batch) || self.batch != 'Goodput' || has(self.maxBatchSize)",
+            "message": "is missing; batch: Goodput needs the largest batch size that may be chosen",
+            "fieldPath": ".maxBatchSize",
+        },
+        {
+            "rule": "!has(self.batch) || self.batch != 'Goodput' || !has(self.elasticBatch) || "
+            "self.elasticBatch != 'scaleLinear'",
+            "message": "cannot be scaleLinear with batch: Goodput, which chooses the size for all workers; "
+            "use keepGlobal",
+            "fieldPath": ".elasticBatch",
         },
     ),
     "ModelSpec": (_ONE_OF,),

@@ -18,6 +18,7 @@ from espalier_api.registry import Registry
 _BUILT_IN: Final = {
     "Deepen": "espalier_api.growth.deepen:DEEPEN",
     "Widen": "espalier_api.growth.widen:WIDEN",
+    "AddBlock": "espalier_api.growth.block:ADD_BLOCK",
 }
 
 OPERATIONS: Final[Registry[GrowthOperation]] = Registry("growth operation", "espalier.growth", _BUILT_IN)

@@ -74,6 +74,9 @@ def deepened(architecture: Architecture, point_id: str) -> Architecture:
         if other.after == point.after:
             update["after"] = output
         points.append(other.model_copy(update=update) if update else other)
+    blocks = architecture.blocks and tuple(
+        run.model_copy(update={"reads": rewired(run.reads), "gives": rewired(run.gives)}) for run in architecture.blocks
+    )
     channels = None
     if architecture.channels is not None and point.channels is not None:
         reads = {layer.name: layer.inputs for layer in layers}
@@ -83,5 +86,6 @@ def deepened(architecture: Architecture, point_id: str) -> Architecture:
         outputs=rewired(architecture.outputs),
         growth_points=tuple(points),
         channels=channels,
+        blocks=blocks,
         targets=architecture.targets,
     )

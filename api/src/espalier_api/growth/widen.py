@@ -82,6 +82,7 @@ def widened(architecture: Architecture, group_id: str, width: int) -> Architectu
             _widened_point(point, more * group.carriers.get(point.after, 0)) for point in architecture.growth_points
         ),
         channels=channels,
+        blocks=architecture.blocks,
         targets=architecture.targets,
     )
 

@@ -19,7 +19,7 @@ from espalier_operator.kube.inspection import (
     parse_report,
     seen_by_operator,
 )
-from espalier_operator.planning import Action, JobFacts, Role, Snapshot, configured, plan
+from espalier_operator.planning import Action, JobFacts, Plan, Role, Snapshot, configured, plan_resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,17 @@ class Case:
     """What the scheduler sees; None for who may not see the cluster."""
     facts: JobFacts | None = None
     """What it sees of this job: None also where that is over."""
-    decided: Action | None = None
-    """What the scheduler would do with it now."""
+    plan: Plan | None = None
+    """What the scheduler would do now, with all jobs."""
     blind: str = ""
     """What could not be seen, and why."""
     events: tuple[Event, ...] = field(default=())
+
+    @property
+    def decided(self) -> Action | None:
+        """What the scheduler would do with it now."""
+        actions = () if self.plan is None else self.plan.actions
+        return next((action for action in actions if action.job == self.job.key), None)
 
     @property
     def leader_name(self) -> str:
@@ -69,16 +75,16 @@ def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSet
         return Case(job=job, now=now, report=report, leader=leader, blind=view.blind)
     controller = found[0]["spec"].get("controllerName", DEFAULT_CONTROLLER)
     seen = seen_by_operator(view.lists, now, replace(settings, controller_name=controller))
-    decided = plan(seen.snapshot, configured(seen.snapshot.rules.policy), now).actions
+    snapshot, made = plan_resumed(seen.snapshot, configured(seen.snapshot.rules.policy), now)
     return Case(
         job=job,
         now=now,
         problems=seen.left_out.get(job.key, ()),
         report=report,
         leader=leader,
-        snapshot=seen.snapshot,
+        snapshot=snapshot,
         facts=next((facts for facts in seen.snapshot.jobs if facts.key == job.key and not facts.finished), None),
-        decided=next((action for action in decided if action.job == job.key), None),
+        plan=made,
     )
 
 

@@ -42,13 +42,13 @@ def _operator(case: Case) -> list[str]:
 
 
 def _scarcity(case: Case) -> list[str]:
-    if case.facts is None or case.snapshot is None:
+    if case.facts is None or case.snapshot is None or case.plan is None:
         return []
     if case.facts.admitted_at is None:
         first = needs(case.facts)
     else:
         first = "It has the GPUs that it is guaranteed; this is about those that it could be lent."
-    return [first, *scarcity(case.facts, case.snapshot)]
+    return [first, *scarcity(case.facts, case.snapshot, case.plan)]
 
 
 def _extra_lost(case: Case) -> list[str]:
@@ -195,6 +195,8 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.CRASH_LOOP: _starting,
     Reason.TRAINER_FAILED: _starting,
     Reason.LOSS_NOT_FINITE: _leader,
+    Reason.NOTHING_TRAINED: _leader,
+    Reason.CHECKPOINT_NOT_WRITTEN: _leader,
     Reason.PRE_RUNNING_DEADLINE_EXCEEDED: _leader,
     Reason.BUDGET_ENFORCED: _leader,
     Reason.PREEMPTED: _preempted,

@@ -8,6 +8,7 @@ from typing import Any
 
 from espalier_api.reasons import SENTENCES
 from espalier_cli.cluster.output import Row
+from espalier_cli.cluster.shares import shares_document
 from espalier_cli.cluster.wording import count, duration, of_type
 from espalier_operator.planning import (
     Action,
@@ -87,6 +88,8 @@ def document_of(plan: Plan, now: float) -> dict[str, Any]:
             }
             for key in sorted(plan.refusals)
         ],
+        "shares": shares_document(plan),
+        "ignored": list(plan.ignored),
         "wakeAt": plan.wake_at,
     }
 

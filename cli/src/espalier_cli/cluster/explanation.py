@@ -11,8 +11,11 @@ from espalier_cli.cluster.decisions import says
 from espalier_cli.cluster.events import newest
 from espalier_cli.cluster.jobs_table import accuracy
 from espalier_cli.cluster.remedies import remedy_for
+from espalier_cli.cluster.shares import told
 from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.cluster.wording import count, duration, of_type
+from espalier_cli.display import progress_of
+from espalier_operator.planning import configured
 
 EVENTS_SHOWN = 10
 ADAPTATIONS_SHOWN = 10
@@ -33,6 +36,7 @@ def explanation(case: Case) -> list[Section]:
         Section("What would change it", tuple(_remedy(case))),
         Section("Time budget", tuple(_budget(case))),
         Section("GPUs", tuple(_allocation(case))),
+        Section("Scheduling policy", tuple(_policy(case))),
         Section("Training", tuple(_training(case))),
         Section("Adaptations", tuple(_adaptations(case))),
         Section("Events", tuple(_events(case))),
@@ -99,8 +103,17 @@ def _allocation(case: Case) -> list[str]:
     return lines
 
 
+def _policy(case: Case) -> list[str]:
+    if case.facts is None or case.snapshot is None or case.plan is None:
+        return []
+    text = case.snapshot.rules.policy
+    return told(case.facts.key, case.plan, configured(text), text)
+
+
 def _acknowledgement(case: Case) -> str:
     if case.job.outcome is not None or case.job.status.scheduling.admitted_at is None:
+        return "."
+    if case.job.spec.get("program") is not None:
         return "."
     if case.report is None:
         return "; its leader has sent no report."
@@ -124,6 +137,8 @@ def _training(case: Case) -> list[str]:
             f"Epoch {training.epoch}, step {training.step:,}{reached}, depth {training.depth}, "
             f"{training.parameters:,} parameters{when}."
         )
+    elif case.job.spec.get("program") is not None:
+        lines += _read_of_program(case)
     if status.restarts:
         taken = f", {status.preemptions} of them preempted" if status.preemptions else ""
         last = f"; the last time: {status.scheduling.last_failure}" if status.scheduling.last_failure else ""
@@ -132,6 +147,19 @@ def _training(case: Case) -> list[str]:
         age = duration(case.now - status.last_checkpoint_time.timestamp())
         lines.append(f"The last checkpoint is {age} old.")
     return lines
+
+
+def _read_of_program(case: Case) -> list[str]:
+    """Say what was read of a program, and when."""
+    training = case.job.status.training
+    if training.last_updated_time is None:
+        reads = (case.job.spec.get("program") or {}).get("progress")
+        return ["It is a program; nothing was read of its progress yet."] if reads else []
+    done = None if training.done_percentage is None else training.done_percentage / 100
+    epoch = f"epoch {training.epoch}, " if training.epoch else ""
+    when = duration(case.now - training.last_updated_time.timestamp())
+    text = f"{epoch}{progress_of(training.step, done, training.metrics)}".removesuffix(", ")
+    return [f"{text[:1].upper()}{text[1:]}{'' if case.job.outcome is not None else f'; read {when} ago'}."]
 
 
 def _adaptations(case: Case) -> list[str]:

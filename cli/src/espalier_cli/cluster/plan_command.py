@@ -15,12 +15,12 @@ from espalier_cli.cluster.decisions import COLUMNS, document_of, rows_of, wakes
 from espalier_cli.cluster.fetch import fetch
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option, settings_options
 from espalier_cli.cluster.output import print_data, print_table
+from espalier_cli.cluster.shares import SHARE_COLUMNS, share_rows
 from espalier_cli.cluster.wording import count
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_operator.kube.inspection import KubeSettings, seen_by_operator
-from espalier_operator.planning import Snapshot, SnapshotError, configured
-from espalier_operator.planning import plan as planned
+from espalier_operator.planning import Snapshot, SnapshotError, configured, plan_resumed
 
 _MOST_WORKERS = 10_000
 """As the specification of a job allows."""
@@ -101,7 +101,8 @@ def _check(seen: Snapshot) -> None:
 @policy_option("What another scheduling policy would decide.  [default: the snapshot's]", None)
 @output_option("table", "json", "yaml")
 def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
-    """Print the decisions of the scheduler on a snapshot: every action and every refusal, with its reason.
+    """Print the decisions of the scheduler on a snapshot: every action and every refusal, with its reason, and the
+    share of each job by the policy.
 
     This runs the operator's own planner and needs no cluster.
     """
@@ -123,12 +124,16 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
         chosen = configured(policy or seen.rules.policy)
     except ValueError as error:
         raise InputError(f"{name}: rules.policy: {error}", "--policy decides by another one") from error
-    made = planned(seen, chosen, now)
+    _, made = plan_resumed(seen, chosen, now)
+    deciding = policy or seen.rules.policy
     if form != "table":
-        print_data(document_of(made, now), form)
+        print_data({"policy": deciding, **document_of(made, now)}, form)
         return
     if rows := rows_of(made, now):
         print_table(COLUMNS, rows)
+        click.echo(f"\nPolicy {deciding} serves {chosen.queue_order}:\n")
+        print_table(SHARE_COLUMNS, share_rows(made))
+        click.echo("".join(f"Ignored: {what}.\n" for what in made.ignored))
     else:
         click.echo("There is nothing to decide: all jobs are finished.")
     click.echo(wakes(made, now))

@@ -143,11 +143,23 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     Reason.TOO_MANY_PREEMPTIONS: Remedy(
         "Create it again with a larger spec.maxPreemptions (or none), or a higher priority.", (_TOP,)
     ),
-    Reason.TRAINER_FAILED: Remedy("Fix the error in its log.", (_LOGS,)),
+    Reason.TRAINER_FAILED: Remedy("Fix the error that the message names.", (_LOGS,)),
     Reason.LOSS_NOT_FINITE: Remedy(
         "Create it again with a smaller spec.training.optimizer.learningRate, or check the data.", (_LOGS,)
     ),
-    Reason.INVALID_SPEC: Remedy("Correct the fields that the message names.", (_EDIT,)),
+    Reason.NOTHING_TRAINED: Remedy(
+        "Fix the failure that the message names, or create it again with a larger spec.timeBudgetSeconds.", (_LOGS,)
+    ),
+    Reason.CHECKPOINT_NOT_WRITTEN: Remedy(
+        "Free space on the volume of spec.checkpoint.path, or enlarge it; then create the job again with the same "
+        "name: it goes on from the last checkpoint that was written.",
+        (_LOGS,),
+    ),
+    Reason.INVALID_SPEC: Remedy(
+        "Correct what the message names: fields of the job, or the code at the place that it gives. A job that has "
+        "failed is created again with the same name; it goes on from its last checkpoint.",
+        (_EDIT, _LOGS),
+    ),
     Reason.SUSPENDED: Remedy(
         "Set spec.suspend to false; until then its budget and its checkpoint are kept.",
         ('kubectl patch atj -n {namespace} {name} --type merge -p \'{{"spec":{{"suspend":false}}}}\'',),

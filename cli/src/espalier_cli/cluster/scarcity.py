@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type
 from espalier_cli.cluster.wording import count, duration, listed, of_type
-from espalier_operator.planning import JobFacts, Node, Order, Snapshot, configured, decided, plan
+from espalier_operator.planning import Decision, JobFacts, Node, Order, Plan, Snapshot, configured
 
 HOLDERS_NAMED = 5
 
@@ -22,8 +22,8 @@ def needs(job: JobFacts) -> str:
     return f"It needs {terms.min_replicas} workers with {each} each, all at once{one_type}."
 
 
-def scarcity(job: JobFacts, snapshot: Snapshot) -> list[str]:
-    """Say how the GPUs that the job could use are held, a line a type, and who waits before it."""
+def scarcity(job: JobFacts, snapshot: Snapshot, plan: Plan) -> list[str]:
+    """Say how the GPUs that the job could use are held, a line a type, and who waits before it by `plan`."""
     wanted = job.gpu_type if job.admitted_at is not None else job.terms.gpu_type
     uses = [use for use in use_by_type(snapshot) if wanted is None or use.gpu_type == wanted]
     lines = []
@@ -43,7 +43,7 @@ def scarcity(job: JobFacts, snapshot: Snapshot) -> list[str]:
         verb = "does" if len(hidden) == 1 else "do"
         lines.append(f"{_described(hidden)} {verb} not count; `espalier top` says why.")
     if job.admitted_at is None:
-        lines += [*_queue(job, snapshot), *_reservation(job, snapshot)]
+        lines += [*_queue(job, snapshot, plan), *_reservation(job, snapshot, plan)]
     return lines
 
 
@@ -116,18 +116,18 @@ def _holder(use: JobUse, snapshot: Snapshot) -> str:
     return text + "."
 
 
-def _reservation(job: JobFacts, snapshot: Snapshot) -> list[str]:
-    refusal = plan(snapshot, configured(snapshot.rules.policy), snapshot.taken_at).refusals.get(job.key)
+def _reservation(job: JobFacts, snapshot: Snapshot, plan: Plan) -> list[str]:
+    refusal = plan.refusals.get(job.key)
     if refusal is None or refusal.starts_by is None:
         return []
     left = duration(refusal.starts_by - snapshot.taken_at)
     return [f"GPUs are kept for it: it starts in {left} at the latest, if no job fails and starts again."]
 
 
-def _queue(job: JobFacts, snapshot: Snapshot) -> list[str]:
+def _queue(job: JobFacts, snapshot: Snapshot, plan: Plan) -> list[str]:
     policy = configured(snapshot.rules.policy)
     unfinished = [other for other in snapshot.jobs if not other.finished]
-    order = Order(decided(policy, snapshot, unfinished, snapshot.taken_at), unfinished)
+    order = Order(Decision(shares=plan.shares), unfinished)
     waiting = [other for other in unfinished if other.admitted_at is None and not other.terms.suspend]
     keys = [other.key for other in order.sorted([job, *(other for other in waiting if other.key != job.key)])]
     names = keys[: keys.index(job.key)]

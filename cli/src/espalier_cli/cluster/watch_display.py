@@ -81,7 +81,9 @@ class LiveWatch(PlainWatch):
     def __init__(self, row: JobRow, console: Console) -> None:
         super().__init__(row)
         self._console = console
-        self._live = Live(get_renderable=lambda: progress_table([self._row]), console=console, refresh_per_second=4)
+        self._live = Live(
+            get_renderable=lambda: progress_table([self._row], console.width), console=console, refresh_per_second=4
+        )
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)

@@ -33,6 +33,7 @@ from espalier_operator.facts import Ended, JobFacts
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import Wall, memory_of, utc
 from espalier_operator.job.transitions import MAX_MESSAGE
+from espalier_operator.programs import NOTHING, Reading
 
 MAX_TEXT: Final = 1024
 """Maximum length of a text that a leader reports, in characters."""
@@ -52,6 +53,10 @@ class Observed:
     refusal: Reason | None = None
     """Why the last plan gave the job nothing (more)."""
     selector: str = ""
+    reading: Reading = NOTHING
+    """What was read of a program."""
+    read_at: datetime | None = None
+    """When it was last read; None if it was not."""
     policy: str = ""
     """The scheduling policy, with its settings."""
 
@@ -71,12 +76,11 @@ def status_of(
         "conditions": _conditions(job, outcome, observed, before, now),
         "start_time": before.start_time or (now if job.trained else None),
         "completion_time": None if outcome is None else before.completion_time or now,
-        "training": before.training if report is None else _training(report),
+        "training": _training_of(job, state, observed, before),
         "adaptations": before.adaptations if report is None else _adaptations(before, report),
         "measurements": before.measurements if report is None else _measurements(before, report),
         "adaptation_count": before.adaptation_count if report is None else _grown(before, report),
         "last_checkpoint_time": before.last_checkpoint_time if report is None else report.last_checkpoint_time,
-        "replicas": job.terms.min_replicas + job.extra if job.admitted_at is not None else 0,
         "selector": observed.selector,
         "scheduling_policy": observed.policy[:MAX_POLICY],
     }
@@ -179,6 +183,8 @@ def _always_listed(job: JobFacts) -> tuple[ConditionType, ...]:
 
 def _use_of_extra(lent: str, observed: Observed) -> tuple[Reason, str]:
     """Return reason and message for lent GPUs: that they are lent, or why the agent could not decide on their use."""
+    if observed.report is not None and observed.report.cannot_grow:
+        lent = f"{lent}; {observed.report.cannot_grow[:MAX_TEXT]}"
     last = observed.report.adaptations[-1] if observed.report and observed.report.adaptations else None
     if last is None or last.reason is None or last.source is AdaptationSource.RECLAIM:
         return Reason.EXTRA_GPUS_GRANTED, lent
@@ -207,9 +213,15 @@ def _measurements(before: JobStatus, report: Report) -> Measurements:
 
 
 def _grown(before: JobStatus, report: Report) -> int:
-    if report.phase is TrainerPhase.STARTING and not report.adaptations:
+    starting = report.phase is TrainerPhase.STARTING or _failed_early(report)
+    if starting and not report.adaptations:
         return before.adaptation_count
     return sum(adaptation.result is AdaptationResult.GROWN for adaptation in report.adaptations)
+
+
+def _failed_early(report: Report) -> bool:
+    """Return whether a leader failed before it had a model: it knows nothing of what earlier ones have trained."""
+    return report.phase is TrainerPhase.FAILED and report.step == 0
 
 
 def _training(report: Report) -> TrainingStatus:
@@ -222,6 +234,24 @@ def _training(report: Report) -> TrainingStatus:
         depth=min(report.depth, MAX_NUMBER),
         parameters=min(report.parameters, MAX_NUMBER),
         last_updated_time=report.updated_time,
+    )
+
+
+def _training_of(job: JobFacts, state: JobState, observed: Observed, before: JobStatus) -> TrainingStatus:
+    if not job.terms.program:
+        report = observed.report
+        return before.training if report is None or _failed_early(report) else _training(report)
+    used = min(100, int(100 * state.used_seconds / job.terms.time_budget_seconds))
+    known, reading = before.training.model_copy(update={"progress_percentage": used}), observed.reading
+    if observed.read_at is None:
+        return known
+    return TrainingStatus(
+        epoch=reading.epoch,
+        step=reading.step,
+        progress_percentage=used,
+        done_percentage=None if reading.fraction is None else int(100 * reading.fraction),
+        metrics=reading.figures,
+        last_updated_time=observed.read_at,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Final
 from espalier_api.environment import ExitCode
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report, TrainerPhase
+from espalier_operator.clock import doubled
 from espalier_operator.facts import Ended, Terms
 from espalier_operator.job.observation import LAST_PHASES, End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
@@ -39,28 +40,34 @@ class Preemption:
     message: str
 
 
-def judge_exit(code: int, report: Report | None) -> Ended | Failure | Preemption:
+def judge_exit(code: int, report: Report | None, said: str = "") -> Ended | Failure | Preemption:
     """Return what exit `code` means (negative: the signal), given the last report of that process, if any.
 
-    0 ends the job. 2 (`InvalidSpec`) and 3 (`LossNotFinite`) would recur, so they fail it; any other code is retried.
+    `said` is the cause by the backend or the log, for a process that has reported none.
+
+    0 ends the job. 2 and 3 (`LossNotFinite`) would recur, so they fail it, and so does a report of failure with any
+    reason but `TrainerFailed`: a script cannot choose the code with which an exception ends it. What else fails is
+    retried.
     A leader stopped by a signal that the scheduler did not send was preempted, provided that it had started to train:
     a leader that always ends by SIGTERM before that counts as failed.
     """
     phase = report.phase if report is not None else TrainerPhase.STARTING
     reason = report.reason if report is not None else None
-    message = report.message if report is not None else ""
+    message = (report.message if report is not None else "") or said
+    if phase is TrainerPhase.FAILED and reason not in (None, Reason.TRAINER_FAILED) and code not in _STOPPED_CODES:
+        return Ended(reason=reason, failed=True, message=message)
     if code == ExitCode.INVALID:
         return Ended(reason=Reason.INVALID_SPEC, failed=True, message=message or "exit code 2; see its log")
     if code == ExitCode.LOSS_NOT_FINITE:
         return Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message=message or "exit code 3; see its log")
     stopped = phase is TrainerPhase.STOPPED or code in _STOPPED_CODES
-    if code == 0 and not stopped:
+    if code == 0 and not stopped and phase is not TrainerPhase.FAILED:
         completed = reason if phase is TrainerPhase.COMPLETED and reason is not None else Reason.COMPLETED
         return Ended(reason=completed, failed=False, message=message)
     if stopped and phase is not TrainerPhase.STARTING:
         return Preemption(_describe(code))
     if code == ExitCode.SUPERSEDED:
-        message = "its checkpoints or its report are of a later attempt of the job; see its log"
+        message = said or "its checkpoints or its report are of a later attempt of the job; see its log"
     return Failure(f"{_describe(code)}{': ' + message if message else '; see its log'}")
 
 
@@ -97,7 +104,7 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
 def failed(state: JobState, index: int, message: str, terms: Terms, now: float, timing: Timing) -> JobState:
     """Count a failure and delay the next start, twice as long each time; after `backoffLimit` there is none."""
     failures = state.failures + 1
-    wait = min(timing.restart * 2.0 ** min(failures - 1, 30), timing.max_restart)
+    wait = doubled(timing.restart, state.failures, timing.max_restart)
     again = state.with_worker(index, attempt=state.attempts[index] + 1, incarnation="")
     return replace(
         again,
@@ -116,7 +123,7 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
     if leader.end is not None and leader.end.at is not None:
         yield leader.end.at + timing.report
     elif (since := done_since(state, seen)) is not None:
-        yield since + timing.report
+        yield since + timing.leave
         yield since + timing.linger
 
 
@@ -135,25 +142,50 @@ def _completed(
 def _judge_leader(
     state: JobState, seen: Observation, leader: Incarnation, end: End, terms: Terms, now: float, timing: Timing
 ) -> JobState:
+    if seen.program:
+        return _judge_program(state, seen, leader, end, terms, now, timing)
     report = seen.report_of(leader.id)
     if _may_report_still(end, report, now, timing):
         return state
     if end.external:
         return _ended_by_others(state, 0, Reason.PREEMPTED, _again_at(leader, now, timing))
     code = 1 if end.code is None else end.code
-    verdict = judge_exit(code, report)
+    verdict = judge_exit(code, report, end.message)
     if end.overran:
-        verdict = Failure(_describe(code))  # it may have ended in order on SIGTERM, and would be ended again
+        verdict = Failure(
+            _joined(_describe(code), end.message)
+        )  # it may have ended in order on SIGTERM, and would be ended again
     elif leader.started_at is None:
-        verdict = Failure(f"it could not be started, exit code {code}")  # of an init container, or the runtime's
+        verdict = Failure(
+            _joined(f"it could not be started, exit code {code}", end.message)
+        )  # of an init container, or the runtime's
     if isinstance(verdict, Ended):
-        message = verdict.message if report is not None and report.message else _joined(verdict.message, end.message)
+        message = verdict.message
+        if verdict.reason is Reason.NOTHING_TRAINED and state.last_failure:
+            message = f"{message}; the last failure: {state.last_failure}"
         return replace(state, ended=replace(verdict, message=message[:MAX_MESSAGE]))
     if state.stopping is not None:
         return state  # it ended as it was asked to
     if isinstance(verdict, Failure):
-        return failed(state, 0, _joined(verdict.message, end.message), terms, now, timing)
+        return failed(state, 0, verdict.message, terms, now, timing)
     return replace(_ended_by_others(state, 0, Reason.PREEMPTED), stopped_itself=True)
+
+
+def _judge_program(
+    state: JobState, seen: Observation, leader: Incarnation, end: End, terms: Terms, now: float, timing: Timing
+) -> JobState:
+    """Judge the leader of a program by its exit code alone: 0 ends the job, any other is a failure."""
+    if seen.unread and end.at is not None and abs(now - end.at) < timing.report:
+        return state
+    if end.external:
+        return _ended_by_others(state, 0, Reason.PREEMPTED, _again_at(leader, now, timing))
+    if state.stopping is not None:
+        return state  # it ended as it was asked to
+    if end.code == 0 and not end.overran:
+        return replace(state, ended=Ended(reason=Reason.COMPLETED, failed=False, message=end.message[:MAX_MESSAGE]))
+    code = 1 if end.code is None else end.code
+    text = _describe(code) if leader.started_at is not None else f"it could not be started, exit code {code}"
+    return failed(state, 0, f"{text}: {end.message}" if end.message else f"{text}; see its log", terms, now, timing)
 
 
 def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
@@ -163,7 +195,7 @@ def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timin
         return state  # the demand to stop has its own deadline
     if report.phase is TrainerPhase.STOPPED:
         return replace(_ended_by_others(state, 0, Reason.PREEMPTED), stopped_itself=True)
-    if report.reason in (Reason.INVALID_SPEC, Reason.LOSS_NOT_FINITE):
+    if report.reason not in (None, Reason.TRAINER_FAILED):
         return replace(state, ended=Ended(reason=report.reason, failed=True, message=report.message[:MAX_MESSAGE]))
     return failed(state, 0, _joined("it failed and did not end", report.message), terms, now, timing)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from espalier_api.reasons import Reason
@@ -34,6 +34,8 @@ class Incarnation:
     running: bool = False
     """Its process runs, as far as is known."""
     started_at: float | None = None
+    ready: bool = True
+    """Of a program: its readiness probe, if it has one, has succeeded."""
     silent: bool = False
     """Its node does not report: it may run or not."""
     lost: Reason | None = None
@@ -51,6 +53,8 @@ class Observation:
     """By index, those of the current attempt; None where there is none."""
     extra_bound: int = 0
     """Extra workers that have their GPUs."""
+    extra_running: int = 0
+    """Those of them whose processes run."""
     refused: bool = False
     """kube-scheduler has found no node for a base worker, or the API server has no room for it in a ResourceQuota."""
     report: Report | None = None
@@ -59,6 +63,10 @@ class Observation:
     """The incarnation that wrote it."""
     reported_at: float = 0.0
     """When it was written, on the backend's clock."""
+    program: bool = False
+    """The leader is a program that reports nothing: it trains once it runs and is ready."""
+    unread: bool = False
+    """The last lines of the program that has ended are still to be read."""
 
     def worker(self, index: int) -> Incarnation | None:
         """Return base worker `index`, None where there is none."""
@@ -82,13 +90,25 @@ class Observation:
 
     @property
     def fresh(self) -> bool:
-        """Whether the report is of the current leader."""
+        """Whether the report is of the current leader; a program says by its readiness that it trains."""
+        if self.program:
+            return self.phase is TrainerPhase.TRAINING
         return self.leader is not None and self.report_of(self.leader.id) is not None
 
     @property
     def phase(self) -> TrainerPhase:
-        """The last report of the current leader."""
+        """The last report of the current leader; for a program what its container tells."""
+        if self.program:
+            trains = self.leader is not None and self.leader.started_at is not None and self.leader.ready
+            return TrainerPhase.TRAINING if trains else TrainerPhase.STARTING
         return self.report.phase if self.fresh and self.report is not None else TrainerPhase.STARTING
+
+    def after(self, before: Observation) -> Observation:
+        """Return the observation if `before` was the last: a leader that was ready once is past its start-up."""
+        leader, earlier = self.leader, before.leader
+        if leader is None or leader.ready or earlier is None or earlier.id != leader.id or not earlier.ready:
+            return self
+        return replace(self, base=(replace(leader, ready=True), *self.base[1:]))
 
     def report_of(self, incarnation: str) -> Report | None:
         """Return the last report if it is of this incarnation of the leader."""

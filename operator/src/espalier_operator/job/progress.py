@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from espalier_api.allocation import Direction
+from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.facts import Terms
 from espalier_operator.job import ends
@@ -39,7 +41,7 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     for index in range(terms.min_replicas):
         if state.ended is None:
             state = ends.judge(state, seen, index, terms, now, timing)
-    return state
+    return _announce(state, seen, terms)
 
 
 def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterator[float]:
@@ -61,6 +63,14 @@ def leader_of(state: JobState, seen: Observation, now: float, timing: Timing) ->
     if not seen.leader_runs or seen.leader_is_silent or seen.phase in LAST_PHASES:
         return Leader.ABSENT
     return Leader.STARTING if _is_starting(seen) and not _is_silent(state, seen, now, timing) else Leader.TRAINING
+
+
+def _announce(state: JobState, seen: Observation, terms: Terms) -> JobState:
+    """Tell the leader of the lent workers that run: it decides about GPUs that are there."""
+    running = min(state.extra, seen.extra_running)
+    if state.ending or state.reclaim is not None or running <= state.announced(terms):
+        return state
+    return state.granting(terms.min_replicas + running, Direction.UP, Reason.EXTRA_GPUS_GRANTED, terms)
 
 
 def _watch(state: JobState, seen: Observation, now: float) -> JobState:
@@ -97,7 +107,7 @@ def _overstays(state: JobState, seen: Observation, now: float, timing: Timing) -
     """
     done_since = ends.done_since(state, seen)
     says_so = seen.leader_runs and seen.phase in (TrainerPhase.STOPPED, TrainerPhase.FAILED)
-    return says_so and done_since is not None and now - done_since > timing.report
+    return says_so and done_since is not None and now - done_since > timing.leave
 
 
 def _allowance(state: JobState, timing: Timing) -> float:
@@ -125,8 +135,8 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
     gpus = (terms.min_replicas + min(state.extra, seen.extra_bound)) * terms.gpus_per_worker
     counted_until = now
     if leader is not None and leader.end is not None:
-        # Its own count holds, or all of its time where it was past the allowance.
-        kind = Leader.STARTING if _is_starting(seen) else Leader.ABSENT
+        # Its own count holds, or all of its time where it was past the allowance; a program has no count of its own.
+        kind = Leader.STARTING if _is_starting(seen) else Leader.TRAINING if seen.program else Leader.ABSENT
         until = max(read_at, min(now, now if leader.end.at is None else leader.end.at))
     elif seen.leader_is_silent:
         # Nobody knows whether it still runs. It is counted up to its last report, and the rest when it reports again.
@@ -137,7 +147,7 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         kind, until = leader_of(state, seen, now, timing), now
         silent = kind is Leader.TRAINING and _is_starting(seen)
         unwatched = now - read_at > timing.gap and now - seen.reported_at > timing.quiet
-        if kind is Leader.TRAINING and unwatched and (seen.fresh or not silent):
+        if kind is Leader.TRAINING and unwatched and (seen.fresh or not silent) and not seen.program:
             # Nobody watched: it ran while it reported so, and may have ended since, unseen by its node as well.
             until = max(read_at, min(seen.reported_at, now))
         if _overstays(state, seen, now, timing):
@@ -171,5 +181,7 @@ def _reported(state: JobState, seen: Observation, now: float) -> float:
 def _has_trained(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
     if leader_of(state, seen, now, timing) is Leader.TRAINING:
         return True
+    if seen.program:
+        return seen.fresh
     report = seen.report if seen.fresh else None
     return report is not None and (report.phase is TrainerPhase.COMPLETED or report.step > 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from espalier_api.allocation import Direction
+from espalier_operator.clock import doubled
 from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
 
 
@@ -43,7 +44,7 @@ class JobState:
     extra: int = 0
     """Extra workers lent, those being reclaimed included until they are released."""
     extra_generation: int = 0
-    """Generation of the grant that last lent some."""
+    """A number that rises with each loan; the names of its workers contain it."""
     reclaim: Reclaim | None = None
     granted_at: float | None = None
     """When extra GPUs were last lent to it."""
@@ -99,6 +100,24 @@ class JobState:
         """Whether it is about to end: no more workers are started."""
         return self.ended is not None or self.stopping is not None
 
+    def announced(self, terms: Terms) -> int:
+        """Return the extra workers that the leader has been told of: those that ran."""
+        return max(0, self.grant.replicas - terms.min_replicas)
+
+    def granting(
+        self, replicas: int, direction: Direction, reason: str, terms: Terms, deadline: float | None = None
+    ) -> JobState:
+        """Return the state with the next generation of what the leader is told."""
+        grant = Grant(
+            generation=self.grant.generation + 1,
+            replicas=replicas,
+            gpus=replicas * terms.gpus_per_worker,
+            direction=direction,
+            reason=reason,
+            deadline=deadline,
+        )
+        return replace(self, grant=grant)
+
     def may_start(self, terms: Terms, now: float) -> bool:
         """Return whether base workers that are missing may be started at `now`."""
         waits = self.not_before is not None and now < self.not_before
@@ -139,6 +158,8 @@ class Timing:
     """Before a worker that ended before it began (its node refused it) is started again."""
     report: float = 3.0
     """Maximum delay of a leader's last report after its end."""
+    leave: float = 3.0
+    """Maximum time from a leader's last report until it ends that is not counted: libraries take a while to unload."""
     linger: float = 60.0
     """Maximum time from a leader's last report until it ends."""
     hold: float = 60.0
@@ -152,7 +173,7 @@ class Timing:
 
     def held(self, times: int) -> float:
         """Return for how long nothing is granted after so many attempts in a row that came to nothing before."""
-        return min(self.hold * 2.0 ** min(times, 30), self.max_hold)
+        return doubled(self.hold, times, self.max_hold)
 
     def scaled(self, scale: float) -> Timing:
         """Return these times for a clock that advances `scale` seconds in one second of this one."""

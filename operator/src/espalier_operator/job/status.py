@@ -62,6 +62,7 @@ def memory_of(state: JobState, terms: Terms, wall: Wall = utc) -> JobStatus:
         ),
         restarts=state.restarts,
         preemptions=state.preemptions,
+        replicas=terms.min_replicas + state.extra if state.admitted_at is not None else 0,
         scheduling=SchedulingStatus(
             **{name: getattr(state, name) for name in _PLAIN},
             **{name: None if time is None else wall(time) for name, time in times.items()},

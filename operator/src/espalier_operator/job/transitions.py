@@ -22,7 +22,7 @@ from espalier_operator.actions import (
     Stop,
 )
 from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
-from espalier_operator.job.state import Grant, JobState, Timing
+from espalier_operator.job.state import JobState, Timing
 
 MAX_MESSAGE = 4096
 """Characters of a message that is kept."""
@@ -38,21 +38,25 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
         case Admit():
             fresh = replace(state.with_workers(terms.min_replicas), not_before=None, ended=None, trained=False)
             fresh = replace(fresh, admitted_at=now, gpu_type=action.gpu_type, extra=0, counted_until=now)
-            return _grant(fresh, terms.min_replicas, Direction.UP, action.reason, terms)
+            return fresh.granting(terms.min_replicas, Direction.UP, action.reason, terms)
         case GrantExtra():
-            lent = replace(
+            # The leader is told of them once they run (`progress.look`).
+            return replace(
                 state,
                 extra=action.extra,
-                extra_generation=state.grant.generation + 1,
+                extra_generation=max(state.extra_generation, state.grant.generation) + 1,
                 granted_at=now,
                 changed_at=now,
                 promised_until=now + timing.promise,
             )
-            return _grant(lent, terms.min_replicas + action.extra, Direction.UP, action.reason, terms)
+        case NoticeReclaim() if state.announced(terms) <= action.extra:
+            # Nobody uses them yet, so nobody needs notice.
+            promised_until = state.promised_until if action.extra else None
+            return replace(state, extra=action.extra, changed_at=now, promised_until=promised_until)
         case NoticeReclaim():
             reclaim = Reclaim(extra=action.extra, deadline=action.deadline, reason=action.reason)
             noticed, replicas = replace(state, reclaim=reclaim), terms.min_replicas + action.extra
-            return _grant(noticed, replicas, Direction.DOWN, action.reason, terms, deadline=action.deadline)
+            return noticed.granting(replicas, Direction.DOWN, action.reason, terms, deadline=action.deadline)
         case ReleaseExtra():
             less = replace(
                 state,
@@ -65,10 +69,9 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
             if action.reason is Reason.UNSCHEDULABLE:
                 less = _held_back(less, now, timing)
             less = _lent_later(less, now, timing) if action.reason is Reason.GPU_LOST else replace(less, extra_losses=0)
-            replicas = terms.min_replicas + action.extra
-            if state.grant.replicas == replicas:
+            if state.announced(terms) <= action.extra:
                 return less
-            return _grant(less, replicas, Direction.DOWN, action.reason, terms)
+            return less.granting(terms.min_replicas + action.extra, Direction.DOWN, action.reason, terms)
         case Replace():
             again = replace(state, unpinned=state.unpinned or not action.pinned)
             for index in (index for index in action.workers if any(state.incarnations[index : index + 1])):
@@ -95,14 +98,14 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
             )
             if action.reason in (Reason.UNSCHEDULABLE, Reason.POD_REJECTED):
                 waiting = _held_back(waiting, now, timing)
-            return _grant(waiting, 0, Direction.DOWN, action.reason, terms)
+            return waiting.granting(0, Direction.DOWN, action.reason, terms)
         case Finish() | Fail():
             message = action.message or SENTENCES[action.reason]
             over = replace(
                 _without_workers(state),
                 outcome=Ended(reason=action.reason, failed=isinstance(action, Fail), message=message[:MAX_MESSAGE]),
             )
-            return _grant(over, 0, Direction.DOWN, action.reason, terms)
+            return over.granting(0, Direction.DOWN, action.reason, terms)
 
 
 def _is_done(state: JobState, action: Action) -> bool:
@@ -119,7 +122,7 @@ def _is_done(state: JobState, action: Action) -> bool:
         case GrantExtra():
             return state.extra >= action.extra
         case NoticeReclaim():
-            return state.reclaim is not None and state.reclaim.extra <= action.extra
+            return (state.extra if state.reclaim is None else state.reclaim.extra) <= action.extra
         case ReleaseExtra():
             return state.reclaim is None and state.extra <= action.extra
         case Stop():
@@ -142,17 +145,3 @@ def _lent_later(state: JobState, now: float, timing: Timing) -> JobState:
 
 def _without_workers(state: JobState) -> JobState:
     return replace(state, extra=0, reclaim=None, stopping=None, promised_until=None)
-
-
-def _grant(
-    state: JobState, replicas: int, direction: Direction, reason: Reason, terms: Terms, deadline: float | None = None
-) -> JobState:
-    grant = Grant(
-        generation=state.grant.generation + 1,
-        replicas=replicas,
-        gpus=replicas * terms.gpus_per_worker,
-        direction=direction,
-        reason=reason,
-        deadline=deadline,
-    )
-    return replace(state, grant=grant)

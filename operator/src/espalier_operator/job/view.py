@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from espalier_api.measurements import Measurements
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.facts import JobFacts, Promise, StepTime, Terms
+from espalier_api.throughput import step_times
+from espalier_operator.facts import JobFacts, Promise, Terms
 from espalier_operator.job.budget import Leader
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import leader_of
@@ -33,9 +34,13 @@ def facts_of(
     timing: Timing,
     trouble: Trouble | None = None,
     measured: Measurements | None = None,
+    done: float | None = None,
 ) -> JobFacts:
-    """Return the planner's facts of the job `key`; `trouble` is what prevents its workers from starting."""
-    generation, report = state.grant.generation, seen.report
+    """Return the planner's facts of the job `key`; `trouble` is what prevents its workers from starting.
+
+    `done` is the part of its work that a program has done, as far as that is known.
+    """
+    generation = state.grant.generation
     return JobFacts(
         key=key,
         terms=terms,
@@ -43,7 +48,7 @@ def facts_of(
         admitted_at=state.admitted_at,
         gpu_type=state.gpu_type,
         generation=generation,
-        acknowledged_generation=0 if report is None else min(report.acknowledged_generation, generation),
+        acknowledged_generation=_acknowledged(seen, generation),
         extra=state.extra,
         reclaim=state.reclaim,
         granted_at=state.granted_at,
@@ -67,22 +72,16 @@ def facts_of(
         ended=state.ended,
         finished=state.outcome is not None,
         speeds=() if measured is None else step_times(measured),
+        done=done,
+        noise_scale=None if measured is None or measured.gradient is None else measured.gradient.noise_scale,
     )
 
 
-def step_times(measured: Measurements) -> tuple[StepTime, ...]:
-    """Return the durations of steps of the job's current model: the one that was measured last."""
-    return tuple(
-        StepTime(
-            nodes=speed.nodes,
-            workers=speed.workers,
-            batch_size=speed.batch_size,
-            step_seconds=speed.step_seconds,
-            sync_seconds=min(speed.sync_seconds, speed.step_seconds),
-        )
-        for speed in measured.speeds
-        if speed.parameters == measured.speeds[-1].parameters
-    )
+def _acknowledged(seen: Observation, generation: int) -> int:
+    """Return the allocation that the leader has acknowledged: a program that runs has what it was started with."""
+    if seen.program:
+        return generation if seen.leader_runs else 0
+    return 0 if seen.report is None else min(seen.report.acknowledged_generation, generation)
 
 
 def promise_of(key: str, state: JobState) -> Promise | None:

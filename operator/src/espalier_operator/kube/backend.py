@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from espalier_operator.actions import Action, GrantExtra, Plan
+from espalier_operator.actions import Action, Plan
 from espalier_operator.clock import Clock
 from espalier_operator.facts import NOWHERE, Rules, Snapshot
 from espalier_operator.kube.apply.workqueue import WorkQueue
@@ -30,8 +30,10 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
+from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
+from espalier_operator.policies.view import Share
 from espalier_operator.recent_use import RecentUse
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,8 @@ class KubeBackend:
         self.queue = WorkQueue(self._flush)
         self.snapshot: Snapshot | None = None
         """The last that was planned by."""
+        self.shares: Sequence[Share] = ()
+        """What the policy decided last, in the order in which shares are served."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
@@ -81,9 +85,13 @@ class KubeBackend:
             if uid in self.jobs:
                 self.jobs[uid].mark_dirty(News.REPORT)
         self._notice_overwriting()
+        grants = {uid: job.state.grant.generation for uid, job in self.jobs.items()}
         for job in self.jobs.values():
             job.look(now)
         self._signals.looked()
+        for uid, job in self.jobs.items():
+            if job.state.grant.generation != grants[uid] and job.state.active:
+                self._signals.granted(uid, job.state.grant.generation, now)
         for uid in self._signals.waiting():
             facts = self.jobs[uid].facts if uid in self.jobs else None
             if facts is None or facts.finished:
@@ -138,21 +146,30 @@ class KubeBackend:
         """Return the jobs that are there, for metrics."""
         return [job.live() for job in self.jobs.values()]
 
+    def sources(self) -> list[ProgressSource]:
+        """Return where the progress of programs is to be read."""
+        return [source for job in self.jobs.values() if (source := job.source()) is not None]
+
+    def take_reading(self, source: ProgressSource, values: Mapping[str, float]) -> None:
+        """Take in what was read of a program; its end can be judged after the last."""
+        job = self.jobs.get(source.job)
+        if job is not None:
+            job.take_reading(source, values, self._clock.now())
+            if source.ended:
+                self._wake()
+
     # ---- deciding
 
     async def apply(self, action: Action) -> None:
         """Store the decision; everything else is derived from it."""
         job = self.jobs.get(self._uids.get(action.job, ""))
         if job is not None:
-            now = self._clock.now()
             job.act(action)
-            if isinstance(action, GrantExtra):
-                self._signals.granted(job.uid, job.state.grant.generation, now)
             logger.info("%s", action)
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
         """Record why jobs get no more, and queue the jobs that have something to write or to do."""
-        self.snapshot = snapshot
+        self.snapshot, self.shares = snapshot, plan.shares
         if self._audit is not None:
             self._audit.add(snapshot, plan)
         now = self._clock.now()

@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 
+from espalier_kube import resources
 from espalier_kube.errors import Retries, Status
 from espalier_kube.lists import Listing, Pages
 from espalier_kube.resources import Raw, Resource, controller_of, key_of, resource_of
@@ -31,6 +32,8 @@ PAGE: Final = 200
 """Objects in one answer to a list. Nodes are 10 kB and more each: while an answer is read nothing else is done."""
 MERGE_PATCH: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
+POD_LOGS: Final = Resource("Pod", "", "v1", "pods/log")
+"""For counting requests: the logs of pods."""
 Body = Raw | list[Raw]
 """Of a request: an object, or the operations of a JSON patch."""
 
@@ -148,6 +151,13 @@ class Client:
         body["propagationPolicy"] = "Background"
         return await self._present("delete", "DELETE", resource, resource.path(namespace, name), body=body)
 
+    async def log(self, namespace: str, name: str, container: str, *, lines: int, limit: int) -> bytes:
+        """Return the newest `lines` of a container's log, at most `limit` bytes of them; it is tried once."""
+        query = {"container": container, "tailLines": str(lines), "limitBytes": str(limit)}
+        path = resources.PODS.path(namespace, name, "log")
+        found: bytes = await self._request("get", "GET", POD_LOGS, path, query=query, read=lambda body: body, tries=1)
+        return found[:limit]
+
     # ---- one request
 
     async def _present(self, verb: str, method: str, resource: Resource, path: str, **given: Any) -> Raw | None:
@@ -170,9 +180,11 @@ class Client:
         query: Mapping[str, str] | None = None,
         body: Body | None = None,
         media: str = "application/json",
+        read: Callable[[bytes], Any] = json.loads,
+        tries: int | None = None,
     ) -> Any:
-        what = f"{verb} {path}"
-        for tried in range(1, self._retries.tries + 1):
+        what, tries = f"{verb} {path}", tries or self._retries.tries
+        for tried in range(1, tries + 1):
             retry_after = None
             begun = asyncio.get_running_loop().time()
             try:
@@ -186,18 +198,18 @@ class Client:
                 code = answer.code
                 if 200 <= code < 300:
                     self._count(verb, resource, code, begun)
-                    return json.loads(answer.body)
+                    return read(answer.body)
                 refusal = ApiRefusalError(what, Status.of(code, answer.body))
                 trouble = str(refusal)
                 retry_after = _seconds(answer.headers.get("Retry-After"))
             self._count(verb, resource, code, begun)
             if code and not refusal.status.is_transient:
                 raise refusal
-            if tried < self._retries.tries:
+            if tried < tries:
                 wait = self._retries.wait(tried, retry_after, self._random.random())
                 logger.debug("%s; trying again in %.2f s", trouble, wait)
                 await asyncio.sleep(wait)
-        raise BackendError(f"{what}: tried {self._retries.tries} times: {trouble}")
+        raise BackendError(f"{what}: tried {tries} times: {trouble}")
 
     def _count(self, verb: str, resource: Resource, code: int, begun: float) -> None:
         self.requests[verb, resource.plural, code] += 1
@@ -206,7 +218,7 @@ class Client:
     async def _send(self, method: str, path: str, query: Mapping[str, str], body: Body | None, media: str) -> Answer:
         """Send one request and read the whole answer."""
         given = {name: value for name, value in query.items() if value}
-        headers = {**self._api.default_headers, "Accept": "application/json", "Content-Type": media}
+        headers = {**self._api.default_headers, "Accept": "application/json, */*;q=0.5", "Content-Type": media}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
         url = f"{self._api.configuration.host}{path}{'?' + urlencode(given) if given else ''}"
         response = await self._api.call_api(method, url, headers, body=body, _preload_content=False)

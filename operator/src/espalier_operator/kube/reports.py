@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from espalier_api.documents import DocumentError, loads
+from espalier_api.measurements import Measurements, has_new_configuration
 from espalier_api.report import MAX_REPORT_BYTES, Report
 from espalier_api.signal import REPORT_KEY
 from espalier_kube.resources import Raw
@@ -108,6 +109,12 @@ def parse_report(raw: Raw) -> tuple[Report | None, str]:
     """Return the report that a ConfigMap holds, None where there is none yet, or one that cannot be read, and why."""
     text = _text(raw)
     return (None, TOO_LARGE) if text is not None and _is_too_large(text) else _parse(text)
+
+
+def measures_more(before: ReportObject, after: ReportObject) -> bool:
+    """Return whether a report has the first measurement of a configuration: policies may decide otherwise at once."""
+    known = Measurements() if before.report is None else before.report.measurements
+    return after.report is not None and has_new_configuration(known, after.report.measurements)
 
 
 def news_of(report: Report | None) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Measures the time from the event of a free GPU until the leader of the job that is lent it acknowledges the grant.
+"""Measures the time from the event that an extra worker runs until its leader acknowledges the new allocation.
 
 Times are epoch seconds. Grants of an earlier operator are not measured, because the time of their events is unknown.
 """
@@ -36,7 +36,7 @@ class Signals:
         self._planned_from, self._noticed_at = self._noticed_at, None
 
     def granted(self, uid: str, generation: int, now: float) -> None:
-        """Take note that the plan gave the job of `uid` more, as this generation of its allocation."""
+        """Take note that the job of `uid` has more workers that run, as this generation of its allocation."""
         noticed_at = now if self._planned_from is None else self._planned_from
         self._waiting[uid] = _Signal(generation, noticed_at)
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.reasons import Reason
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_kube.errors import QUOTA_EXCEEDED
 from espalier_kube.lists import Listing
-from espalier_kube.resources import JOBS, Resource
+from espalier_kube.resources import JOBS, LEASES, Resource
 from espalier_operator.facts import DEFAULT_POLICY, NOWHERE, Rules, Snapshot, Worker
 from espalier_operator.job.view import Trouble
+from espalier_operator.kube.objects.names import POLICY_MEMORY
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.policies.settings import configured
+from espalier_operator.policy_memory import remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +43,14 @@ def seen_by_operator(
     """Return what an operator that starts at `now` (epoch seconds) sees.
 
     `lists` has jobs, nodes, the ConfigMaps with the report label, and all pods that have not ended besides all workers;
-    PriorityClasses and queues may be missing: then the priorities that jobs name themselves hold, and no quotas.
+    PriorityClasses and queues may be missing: then the priorities that jobs name themselves hold, and no quotas;
+    so may the operators' Leases: then the policy remembers nothing.
     The policy `AS_RECORDED` is the one that the operator wrote into the status of its jobs, if it is known here.
     """
     if settings.policy == AS_RECORDED:
         settings = replace(settings, policy=_recorded_policy(lists[JOBS], settings.controller_name))
+    lists = dict(lists)
+    leases = lists.pop(LEASES, None)
     store = Store(settings, lambda: now)
     # Jobs last: whether one can be run depends on what PriorityClasses there are.
     for resource, listed in sorted(lists.items(), key=lambda item: item[0] is JOBS):
@@ -66,7 +72,9 @@ def seen_by_operator(
         job.reject(rejection_of(job.written))
         job.look(now)
         jobs.append(job)
-    return Seen(snapshot=assemble(jobs, store, now, rules or settings.rules), left_out=left_out)
+    snapshot = assemble(jobs, store, now, rules or settings.rules)
+    memory = {} if leases is None else _remembered(leases, snapshot.rules.policy)
+    return Seen(snapshot=replace(snapshot, policy_memory=memory), left_out=left_out)
 
 
 def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules) -> Snapshot:
@@ -106,6 +114,13 @@ def _recorded_policy(jobs: Listing, controller: str) -> str:
                 continue
             return str(recorded)
     return DEFAULT_POLICY
+
+
+def _remembered(leases: Listing, policy: str) -> Mapping[str, Any]:
+    """Return what the policy remembers by the Lease of its operator; nothing where two may be meant."""
+    notes = ((raw["metadata"].get("annotations") or {}).get(POLICY_MEMORY) for raw in leases.items)
+    found = [memory for note in notes if note and (memory := remembered(policy, note))]
+    return found[0] if len(found) == 1 else {}
 
 
 def rejection_of(status: JobStatus | None) -> Trouble | None:

@@ -102,6 +102,8 @@ class LocalBackend:
             if index >= job.state.extra:
                 self.gpus.release(Holder(job.key, Role.EXTRA, index))
         if job.state.active:
+            if job.terms.program and job.state.stopping is not None:
+                job.end_program()
             base = (Holder(job.key, Role.BASE, index) for index in range(job.terms.min_replicas))
             missing = [holder for holder in base if not self.gpus.hold(holder, job.terms.gpus_per_worker)]
             return not missing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -13,6 +14,8 @@ from espalier_api.events import EVENT, AnyEvent
 from espalier_api.report import Report
 
 _Stamp = tuple[int, int, int]
+TAIL_BYTES: Final = 32 * 1024
+"""What is read of a log for the cause of an end: longer than a traceback."""
 
 
 class AllocationFile:
@@ -116,3 +119,22 @@ def offset_after(path: Path, known: set[str]) -> int:
         if raw.decode("utf-8", errors="replace").rstrip("\r\n") in known:
             offset = end
     return offset
+
+
+def size(path: Path) -> int:
+    """Return the size of a file in bytes, 0 where there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def tail(path: Path, begin: int) -> str:
+    """Return the end of what a log has had since byte `begin`, at most `TAIL_BYTES`; '' where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(begin, end - TAIL_BYTES))
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""

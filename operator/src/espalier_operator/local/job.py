@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import uuid
@@ -13,10 +14,18 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from espalier_api.allocation import Allocation
+from espalier_api.causes import cause_in
 from espalier_api.documents import write_text_atomically
-from espalier_api.events import AllocationAcknowledged, AllocationChanged, AnyEvent, JobChanged, Warned
+from espalier_api.events import (
+    AllocationAcknowledged,
+    AllocationChanged,
+    AnyEvent,
+    JobChanged,
+    ProgressRead,
+    Warned,
+)
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.measurements import Measurements, configuration_of, merged
+from espalier_api.measurements import Measurements, has_new_configuration, merged
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report
 from espalier_api.signal import allocation_document
@@ -30,7 +39,7 @@ from espalier_operator.job.observation import End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.status import Wall, allocation_of, memory_of
 from espalier_operator.job.view import facts_of
-from espalier_operator.local.files import AllocationFile, ReportFile
+from espalier_operator.local.files import AllocationFile, ReportFile, size, tail
 from espalier_operator.local.history import History
 from espalier_operator.local.layout import (
     ALLOCATION_FILE,
@@ -40,12 +49,16 @@ from espalier_operator.local.layout import (
     TRAINER_LOG,
     command_of,
     contract_variables,
+    program_variables,
 )
 from espalier_operator.local.process import Process
-from espalier_operator.local.state import KeptJob, digest, resumed
+from espalier_operator.local.progress import LocalProgress
+from espalier_operator.local.state import KeptJob, begins_again, begun_again, digest, resumed
 from espalier_operator.local.workers import Workers, WorkerSpec
 
 PID_FILE = "trainer.pid"
+PROGRESS_WALL_SECONDS = 1.0
+"""Between two events about the progress of a program."""
 Starter = Callable[..., Process]
 """Starts a process: `Process`, or a replacement in tests."""
 
@@ -100,9 +113,17 @@ class LocalJob:
         self._allocated_at = 0.0
         self._said: tuple[JobPhase, Reason, str] | None = None
         self._complaint = ""
+        self._log_began = 0
+        """Bytes of the trainer's log that earlier leaders have written."""
         directory.mkdir(parents=True, exist_ok=True)
         self._allocation_file = AllocationFile(directory / ALLOCATION_FILE)
         self._reports = ReportFile(directory / REPORT_FILE, (self.key, self.name))
+        program = job.spec.program
+        self.progress = LocalProgress(None if program is None else program.progress, directory / TRAINER_LOG)
+        """Of a program."""
+        self._untold = False
+        """Whether a value was read that no event has told yet."""
+        self._told_at = -math.inf
         self.workers = Workers(directory, self.warn, stop_wall_seconds, start)
         self.history = History(directory, lambda event: on_event(self.name, event))
 
@@ -111,22 +132,35 @@ class LocalJob:
         """Whether its outcome is recorded."""
         return self.state.outcome is not None
 
+    @property
+    def has_processes(self) -> bool:
+        """Whether each of its workers is a process; otherwise there is one, which stands for all."""
+        return self.terms.program or self.job.spec.training.elastic_batch is not None
+
     # ---- its folder
 
     def open(self, source: str | None, kept: KeptJob | None) -> None:
         """Write the job into its folder, and resume from what an earlier run left there."""
         text = source if source is not None else json.dumps(self.job.to_json(), indent=2) + "\n"
         write_text_atomically(self.directory / JOB_FILE, text)
+        if kept is not None and begins_again(kept, self.directory):
+            kept = begun_again(kept)
+            (self.directory / REPORT_FILE).unlink(missing_ok=True)  # a leader would go on from the time that it says
         self.report = self._reports.poll()
         if self.report is not None:
             self.measurements = self.report.measurements
         if kept is None:
             return
+        ended = kept.state.outcome
+        if ended is not None and ended.failed:
+            self.warn(
+                "TakenUpAgain", f"it had failed ({ended.reason}: {ended.message}); it goes on from its checkpoint"
+            )
         self.state = resumed(kept.state, self.terms)
         self.allocation = Allocation(generation=self.state.grant.generation)
         outcome = self.state.outcome
         if outcome is not None:
-            self.phase = JobPhase.FAILED if outcome.failed else JobPhase.COMPLETE
+            self.phase = JobPhase.COMPLETE
             self.reason, self.message, self.exit_code = outcome.reason, outcome.message, kept.exit_code
 
     def kept(self) -> KeptJob:
@@ -145,7 +179,8 @@ class LocalJob:
 
     def facts(self, now: float) -> JobFacts:
         """Return the facts that the planner reads."""
-        return facts_of(self.key, self.state, self.seen, self.terms, now, self._timing, measured=self.measurements)
+        measured, done = self.measurements, self.progress.reading.fraction
+        return facts_of(self.key, self.state, self.seen, self.terms, now, self._timing, measured=measured, done=done)
 
     def act(self, action: Action, now: float) -> None:
         """Apply a decision and publish it; budgets are counted up to now first, with the GPUs held until now."""
@@ -160,6 +195,8 @@ class LocalJob:
                 self._stands(now, self.state.outcome.reason, self.state.outcome.message)
             case ReleaseExtra(forced=True):
                 self.warn(action.reason, SENTENCES[action.reason])
+        self.seen = self._observe()
+        self.state = progress.look(self.state, self.seen, self.terms, now, self._timing)
         if self.finished:
             return  # its leader, if there is one, is being ended: further grants do not matter
         if self.state.grant != before.grant:
@@ -218,10 +255,17 @@ class LocalJob:
         self.write_allocation()
         self._earlier = self.report.incarnation if self.report is not None else None
         self._fresh, self.exit_code = False, None
+        self.progress.begin()
+        self._log_began = size(self.directory / TRAINER_LOG)
         try:
             self.process = self._start(
                 command_of(self.job) or default_command,
-                {**os.environ, **contract_variables(self.directory, agent_url), **extra},
+                {
+                    **os.environ,
+                    **contract_variables(self.directory, agent_url),
+                    **program_variables(self.job),
+                    **extra,
+                },
                 self.directory / TRAINER_LOG,
                 self.directory / PID_FILE,
             )
@@ -236,13 +280,18 @@ class LocalJob:
             self._attempt = self.state.attempts[0]
             self._incarnation = Incarnation(id=uuid.uuid4().hex, running=True, started_at=now)
 
+    def end_program(self) -> None:
+        """End a program that is to stop: nobody but SIGTERM tells it."""
+        if self.process is not None and self.job.spec.template is not None:
+            self.process.terminate(self.job.spec.template.spec.grace_seconds)
+
     def train_together(
         self, wanted: Sequence[WorkerSpec], default_command: Sequence[str], extra: dict[str, str], now: float
     ) -> None:
         """Let the processes of these workers run in addition to the leader, and no others."""
         if self.process is None and self.workers.has_ended:
             return  # the leader is first
-        variables = {**contract_variables(self.directory, None), **extra}
+        variables = {**contract_variables(self.directory, None), **program_variables(self.job), **extra}
         may_start = self.state.may_start(self.terms, now)
         self.workers.look(wanted, command_of(self.job) or default_command, variables, now, may_start)
 
@@ -250,16 +299,18 @@ class LocalJob:
 
     def look(self, now: float) -> bool:
         """Read the leader's files, account for the time, notice its end; return whether anything is news."""
-        before, standing = self.state, self._standing()
+        before, standing, measured = self.state, self._standing(), self.measurements
         self._allocation_file.retry()
         code = self.process.poll() if self.process is not None else None
         damaged = self.history.follow()
         if damaged:
             self.warn("DamagedEvents", f"{damaged} new lines of the leader's events file are no events")
         self._read_report(now)
+        self._read_progress(ended=code is not None)
         if code is not None and self._incarnation is not None:
             self.process, self.exit_code = None, code
-            end = End(code=code, at=now, external=False)
+            said = "" if code == 0 else cause_in(tail(self.directory / TRAINER_LOG, self._log_began))
+            end = End(code=code, at=now, external=False, message=said)
             self._incarnation = replace(self._incarnation, running=False, end=end)
         self.seen = self._observe()
         self.state = progress.look(before, self.seen, self.terms, now, self._timing)
@@ -270,7 +321,7 @@ class LocalJob:
         goes_on = self.state.active and self.state.stopping is None
         if goes_on and self.leader is Leader.TRAINING and self.phase not in (JobPhase.RUNNING, JobPhase.EVALUATING):
             self._stands(now, Reason.RUNNING)
-        return standing != self._standing()
+        return standing != self._standing() or has_new_configuration(measured, self.measurements)
 
     # ---- within
 
@@ -280,16 +331,17 @@ class LocalJob:
         return Observation(
             base=(current, *map(self.workers.incarnation, range(1, len(attempts)), attempts[1:])),
             extra_bound=self.state.extra,  # they have their GPUs before these are granted
+            extra_running=self.state.extra,
             report=self.report,
             reporter=self._incarnation.id if self._fresh and self._incarnation is not None else "",
             reported_at=self._reported_at,
+            program=self.terms.program,
         )
 
     def _standing(self) -> tuple[Any, ...]:
         """Return the values whose changes must wake the planner."""
         essence = replace(self.state, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)
-        configurations = tuple(map(configuration_of, self.measurements.speeds))
-        return (self.leader, self._acknowledged, self.process is None, essence, configurations)
+        return (self.leader, self._acknowledged, self.process is None, essence)
 
     def _read_report(self, now: float) -> None:
         report = self._reports.poll()
@@ -308,6 +360,22 @@ class LocalJob:
             if self._acknowledged == generation:
                 seconds = time.monotonic() - self._allocated_at
                 self.history.add(AllocationAcknowledged(**self.stamp(), generation=generation, seconds=seconds))
+
+    def _read_progress(self, *, ended: bool) -> None:
+        """Read the progress of a program, and tell it: rarely, and at its end."""
+        self._untold |= self.progress.poll(ended)
+        now = time.monotonic()
+        if self._untold and (ended or now >= self._told_at + PROGRESS_WALL_SECONDS):
+            self._untold, self._told_at, reading = False, now, self.progress.reading
+            self.history.add(
+                ProgressRead(
+                    **self.stamp(),
+                    step=reading.step,
+                    epoch=reading.epoch,
+                    done=reading.fraction,
+                    metrics=reading.figures,
+                )
+            )
 
     def _record_restart(self, before: JobState, now: float) -> None:
         """Record that the leader must be restarted, unless its GPUs are gone: then the planner decides."""

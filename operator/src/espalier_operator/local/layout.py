@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,8 @@ STATE_FILE: Final = "state.json"
 RENDEZVOUS_FILE: Final = "rendezvous"
 """The leader's address, for workers that train with it."""
 AGENT_LOG: Final = "agent.log"
+RESULT_FILE: Final = "result.json"
+PICTURE_FILE: Final = "training.png"
 
 FILES: Final = (
     JOB_FILE,
@@ -29,8 +33,13 @@ FILES: Final = (
     TRAINER_LOG,
     STATE_FILE,
     AGENT_LOG,
+    RESULT_FILE,
+    PICTURE_FILE,
+    RENDEZVOUS_FILE,
 )
 """The files of a run in addition to its checkpoints."""
+WRITTEN: Final = (*FILES, CHECKPOINT_FOLDER)
+"""What a run creates or writes over, apart from files that carry a process's name."""
 
 
 def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
@@ -39,6 +48,25 @@ def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
         return ()
     container = job.spec.template.spec.containers[0]
     return (*container.command, *container.args) if container.command else ()
+
+
+def program_variables(job: AdaptiveTrainingJob) -> dict[str, str]:
+    """Return the environment variables that the workers of a program get in addition; none for other jobs.
+
+    They include those of the template that have a value there. Programs of the environment that Espalier is installed
+    in are found first: `python` is its Python.
+    """
+    if job.spec.program is None:
+        return {}
+    given = () if job.spec.template is None else job.spec.template.spec.containers[0].env or ()
+    literal = {str(each.get("name")): str(each["value"]) for each in given if "value" in each}
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+    return {
+        "PATH": os.pathsep.join(folders),
+        **literal,
+        environment.WORKERS: str(job.spec.min_replicas),
+        environment.LEADER: "127.0.0.1",
+    }
 
 
 def contract_variables(directory: Path, agent_url: str | None) -> dict[str, str]:

@@ -23,15 +23,17 @@ from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
 from espalier_operator.local.gpus import Gpus, Timeline
 from espalier_operator.local.job import PID_FILE, LocalJob, Starter
-from espalier_operator.local.layout import STATE_FILE
+from espalier_operator.local.layout import STATE_FILE, command_of
+from espalier_operator.local.ownership import mark, require_own
 from espalier_operator.local.process import Process, end_orphan
 from espalier_operator.local.settings import LocalRunError, LocalSettings
-from espalier_operator.local.state import RunState, load_state, run_lock
+from espalier_operator.local.state import RunState, begins_again, load_state, run_lock
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
 from espalier_operator.local.workers import PID_FILES, WorkerSpec
 from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy
 from espalier_operator.policies.settings import configured
+from espalier_operator.policy_memory import PolicyMemory
 
 logger = logging.getLogger(__name__)
 
@@ -84,20 +86,30 @@ class LocalRun:
             raise LocalRunError("a run needs at least one job, and jobs of different names")
         self._settings, self._on_tick = settings, on_tick
         self._jobs: dict[str, LocalJob] = {}
+        folders = {name: settings.directory if len(jobs) == 1 else settings.directory / name for name in by_name}
         try:
             settings.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LocalRunError(f"{error.filename}: cannot create the folder for results: {error.strerror}") from error
+        require_own(settings.directory, {settings.directory, *folders.values()})
         state = load_state(settings.directory, list(jobs))
-        seconds, done = (0.0, 0) if state is None else (state.timeline_seconds, state.changes_done)
+        again = state is not None and all(
+            begins_again(entry, folders[entry.job.rpartition("/")[2]]) for entry in state.jobs
+        )
+        seconds, done = (0.0, 0) if state is None or again else (state.timeline_seconds, state.changes_done)
         self._timeline = Timeline(settings.changes, seconds, done)
         self._gpus = Gpus(settings.gpus, settings.devices)
         for change in self._timeline.made:
             self._gpus.change(change.change)
         before = {} if state is None else {entry.job: entry for entry in state.jobs}
         for name, job in by_name.items():
-            folder = settings.directory if len(jobs) == 1 else settings.directory / name
-            grace = grace_of(job, settings.grace_wall_seconds * settings.time_scale)
+            folder = folders[name]
+            if job.spec.program is not None and not command_of(job):
+                raise LocalRunError(
+                    f"{name}: spec.template.spec.containers[0] has no command; images are not run on this machine, so "
+                    "give the command that the image would run"
+                )
+            grace = grace_of(job, settings.grace_wall_seconds * settings.time_scale, settings.time_scale)
             terms = Terms.of(job, grace_seconds=grace)
             if (wall := terms.pre_running_deadline_seconds) is not None:
                 # Importing torch takes as long at any time scale.
@@ -106,6 +118,8 @@ class LocalRun:
                 local = LocalJob(
                     job, folder, terms, settings.timing, self._time_of_day, on_event, settings.stop_wall_seconds, start
                 )
+                for marked in (settings.directory, folder):
+                    mark(marked, sorted(by_name))
                 local.open(settings.sources.get(name), before.get(job.key))
             except OSError as error:
                 raise LocalRunError(f"{folder}: cannot be written to: {error.strerror}") from error
@@ -130,7 +144,9 @@ class LocalRun:
             stop_wall_seconds=settings.stop_wall_seconds,
             on_planned=self._planned,
         )
-        self._loop = Loop(self._backend, policy or configured(rules.policy), self._clock, wall=monotonic)
+        self.policy_memory = PolicyMemory(rules.policy, None if state is None else state.policy_memory)
+        chosen = policy or configured(rules.policy)
+        self._loop = Loop(self._backend, chosen, self._clock, wall=monotonic, memory=self.policy_memory)
         self._agent = self._make_agent()
         self._reasons: dict[str, Reason] = {}
         self._over = asyncio.Event()
@@ -235,7 +251,7 @@ class LocalRun:
 
     def _train_together(self, job: LocalJob, now: float) -> None:
         """Start and end the processes that train with the leader, according to the job's GPUs."""
-        if job.job.spec.training.elastic_batch is None:
+        if not job.has_processes:
             return
         going_on = job.state.active and not job.state.ending
         wanted = [
@@ -253,7 +269,8 @@ class LocalRun:
         job.train_together(wanted, self._settings.trainer_command, self._common_variables(), now)
 
     def _common_variables(self) -> dict[str, str]:
-        variables = {names.TIME_SCALE: repr(self._settings.time_scale)}
+        # What a trainer prints is in its log at once, and not lost where it is killed.
+        variables = {names.TIME_SCALE: repr(self._settings.time_scale), "PYTHONUNBUFFERED": "1"}
         if self._settings.seed is not None:
             variables[names.SEED] = str(self._settings.seed)
         return variables
@@ -264,7 +281,7 @@ class LocalRun:
         if self._settings.devices:
             held = self._gpus.of(job.key, Role.BASE)
             # If each base worker has a process, the leader sees only its own devices, otherwise those of all.
-            devices = [held[0]] if job.job.spec.training.elastic_batch is not None else held.values()
+            devices = [held[0]] if job.has_processes else held.values()
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for own in devices for device in own)
         url = self._settings.agent_url if self._agent is None else self._agent.url
         job.start(now, self._settings.trainer_command, url, variables)
@@ -285,6 +302,7 @@ class LocalRun:
             clock_seconds=self._clock.now(),
             timeline_seconds=self._timeline.seconds,
             changes_done=self._timeline.done,
+            policy_memory=self.policy_memory.to_text(),
             jobs=tuple(job.kept() for job in self._jobs.values()),
         )
         self._saved_at = time.monotonic()

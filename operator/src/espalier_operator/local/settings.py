@@ -14,6 +14,8 @@ from espalier_api.job import AgentRef
 from espalier_operator.facts import DEFAULT_POLICY
 from espalier_operator.job.state import Timing
 
+_LEAVE_WALL_SECONDS = 15.0
+"""torch takes two seconds to unload, on a busy machine several times that."""
 MAX_GPUS = 10_000
 """Maximum number of GPUs; a job cannot request more."""
 
@@ -84,6 +86,7 @@ class LocalSettings:
             start_up_allowance=self.start_up_allowance_wall_seconds,
             restart=self.restart_wall_seconds,
             report=0.0,  # a process that has ended has written its report
+            leave=_LEAVE_WALL_SECONDS,
         ).scaled(self.time_scale)
 
     def __post_init__(self) -> None:

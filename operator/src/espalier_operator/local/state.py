@@ -20,10 +20,12 @@ from espalier_operator.actions import Requeue
 from espalier_operator.facts import Terms
 from espalier_operator.job.state import Grant, JobState, Timing
 from espalier_operator.job.transitions import after
-from espalier_operator.local.layout import STATE_FILE
+from espalier_operator.local.layout import CHECKPOINT_FOLDER, STATE_FILE
 from espalier_operator.local.settings import LocalRunError
 
 LOCK_FILE = ".lock"
+LEADER_FILE = "leader.json"
+"""The claim of a leader to the folder of checkpoints: no checkpoint itself."""
 
 
 class KeptJob(Record):
@@ -41,6 +43,8 @@ class RunState(Record):
     clock_seconds: float = Field(ge=0)
     timeline_seconds: float = Field(ge=0)
     changes_done: int = Field(ge=0)
+    policy_memory: str = ""
+    """What the policy remembers (`espalier_operator.policy_memory`)."""
     jobs: tuple[KeptJob, ...]
 
 
@@ -62,9 +66,28 @@ def run_lock(directory: Path) -> Iterator[None]:
 
 
 def resumed(state: JobState, terms: Terms) -> JobState:
-    """Return the state in which a resumed run starts: jobs that ran wait again, and nobody holds GPUs."""
+    """Return the state in which a resumed run starts: jobs that ran wait again, and nobody holds GPUs.
+
+    A job that has failed is taken up again, with its budget as it was used; only a complete one has ended for good.
+    """
+    if state.outcome is not None and state.outcome.failed:
+        state = replace(state, outcome=None, ended=None, failures=0, preemptions=0, last_failure="", not_before=None)
     waiting = after(state, Requeue(job="", reason=Reason.INTERRUPTED), terms, 0.0, Timing())
     return replace(waiting, grant=Grant(generation=state.grant.generation), counted_until=None)
+
+
+def begins_again(kept: KeptJob, folder: Path) -> bool:
+    """Return whether a job has failed and left nothing in its folder to go on from: then its budget is whole again."""
+    outcome = kept.state.outcome
+    if outcome is None or not outcome.failed:
+        return False
+    checkpoints = folder / CHECKPOINT_FOLDER
+    return not checkpoints.is_dir() or all(entry.name == LEADER_FILE for entry in checkpoints.iterdir())
+
+
+def begun_again(kept: KeptJob) -> KeptJob:
+    """Return the job with nothing used of its budgets."""
+    return kept.model_copy(update={"state": replace(kept.state, used_seconds=0.0, gpu_seconds_used=0.0, trained=False)})
 
 
 def digest(job: AdaptiveTrainingJob) -> str:
@@ -75,7 +98,7 @@ def digest(job: AdaptiveTrainingJob) -> str:
 def load_state(directory: Path, jobs: list[AdaptiveTrainingJob]) -> RunState | None:
     """Return the state that an earlier run of these jobs left in `directory`, None where there is none.
 
-    `LocalRunError` where it is damaged, or of other jobs or specifications.
+    `LocalRunError` where it is damaged, of other jobs, or of other specifications of jobs that have not failed.
     """
     path = directory / STATE_FILE
     try:
@@ -85,13 +108,14 @@ def load_state(directory: Path, jobs: list[AdaptiveTrainingJob]) -> RunState | N
     except DocumentError as error:
         raise LocalRunError(f"{error}; choose another output folder, or remove this one") from error
     before = {entry.job: entry.spec_digest for entry in state.jobs}
+    failed = {entry.job for entry in state.jobs if entry.state.outcome is not None and entry.state.outcome.failed}
     now = {job.key: digest(job) for job in jobs}
     if set(before) != set(now):
         raise LocalRunError(
             f"{path}: is of a run of {', '.join(sorted(before))}, not of {', '.join(sorted(now))}; "
             "choose another output folder, or remove this one"
         )
-    changed = sorted(key for key in now if now[key] != before[key])
+    changed = sorted(key for key in now if now[key] != before[key] and key not in failed)
     if changed:
         raise LocalRunError(
             f"{path}: the specification of {', '.join(changed)} was another one when this run began; "

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from espalier_api.registry import Registry
 from espalier_operator.facts import DEFAULT_POLICY
-from espalier_operator.policies.view import Decision, Elasticity, View
+from espalier_operator.policies.view import Policy
 
-
-class Policy(Protocol):
-    """Who should have which GPUs. Pure: no clock, no I/O; what it must remember it returns with its decision."""
-
-    @property
-    def name(self) -> str:
-        """What settings and metrics call it."""
-
-    @property
-    def queue_order(self) -> str:
-        """The order of admission, to follow "these jobs wait before it, ": `by priority, recent use and age`."""
-
-    def decide(self, view: View) -> Decision:
-        """Return what each job should have."""
-
+__all__ = ["POLICIES", "Policy"]
 
 POLICIES: Final[Registry[Callable[..., Policy]]] = Registry(
     "scheduling policy",
@@ -40,9 +26,3 @@ POLICIES: Final[Registry[Callable[..., Policy]]] = Registry(
         "optimus": "espalier_operator.policies.optimus:OptimusPolicy",
     },
 )
-
-
-def elasticity_of(policy: Policy) -> Elasticity:
-    """Return what a policy changes of a job, besides when it runs: its `elasticity`, `FIXED` where it has none."""
-    elasticity: Elasticity = getattr(policy, "elasticity", Elasticity.FIXED)
-    return elasticity

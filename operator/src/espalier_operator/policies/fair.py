@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
-from espalier_operator.policies.view import Candidate, Decision, View, base_share
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, View, base_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class FairPolicy:
     Of the same priority, those get base GPUs first whose queue or namespace held the fewest lately, then the oldest.
     All that is more than its base workers is spare to a job, and so it is shared by weight (`order`).
     """
+
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     @property
     def name(self) -> str:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from espalier_operator.policies.fifo_by_type import types_of_jobs
 from espalier_operator.policies.leases import leased
-from espalier_operator.policies.view import Decision, View, base_share
+from espalier_operator.policies.view import Decision, Elasticity, View, base_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FifoPolicy:
     """Base GPUs go to the oldest job; lent GPUs are shared equally, and to the older job first.
 
-    Where GPUs differ in type, the oldest job gets a type as in Gavel's simulator (`fifo_by_type`), and keeps it.
+    In a simulation where GPUs differ in type, the oldest job gets a type as in Gavel's (`fifo_by_type`), and keeps it.
     """
+
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     seed: int = 0
     """Of what is random in the choice of a type."""
@@ -32,7 +35,7 @@ class FifoPolicy:
 
     def decide(self, view: View) -> Decision:
         """Return a share for each job, by (submission time, key)."""
-        if view.gpu_types:
+        if view.gpu_types and not view.continuous:
             return leased(view, partial(types_of_jobs, view, self.seed), list(view.gpu_types), fills=False)
         return oldest_first(view)
 

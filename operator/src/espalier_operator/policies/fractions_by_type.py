@@ -17,22 +17,23 @@ Rows = list[list[float]]
 """A row a job, a column a type of GPU."""
 
 
-def largest_smallest(values: Sequence[Sequence[float]], sizes: Sequence[int], gpus: Sequence[int]) -> Rows:
-    """Return the X with the largest minimum over jobs m of Σ over j of values[m, j] X[m, j]; no row is all 0.
+def require_solver() -> None:
+    """Raise `ValueError` where SciPy is not installed: then nothing of this can be used."""
+    if importlib.util.find_spec("scipy") is None:
+        raise ValueError("needs SciPy, which is not installed: pip install 'espalier-operator[gavel]'")
 
-    Raises `ValueError` where SciPy is not installed.
-    """
+
+def largest_smallest(values: Sequence[Sequence[float]], sizes: Sequence[int], gpus: Sequence[int]) -> Rows:
+    """Return the X with the largest minimum over jobs m of Σ over j of values[m, j] X[m, j]; no row is all 0."""
     return _optimum(values, sizes, gpus, smallest=True)
 
 
 def largest_sum(values: Sequence[Sequence[float]], sizes: Sequence[int], gpus: Sequence[int]) -> Rows:
-    """Return the X with the largest sum of values[m, j] X[m, j]. Raises `ValueError` where SciPy is not installed."""
+    """Return the X with the largest sum of values[m, j] X[m, j]."""
     return _optimum(values, sizes, gpus, smallest=False)
 
 
 def _optimum(values: Sequence[Sequence[float]], sizes: Sequence[int], gpus: Sequence[int], *, smallest: bool) -> Rows:
-    if importlib.util.find_spec("scipy") is None:
-        raise ValueError("policy gavel: needs SciPy, which is not installed: pip install scipy clarabel")
     import numpy as np
     from scipy import sparse
 

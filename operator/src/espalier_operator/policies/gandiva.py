@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from espalier_operator.policies.draws import resumed, state_of
 from espalier_operator.policies.fifo import oldest_first
-from espalier_operator.policies.leases import Group, Table, gpus_of, leased
-from espalier_operator.policies.view import Decision, Speeds, View
+from espalier_operator.policies.leases import Group, Table, fastest_first, gpus_of, leased
+from espalier_operator.policies.view import Decision, Elasticity, Speeds, View
 
 _PAIRS: Final = "pairs"
 _RANDOM: Final = "random"
@@ -29,6 +29,8 @@ class GandivaPolicy:
 
     Jobs share GPUs only where there are not enough for all. Where nothing is known of types, the oldest go first.
     """
+
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     seed: int = 0
     """Of the draws of pairs."""
@@ -48,7 +50,8 @@ class GandivaPolicy:
         def allocate(memory: Mapping[str, Any]) -> tuple[Table, Mapping[str, Any]]:
             generator = resumed(self.seed, memory.get(_RANDOM))
             before = (tuple(pair) for pair in memory.get(_PAIRS, ()))
-            enough = sum(map(gpus_of, view.jobs)) <= view.gpus
+            # In a continuous view nobody shares GPUs: all jobs take turns.
+            enough = view.continuous or sum(map(gpus_of, view.jobs)) <= view.gpus
             pairs = _pairs(view, speeds, before, None if enough else generator)
             paired = {job for pair in pairs for job in pair if not enough}
             alone: list[Group] = [(job.key,) for job in view.jobs]
@@ -56,7 +59,7 @@ class GandivaPolicy:
             memory = {_PAIRS: [list(pair) for pair in pairs], _RANDOM: state_of(generator)}
             return _equal_parts(view, dict.fromkeys([*alone, *served]), served), memory
 
-        return leased(view, allocate, list(view.gpu_types))
+        return leased(view, allocate, fastest_first(view))
 
 
 def _pairs(view: View, speeds: Speeds, before: Iterable[Group], generator: random.Random | None) -> list[Group]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from espalier_operator.policies.draws import resumed, state_of
 from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.fifo import oldest_first
-from espalier_operator.policies.fractions_by_type import Rows, largest_smallest, largest_sum
-from espalier_operator.policies.leases import Table, gpus_of, leased
-from espalier_operator.policies.view import Decision, Speeds, View
+from espalier_operator.policies.fractions_by_type import Rows, largest_smallest, largest_sum, require_solver
+from espalier_operator.policies.leases import Table, fastest_first, gpus_of, leased
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, Speeds, View
 
 _ORDER: Final = "order"
 """The state of the generator that orders the types."""
@@ -28,6 +28,8 @@ class GavelPolicy:
     came later and 1, is as large as can be (4.2). Where nothing is known of types, the oldest go first.
     """
 
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
+
     objective: Literal["fairness", "makespan", "fifo"] = "fairness"
     heterogeneity: bool = True
     """False: all types count as the fastest, and are served in random order."""
@@ -35,14 +37,18 @@ class GavelPolicy:
     """Of that order."""
     name: str = "gavel"
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` where SciPy is not installed."""
+        require_solver()
+
     @property
     def queue_order(self) -> str:
         """Return the order of admission in words."""
         return "by their fractions of time on types of GPU"
 
     def decide(self, view: View) -> Decision:
-        """Return the leases of the next round. Raises `ValueError` where SciPy is not installed."""
-        speeds, types = view.speeds, list(view.gpu_types)
+        """Return the leases of the next round."""
+        speeds, types = view.speeds, fastest_first(view)
         if not types or speeds is None:
             return oldest_first(view)
 
@@ -59,25 +65,41 @@ class GavelPolicy:
         return replace(decision, memory={**decision.memory, _ORDER: state_of(generator)})
 
     def _fractions(self, view: View, speeds: Speeds) -> Rows:
-        """Return the fraction of time of each job on each type."""
-        gpus, sizes = list(view.gpu_types.values()), [gpus_of(job) for job in view.jobs]
-        known = [
-            [speeds.steps_per_second(job.key, each) if size <= most else 0.0 for each, most in view.gpu_types.items()]
-            for job, size in zip(view.jobs, sizes, strict=True)
-        ]
+        """Return the fraction of time of each job on each type; 0 for one that can run nowhere."""
+
+        def row_of(job: Candidate) -> list[float]:
+            fits = {each: gpus_of(job) <= most for each, most in view.gpu_types.items()}
+            return [speeds.steps_per_second(job.key, each) if fits[each] else 0.0 for each in fits]
+
+        rows = {job: row_of(job) for job in view.jobs}
+        jobs = [job for job, row in rows.items() if any(row)]
+        best = iter(self._best(view, jobs, [rows[job] for job in jobs]) if jobs else ())
+        return [next(best) if any(row) else row for row in rows.values()]
+
+    def _best(self, view: View, jobs: Sequence[Candidate], known: Rows) -> Rows:
+        """Return the best fractions of jobs with these speeds by type; none of them is 0 everywhere."""
+        gpus, sizes = list(view.gpu_types.values()), [gpus_of(job) for job in jobs]
         fastest = [max(row) for row in known]
         if not self.heterogeneity:
             known = [[top if speed else 0.0 for speed in row] for top, row in zip(fastest, known, strict=True)]
         if self.objective == "fairness":
             average = [sum(map(mul, row, gpus)) / sum(gpus) for row in known]
-            weights = [float(weight_of(job.priority)) for job in view.jobs]
+            weights = [float(weight_of(job.priority)) for job in jobs]
             factors = [size / (weight * speed) for size, weight, speed in zip(sizes, weights, average, strict=True)]
         elif self.objective == "makespan":
             # In units of what takes longest on its fastest type, so that values are near 1.
-            rest = [view.outlooks[job.key].remaining_steps for job in view.jobs]
+            rest = _remaining(view, jobs, fastest)
             longest = max(steps / speed for steps, speed in zip(rest, fastest, strict=True))
             factors = [longest / steps for steps in rest]
         else:
             factors = [(len(sizes) - place) / speed for place, speed in enumerate(fastest)]
         values = [[factor * speed for speed in row] for factor, row in zip(factors, known, strict=True)]
         return (largest_sum if self.objective == "fifo" else largest_smallest)(values, sizes, gpus)
+
+
+def _remaining(view: View, jobs: Sequence[Candidate], fastest: Sequence[float]) -> list[float]:
+    """Return the steps that each job has left; where that is not known, as many seconds' as the others on average."""
+    known = {job: view.outlooks[job.key].remaining_steps for job in jobs if job.key in view.outlooks}
+    seconds = [known[job] / speed for job, speed in zip(jobs, fastest, strict=True) if job in known]
+    average = sum(seconds) / len(seconds) if seconds else 1.0
+    return [max(known.get(job, average * speed), 1e-9) for job, speed in zip(jobs, fastest, strict=True)]

@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import ClassVar, Final
 
-from espalier_operator.policies.view import Candidate, Decision, View, base_share
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, View, base_share
 
 _ENDED: Final = "ended"
 """GPU-seconds that ended jobs took, rising."""
@@ -24,6 +24,8 @@ class GittinsPolicy:
     The service of a job counts in whole quanta, so that two jobs do not take turns at every moment. Of equals, and
     while no job has ended or all have taken less, those go first that have been served the least, then the oldest.
     """
+
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     quantum: float = 14400.0
     """GPU-seconds."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Final
 
+from espalier_operator.policies.goodput_by_type import by_type
 from espalier_operator.policies.nearness import near
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View
 
@@ -31,6 +32,8 @@ class GoodputPolicy:
 
     A change costs a restart. So a job grows only where its goodput rises even with the time lost to restarts so far
     and to one more (5.1 of the paper), and shrinks only where the others need its GPUs.
+
+    Where GPUs differ in type, jobs keep the workers that they asked for, and `goodput_by_type` decides who runs where.
     """
 
     fairness: float = 1.0
@@ -56,7 +59,9 @@ class GoodputPolicy:
         return "by age"
 
     def decide(self, view: View) -> Decision:
-        """Return shares that sum up to all GPUs at most, the oldest job first."""
+        """Return shares that sum up to all GPUs at most, the oldest job first; by type of GPU where they differ."""
+        if view.gpu_types and view.speeds is not None and not view.continuous:
+            return by_type(view, view.speeds, self.restart_seconds)
         restarts = view.memory.get(_RESTARTS, {})
         jobs = sorted(view.jobs, key=lambda job: (job.submitted_at, job.key))
         free, workers = view.gpus, dict[Candidate, int]()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import ClassVar, Final
 
-from espalier_operator.policies.view import Decision, View, base_share
+from espalier_operator.policies.view import Decision, Elasticity, View, base_share
 
 _QUEUES: Final = "queues"
 """The keys of jobs by queue, in order."""
@@ -24,6 +24,8 @@ class LasPolicy:
     thresholds. Within a queue the order is that of arrival in it (2D-LAS of the paper). It preempts: a job of a later
     queue yields to one of an earlier queue, if its terms allow it.
     """
+
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     thresholds: tuple[float, ...] = (3250.0, 7200.0, 18000.0)
     """GPU-seconds, rising; the default is that of the released simulator."""

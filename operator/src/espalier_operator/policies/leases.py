@@ -6,7 +6,7 @@ share GPUs. Each lease goes to the groups that have had the smallest part of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from espalier_operator.policies.view import Candidate, Decision, Share, Speeds, View
@@ -30,6 +30,12 @@ _RECEIVED: Final = "received"
 _DEFICITS: Final = "deficits"
 _LEASES: Final = "leases"
 _POLICY: Final = "policy"
+_UNTIL: Final = "until"
+"""When the round ends; only where the view is continuous."""
+_TYPES: Final = "types"
+"""The GPUs of each type at the last decision; only where the view is continuous."""
+_SERVICE: Final = "service"
+"""By job: its service at the last decision; only where the view is continuous."""
 
 
 def leased(view: View, allocate: Allocate, types: Sequence[str], *, fills: bool = True) -> Decision:
@@ -39,17 +45,25 @@ def leased(view: View, allocate: Allocate, types: Sequence[str], *, fills: bool 
     of equals, those go first that earlier allocations owe the most time. `allocate` is asked when jobs have come or
     ended, after `ALLOCATION_SECONDS` at the earliest; until then, jobs that came wait. `types` are served in their
     order. With `fills`, groups whose fraction is 0 get GPUs that would be idle.
+
+    In a `continuous` view a lease holds until its round ends. What is idle before is leased at once, also to jobs that
+    came since the last allocation, and a job that does not yield keeps the type that it has for as long as it runs.
     """
     memory, jobs = view.memory, {job.key: job for job in view.jobs}
-    allocation, received, deficits = (_read(memory, name, jobs) for name in (_ALLOCATION, _RECEIVED, _DEFICITS))
-    for names, gpu_type in memory.get(_LEASES, ()):
-        group = tuple(names)
+    allocation, received, deficits = (_read(memory, name, jobs, types) for name in (_ALLOCATION, _RECEIVED, _DEFICITS))
+    for group, gpu_type, seconds in _served(view, memory):
         if group in received:
-            received[group][gpu_type] += max(jobs[name].held_seconds for name in group)
+            received[group][gpu_type] += seconds
     since, known, policy = memory.get(_SINCE, 0.0), memory.get(_JOBS, ()), memory.get(_POLICY, {})
     served = any(fraction > 0 for fractions in allocation.values() for fraction in fractions.values())
     # At time 0 the jobs of a trace have not all come, as in Gavel's simulator: that allocation may end at once.
-    if not served or (set(known) != set(jobs) and (not since or view.now - since >= ALLOCATION_SECONDS)):
+    changed = set(known) != set(jobs)
+    if view.continuous:
+        # A round is long enough there; who came meanwhile has had what was idle.
+        due = view.now >= memory.get(_UNTIL, 0.0) and (changed or memory.get(_TYPES) != dict(view.gpu_types))
+    else:
+        due = changed and (not since or view.now - since >= ALLOCATION_SECONDS)
+    if not served or due:
         elapsed = view.now - since
         owed = {
             group: {
@@ -64,6 +78,18 @@ def leased(view: View, allocate: Allocate, types: Sequence[str], *, fills: bool 
         since, known = view.now, list(jobs)
     granted: dict[Group, str] = {}
     free, waiting = dict(view.gpu_types), set(jobs)
+    until = view.now + LEASE_SECONDS
+    if view.continuous:
+        _admit_new(types, jobs, allocation, received, deficits)
+        until = memory[_UNTIL] if view.now < memory.get(_UNTIL, 0.0) else until
+        for group, gpu_type in _held(view, memory, until):
+            if not waiting.issuperset(group):
+                continue
+            job, gpus = jobs[group[0]], gpus_of(jobs[group[0]])
+            if gpus <= free[gpu_type] or (not job.yields and job.gpu_type == gpu_type):
+                granted[group] = gpu_type
+                free[gpu_type] -= gpus
+                waiting.difference_update(group)
     for gpu_type in types:
         for group in _ranked(gpu_type, allocation, received, deficits):
             gpus = gpus_of(jobs[group[0]])
@@ -80,7 +106,7 @@ def leased(view: View, allocate: Allocate, types: Sequence[str], *, fills: bool 
     return Decision(
         shares=(*shares, *(Share(job=name, workers=0) for name in jobs if name in waiting)),
         preempts=True,
-        until=view.now + LEASE_SECONDS,
+        until=until,
         memory={
             _SINCE: since,
             _JOBS: known,
@@ -89,6 +115,7 @@ def leased(view: View, allocate: Allocate, types: Sequence[str], *, fills: bool 
             _DEFICITS: _written(deficits),
             _LEASES: [[list(group), gpu_type] for group, gpu_type in granted.items()],
             _POLICY: policy,
+            **(_continued(view, until) if view.continuous else {}),
         },
     )
 
@@ -116,10 +143,63 @@ def _runs(speeds: Speeds | None, group: Group, gpu_type: str) -> bool:
     return all(speeds.steps_per_second(job, gpu_type, other) > 0 for job, other in zip(group, others, strict=True))
 
 
-def _read(memory: Mapping[str, Any], name: str, jobs: Mapping[str, Candidate]) -> Table:
-    """Return a table from memory, without groups of which a job has ended."""
-    tables = ((tuple(names), dict(numbers)) for names, numbers in memory.get(name, ()))
-    return {group: numbers for group, numbers in tables if all(job in jobs for job in group)}
+def fastest_first(view: View) -> list[str]:
+    """Return the types of GPU of a continuous view, those first on which all jobs together are fastest."""
+    speeds, types = view.speeds, list(view.gpu_types)
+    if not view.continuous or speeds is None:
+        return types
+    total = {each: sum(speeds.steps_per_second(job.key, each) for job in view.jobs) for each in types}
+    return sorted(types, key=lambda each: -total[each])
+
+
+def _served(view: View, memory: Mapping[str, Any]) -> Iterator[tuple[Group, str, float]]:
+    """Yield which groups have had GPUs of which type since the last decision, and for how many seconds."""
+    if view.continuous:
+        before = memory.get(_SERVICE, {})
+        for job in view.jobs:
+            if job.gpu_type is not None and job.gpu_type in view.gpu_types and job.key in before:
+                yield (job.key,), job.gpu_type, max(0.0, job.service - before[job.key]) / max(1, gpus_of(job))
+        return
+    seconds = {job.key: job.held_seconds for job in view.jobs}
+    for names, gpu_type in memory.get(_LEASES, ()):
+        if all(name in seconds for name in names):
+            yield tuple(names), gpu_type, max(seconds[name] for name in names)
+
+
+def _continued(view: View, until: float) -> Mapping[str, Any]:
+    """Return what is to be remembered where the view is continuous."""
+    service = {job.key: job.service for job in view.jobs}
+    return {_UNTIL: until, _TYPES: dict(view.gpu_types), _SERVICE: service}
+
+
+def _held(view: View, memory: Mapping[str, Any], until: float) -> Iterator[tuple[Group, str]]:
+    """Yield what is leased in a continuous view: to jobs that do not yield, and until the end of the round."""
+    for job in view.jobs:
+        if not job.yields and job.gpu_type is not None and job.gpu_type in view.gpu_types:
+            yield (job.key,), job.gpu_type
+    if until == memory.get(_UNTIL):
+        for names, gpu_type in memory.get(_LEASES, ()):
+            if gpu_type in view.gpu_types:
+                yield tuple(names), gpu_type
+
+
+def _admit_new(types: Sequence[str], jobs: Iterable[str], allocation: Table, received: Table, deficits: Table) -> None:
+    """Let jobs that came since the last allocation have what would be idle."""
+    for group in ((job,) for job in jobs):
+        if group not in allocation:
+            allocation[group], deficits[group] = dict.fromkeys(types, 0.0), dict.fromkeys(types, 0.0)
+            received[group] = dict.fromkeys(types, _HEAD_START)
+
+
+def _read(memory: Mapping[str, Any], name: str, jobs: Mapping[str, Candidate], types: Sequence[str]) -> Table:
+    """Return a table from memory, without groups of which a job has ended, and with all `types`."""
+    least = _HEAD_START if name == _RECEIVED else 0.0
+    tables = ((tuple(names), numbers) for names, numbers in memory.get(name, ()))
+    return {
+        group: {each: numbers.get(each, least) for each in types}
+        for group, numbers in tables
+        if all(job in jobs for job in group)
+    }
 
 
 def _written(table: Table) -> list[list[Any]]:

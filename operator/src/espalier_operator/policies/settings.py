@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,14 +17,22 @@ def configured(text: str) -> Policy:
     Raises `RegistryError` for an unknown name, and `ValueError` for a setting that the policy does not have or take.
     """
     name, _, rest = text.partition(":")
-    make = POLICIES.load(name)
+    policy: Policy = made(POLICIES.load(name), rest, text, f"policy {name}")
+    return policy
+
+
+def made(make: Callable[..., Any], settings: str, text: str, what: str) -> Any:
+    """Return what `make` makes with the settings `key=value,...`.
+
+    `text` is all that was written, `what` names what is made, for errors. Raises `ValueError`, as `configured`.
+    """
     known = {key: hint for key, hint in _settings(make).items() if key != "name"}
     given: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
+    for part in filter(None, settings.split(",")):
         key, equals, value = part.partition("=")
         if not equals or key not in known:
             takes = ", ".join(known) or "no settings"
-            raise ValueError(f"{text}: {key}: unknown setting of policy {name}; it takes {takes}")
+            raise ValueError(f"{text}: {key}: unknown setting of {what}; it takes {takes}")
         raw: Any = value.split("/") if str(known[key]).startswith("tuple") else value
         try:
             given[key] = TypeAdapter(known[key]).validate_python(raw)
@@ -33,6 +42,12 @@ def configured(text: str) -> Policy:
         return make(**given)
     except ValueError as error:
         raise ValueError(f"{text}: {error}") from error
+
+
+def takes_seed(text: str) -> bool:
+    """Return whether a policy draws at random, by a seed that `text` leaves open. Raises as `configured`."""
+    policy = configured(text)
+    return hasattr(policy, "seed") and "seed=" not in text.partition(":")[2]
 
 
 def _settings(make: Any) -> dict[str, Any]:

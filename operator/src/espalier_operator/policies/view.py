@@ -30,8 +30,14 @@ class Candidate:
     """Those that it has now; 0: it waits."""
     service: float = 0.0
     """GPU-seconds that it has held so far."""
+    done: float | None = None
+    """The part of its work that a program says it has done, 0 to 1; None: it does not say."""
     held_seconds: float = 0.0
-    """For how long it has held GPUs since the last decision; 0 on a cluster, where nobody counts it yet."""
+    """For how long it has held GPUs since the last decision; 0 where the view is `continuous`, see `service`."""
+    gpu_type: str | None = None
+    """The type of GPU that it runs on; None: it waits, or types are not known."""
+    yields: bool = True
+    """Its base GPUs may be taken from it: its terms allow it."""
 
 
 class Outlook(Protocol):
@@ -89,6 +95,9 @@ class View:
     """GPUs of each type, the preferred types first; empty where they are all alike."""
     speeds: Speeds | None = None
     """By type of GPU, of all jobs; None where nothing is known."""
+    continuous: bool = False
+    """The policy may be asked at any moment, and not once a round: what it gives for a time, it must give again until
+    then. Jobs do not share GPUs. So it is on a cluster."""
     ended: Mapping[str, float] = field(default_factory=dict)
     """Jobs that have ended and are not forgotten yet, and the GPU-seconds that they took."""
     memory: Mapping[str, Any] = field(default_factory=dict)
@@ -109,14 +118,15 @@ class Share:
     gpu_type: str | None = None
     """The type of its GPUs, until the decision's `until`; None: any."""
     nodes: tuple[str, ...] = ()
-    """A wish: the node of each of its workers; empty: any."""
+    """A wish: the node of each of its workers, base workers first; empty: any. It holds for workers that are still to
+    be made, if it can be met as a whole: those that run stay where they are."""
     beside: str | None = None
     """An earlier share's job, whose GPUs it uses too; None: it has its own."""
 
 
 def base_share(job: Candidate, *, lend: bool = True, weight: Fraction = ONE) -> Share:
     """Return the base workers of a job, and all others that it can use as spare ones, if spare GPUs are to be lent."""
-    spare = job.max_workers - job.min_workers if lend else 0
+    spare = max(0, job.max_workers - job.min_workers) if lend else 0
     return Share(job=job.key, workers=job.min_workers, spare=spare, weight=weight)
 
 
@@ -134,3 +144,24 @@ class Decision:
     """The progress of jobs may change the decision too."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     """For the next view; plain JSON."""
+    ignored: tuple[str, ...] = ()
+    """What of it cannot be, in words; the planner fills it in."""
+
+
+class Policy(Protocol):
+    """Who should have which GPUs. Pure: no clock, no I/O; what it must remember it returns with its decision."""
+
+    @property
+    def name(self) -> str:
+        """What settings and metrics call it."""
+
+    @property
+    def queue_order(self) -> str:
+        """The order of admission, to follow "these jobs wait before it, ": `by priority, recent use and age`."""
+
+    @property
+    def elasticity(self) -> Elasticity:
+        """What it changes of a job, besides when it runs."""
+
+    def decide(self, view: View) -> Decision:
+        """Return what each job should have."""

@@ -46,6 +46,8 @@ class ClusterJob:
         self._workers: dict[_Place, _Held] = {}
         self._nodes: list[str] = []
         """The nodes of the workers that it trains with."""
+        self._ran_seconds = 0.0
+        """For how long its leaders ran: their own count, which holds once they have ended."""
         self._acknowledged, self._acknowledges_at = 0, 0.0
         self._saved_at: float | None = None
         """When its leader has ended, or will have, as it was asked to."""
@@ -61,8 +63,10 @@ class ClusterJob:
     def facts(self, now: float) -> JobFacts:
         """Return what the planner reads, with the budgets counted up to `now`."""
         if self._facts is None or self._facts[0] != now:
-            seen = self._observe(now)
+            seen, before = self._observe(now), self.state.grant.generation
             self.state = progress.look(self.state, seen, self.terms, now, _TIMING)
+            if self.state.grant.generation > before:
+                self._acknowledges_at = now
             self._facts = now, facts_of(self.key, self.state, seen, self.terms, now, _TIMING)
         return self._facts[1]
 
@@ -71,6 +75,9 @@ class ClusterJob:
         if self.job.completed_at is not None:
             return False
         changed = self.job.advance(now, seconds)
+        if self._nodes:
+            end = now + seconds if self.job.completed_at is None else self.job.completed_at
+            self._ran_seconds += max(0.0, end - now)
         if self.job.completed_at is not None:
             running = replace(self._observe(now), reported_at=self.job.completed_at)
             self.state = progress.look(self.state, running, self.terms, self.job.completed_at, _TIMING)
@@ -166,7 +173,8 @@ class ClusterJob:
         """Return what a backend would see; made anew only where that differs."""
         if now >= self._acknowledges_at:
             self._acknowledged = self.state.grant.generation
-        extra = sum(role is Role.EXTRA for role, _ in self._workers)
+        starts = [held.runs_from for (role, _), held in self._workers.items() if role is Role.EXTRA]
+        extra = len(starts), sum(start <= now for start in starts)
         runs, complete = self._leader_runs(now), self.job.completed_at is not None
         saved = self._saved_at is not None and now >= self._saved_at
         look = (self.state.attempts, self._acknowledged, extra, runs, complete, saved)
@@ -174,7 +182,7 @@ class ClusterJob:
             self._seen = look, self._look(extra, runs=runs, complete=complete, saved=saved)
         return replace(self._seen[1], reported_at=now)
 
-    def _look(self, extra: int, *, runs: bool, complete: bool, saved: bool) -> Observation:
+    def _look(self, extra: tuple[int, int], *, runs: bool, complete: bool, saved: bool) -> Observation:
         if not self._workers:
             return Observation()
         ended = End(code=0, at=self.job.completed_at, external=False) if complete or saved else None
@@ -193,8 +201,10 @@ class ClusterJob:
             incarnation=base[0].id,
             acknowledged_generation=self._acknowledged,
             phase=phase,
+            used_seconds=self._ran_seconds,
             reason=Reason.COMPLETED if complete else None,
             updated_time=_NEVER_WRITTEN,
         )
         reporter = base[0].id if runs else ""
-        return Observation(base=base, extra_bound=extra, report=report, reporter=reporter)
+        bound, running = extra
+        return Observation(base=base, extra_bound=bound, extra_running=running, report=report, reporter=reporter)

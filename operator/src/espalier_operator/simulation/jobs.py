@@ -23,7 +23,12 @@ class SimulatedJob(ABC):
     def __init__(self, name: str, submitted_at: float, workers: int, most: int) -> None:
         """Take what its author asked for, and the workers with which it can train at most; one GPU a worker."""
         self.name, self.submitted_at = name, submitted_at
+        self.origin = ""
+        """File, line and field of its number of workers, for errors."""
         self.requested, self.most_workers = workers, max(workers, most)
+        self.priority = 0
+        self.preemptible: bool | None = None
+        """Whether it yields its base GPUs; None: as all jobs of the simulation."""
         self.placement: tuple[int, ...] = ()
         """Its workers on each of its nodes."""
         self.workers = 0
@@ -35,6 +40,8 @@ class SimulatedJob(ABC):
         self.restarts = -1
         self.evictions = 0
         """How often it lost all its workers before it was complete."""
+        self.preemptions = 0
+        """How often it lost workers, some or all, before it was complete."""
         self.completed_at: float | None = None
         self._pause = 0.0
 
@@ -46,11 +53,20 @@ class SimulatedJob(ABC):
     def place(self, placement: tuple[int, ...]) -> None:
         """Give it these workers, from now on, and take all others."""
         self.evictions += self.workers > 0 and not placement
+        self.preemptions += sum(placement) < self.workers
         self.placement, self.workers = placement, sum(placement)
         if placement:
             self.restarts += 1
             self._pause = RESTART_SECONDS
             self._placed()
+
+    def isolated_seconds(self, contention: float, gpus: int) -> float:
+        """Return how long it takes with 1 / `contention` of all GPUs, in turns where these are fewer than it needs."""
+        return self.seconds_alone() * max(1.0, self.requested * contention / gpus)
+
+    @abstractmethod
+    def seconds_alone(self) -> float:
+        """Return how long it takes with what its author asked for, from beginning to end. Raises `TraceError`."""
 
     def advance(self, now: float, seconds: float) -> bool:
         """Let `seconds` pass from `now` on; return whether something changed that a policy could know of."""
@@ -79,7 +95,11 @@ class FixedJob(SimulatedJob):
 
     def __init__(self, name: str, submitted_at: float, workers: int, duration: float) -> None:
         super().__init__(name, submitted_at, workers, workers)
-        self._left = duration
+        self._left = self._duration = duration
+
+    def seconds_alone(self) -> float:
+        """Return its duration."""
+        return self._duration
 
     def _train(self, now: float, seconds: float) -> bool:
         speed = self.workers / self.requested
@@ -134,6 +154,14 @@ class ProfiledJob(SimulatedJob):
             known = self._known[workers] = step + (step - sync) * accumulations
         return known
 
+    def seconds_alone(self) -> float:
+        """Return how long it takes with its workers on as few nodes as possible, four a node."""
+        progress, step = self.application.progress_after, self.step_seconds(self.requested)
+        return sum(
+            (progress(epoch + 1) - progress(epoch)) * step / self._gain_in(epoch, self.batch)
+            for epoch in range(self.application.epochs)
+        )
+
     def _count_remaining(self) -> float:
         last = self.application.epochs - 1
         if last <= self.epoch:
@@ -171,8 +199,11 @@ class ProfiledJob(SimulatedJob):
 
     def _gain(self, batch: int) -> float:
         """Return how many steps of the initial batch size a step is worth in this epoch (AdaScale's gain)."""
+        return self._gain_in(self.epoch, batch)
+
+    def _gain_in(self, epoch: int, batch: int) -> float:
         scale = batch / self.application.initial_batch
-        square, variance = self.application.gradient(batch, self.epoch)
+        square, variance = self.application.gradient(batch, epoch)
         return (variance + square) / (variance / scale + square)
 
     def _train(self, now: float, seconds: float) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol
 
+from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.holdings import Span
 
 
@@ -22,7 +25,29 @@ class Ended(Protocol):
     """-1: it never started."""
     evictions: int
     """How often it lost all its workers before it was complete."""
+    preemptions: int
+    """How often it lost workers, some or all, before it was complete."""
     held: list[Span]
+
+    def isolated_seconds(self, contention: float, gpus: int) -> float:
+        """Return how long it takes with 1 / `contention` of the cluster's GPUs to itself, as its author asked for it.
+
+        Raises `TraceError` where that was not measured.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fairness:
+    """Finish-time fairness: ρ = JCT ÷ that with 1/N of the GPUs (Themis: Mahajan et al., NSDI 2020, 3; Gavel: 4.2).
+
+    N is the number of unfinished jobs, on average while the job is one of them, and the job has the workers that its
+    author asked for, in turns where 1/N of the GPUs is fewer. A job with ρ > 1 was better off with a part of its own.
+    """
+
+    mean: float
+    worst: float
+    unfair: float
+    """The part of the jobs with ρ > 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +67,10 @@ class Outcome:
     """How often the workers of a job changed after it had started."""
     evictions: int
     """How often a job lost all its workers before it was complete."""
+    preemptions: int
+    """How often a job lost workers, some or all, before it was complete."""
+    fairness: Fairness | None
+    """None where the trace does not tell how long a job takes alone."""
 
 
 def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
@@ -57,4 +86,36 @@ def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
         utilisation=math.fsum(job.service for job in jobs) / (gpus * makespan) if makespan else 0.0,
         restarts=sum(max(0, job.restarts) for job in jobs),
         evictions=sum(job.evictions for job in jobs),
+        preemptions=sum(job.preemptions for job in jobs),
+        fairness=fairness_of(jobs, gpus),
+    )
+
+
+def fairness_of(jobs: Sequence[Ended], gpus: int) -> Fairness | None:
+    """Return how the completion times of `jobs`, all complete, compare with those by equal parts of the GPUs.
+
+    None where one of them was not measured as its author asked for it.
+    """
+    changes = Counter[float]()
+    for job in jobs:
+        changes[job.submitted_at] += 1
+        changes[job.completed_at or job.submitted_at] -= 1
+    moments = sorted(changes)
+    counts = accumulate(changes[moment] for moment in moments)
+    spans = (count * (end - start) for count, (start, end) in zip(counts, pairwise(moments), strict=False))
+    unfinished = dict(zip(moments, accumulate(spans, initial=0.0), strict=True))
+    """By moment: the sum, over jobs, of the seconds that they were unfinished until then."""
+    ratios = []
+    for job in jobs:
+        completed = job.completed_at or job.submitted_at
+        jct = completed - job.submitted_at
+        contention = (unfinished[completed] - unfinished[job.submitted_at]) / jct if jct else 1.0
+        try:
+            ratios.append(jct / job.isolated_seconds(contention, gpus))
+        except TraceError:
+            return None
+    return Fairness(
+        mean=math.fsum(ratios) / len(ratios),
+        worst=max(ratios),
+        unfair=sum(ratio > 1 for ratio in ratios) / len(ratios),
     )

@@ -96,6 +96,7 @@ class _Informed:
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.name, self.queue_order = policy, policy.name, policy.queue_order
+        self.elasticity = policy.elasticity
         self.outlooks: Mapping[str, Outlook] = {}
         self.follows_progress = False
         self.order: Sequence[str] = ()

@@ -70,6 +70,7 @@ class Application:
         ends = ([epoch[0] for epoch in epochs[: self.epochs]] for epochs in self._epochs.values())
         self._progress: tuple[float, ...] = (0.0, *map(min, zip(*ends, strict=True)))
         self._times: dict[tuple[tuple[int, ...], int], Times] = {}
+        self._interpolations: dict[tuple[int, int, int], float] = {}
 
     def progress_after(self, epochs: int) -> float:
         """Return the progress, in steps of the initial batch size, at which so many epochs are complete."""
@@ -93,6 +94,12 @@ class Application:
 
     def _between(self, batch: int, epoch: int, column: int) -> float:
         """Interpolate a column between the batch sizes that were measured."""
+        known = self._interpolations.get((batch, epoch, column))
+        if known is None:
+            known = self._interpolations[batch, epoch, column] = self._interpolate(batch, epoch, column)
+        return known
+
+    def _interpolate(self, batch: int, epoch: int, column: int) -> float:
         at = bisect_right(self._batches, batch)
         low = self._batches[max(0, at - 1)]
         below = self._epochs[low][epoch][column]
@@ -134,7 +141,8 @@ class Application:
                 means[len(placement), sum(placement), local].append(times)
         keys = sorted(means)
         values = [tuple(sum(column) / len(means[key]) for column in zip(*means[key], strict=True)) for key in keys]
-        for row in rows(self._folder / "scalability.csv", ("num_nodes", "num_replicas", "local_bsz")):
+        measured = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+        for row in rows(self._folder / "scalability.csv", measured):
             keys.append((row.count("num_nodes"), row.count("num_replicas"), row.count("local_bsz")))
             values.append((row.number("step_time", above=0.0), row.number("sync_time")))
         return LinearNDInterpolator(keys, values)

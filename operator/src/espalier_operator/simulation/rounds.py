@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from espalier_operator.policies import Policy, elasticity_of
+from espalier_operator.policies import Policy
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, View
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import SimulatedJob
@@ -30,14 +30,18 @@ class Node:
 
 def base_workers(job: SimulatedJob, policy: Policy) -> int:
     """Return the workers that `job` has or waits for: one where the policy chooses their number from one on."""
-    return job.requested if elasticity_of(policy) is Elasticity.FIXED else 1
+    return job.requested if policy.elasticity is Elasticity.FIXED else 1
 
 
 def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None:
     """Raise `TraceError` for a job that never fits on so many GPUs."""
     for job in jobs:
         if base_workers(job, policy) > gpus:
-            raise TraceError(f"job {job.name}: needs {job.requested} GPUs; the cluster has {gpus}")
+            where = f"{job.origin}: " if job.origin else ""
+            raise TraceError(
+                f"{where}job {job.name}: needs {job.requested} GPUs; the cluster has {gpus}: name a larger --cluster, "
+                "or remove the job"
+            )
 
 
 class Rounds:
@@ -62,17 +66,19 @@ class Rounds:
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
         """Run until all jobs are complete; `progress` is called with the number of those that are."""
         coming, active = list(reversed(self._jobs)), list[SimulatedJob]()
+        running = list[SimulatedJob]()
         until, follows, completed = math.inf, False, 0
         while coming or active:
             if not active:
                 ahead = coming[-1].submitted_at - self.now
                 self.now += max(0, math.ceil(ahead / ROUND_SECONDS) - 1) * ROUND_SECONDS
             changed = False
-            for job in active:
+            for job in running:  # nothing happens to those that wait
                 changed |= job.advance(self.now, ROUND_SECONDS) and follows
             self.now += ROUND_SECONDS
-            ended = [job for job in active if job.completed_at is not None]
+            ended = [job for job in running if job.completed_at is not None]
             if ended:
+                running = [job for job in running if job.completed_at is None]
                 active = [job for job in active if job.completed_at is None]
                 completed += len(ended)
                 progress(completed)
@@ -85,6 +91,7 @@ class Rounds:
             if active and (changed or ended or self.now >= until):
                 decision = self._decide(active)
                 self._carry_out(decision, active)
+                running = [job for job in active if job.workers]
                 self._ended.clear()
                 until = math.inf if decision.until is None else decision.until
                 follows = decision.follows_progress
@@ -101,6 +108,7 @@ class Rounds:
                         submitted_at=job.submitted_at,
                         min_workers=self._base[job.name],
                         max_workers=job.most_workers,
+                        priority=job.priority,
                         workers=job.workers,
                         service=job.service,
                     )

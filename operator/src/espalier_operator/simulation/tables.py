@@ -1,23 +1,34 @@
-"""CSV files as typed rows; an error names the file, the line and the field."""
+"""Text and CSV files, plain or gzip, as typed rows; an error names the file, the line and the field."""
 
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from espalier_operator.simulation.errors import TraceError
+
+MAX_SECONDS: Final = 1e9
+"""About 32 years. Longer times in a trace are taken for mistakes, lest a simulation never end."""
+_GZIP: Final = b"\x1f\x8b"
+_DELIMITERS: Final = ",;\t"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a CSV file with a header."""
+    """A line of a table."""
 
     path: Path
     line: int
     cells: Mapping[str, str]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """What the file calls a field, where it is not by its name."""
 
     def text(self, field: str) -> str:
         """Return what the field says; `TraceError` if it is empty."""
@@ -26,17 +37,18 @@ class Row:
             raise self.fault(field, "is missing")
         return value
 
-    def number(self, field: str, *, above: float | None = None) -> float:
-        """Return a finite number of at least 0, or greater than `above`; `TraceError` otherwise."""
+    def number(self, field: str, *, above: float | None = None, most: float = math.inf) -> float:
+        """Return a finite number of at least 0, or greater than `above`, and at most `most`; `TraceError` otherwise."""
         text = self.text(field)
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         low = 0.0 if above is None else above
-        if not math.isfinite(value) or value < low or (above is not None and value == above):
+        if not math.isfinite(value) or value < low or (above is not None and value == above) or value > most:
             bound = "of at least 0" if above is None else f"greater than {above:g}"
-            raise self.fault(field, f"is {text!r}; it must be a number {bound}")
+            limit = "" if math.isinf(most) else f", and at most {most:g}"
+            raise self.fault(field, f"is {text!r}; it must be a number {bound}{limit}")
         return value
 
     def count(self, field: str) -> int:
@@ -46,21 +58,52 @@ class Row:
             raise self.fault(field, f"is {self.text(field)!r}; it must be a whole number")
         return int(value)
 
+    def place(self, field: str) -> str:
+        """Return file, line and field, as errors name them."""
+        return f"{self.path}:{self.line}: {self.columns.get(field, field)}"
+
     def fault(self, field: str, problem: str) -> TraceError:
         """Return the error of a field."""
-        return TraceError(f"{self.path}:{self.line}: {field}: {problem}")
+        return TraceError(f"{self.place(field)}: {problem}")
 
 
-def rows(path: Path, fields: Sequence[str]) -> Iterator[Row]:
-    """Yield the lines of a CSV file that has a header with `fields`. Raises `TraceError`."""
+def text_of(path: Path) -> str:
+    """Return the text of a file in UTF-8, with or without a byte order mark, plain or gzip. Raises `TraceError`."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [field for field in fields if field not in (reader.fieldnames or ())]
-            if missing:
-                raise TraceError(f"{path}:1: {missing[0]}: no such column; the header must name {', '.join(fields)}")
-            for cells in reader:
-                yield Row(path, reader.line_num, cells)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        found = path.read_bytes()
+        return (gzip.decompress(found) if found.startswith(_GZIP) else found).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(f"{path}: cannot be read: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: cannot be read: it is no text in UTF-8 ({error.reason}); convert it") from error
+
+
+def rows(path: Path, fields: Sequence[str], aliases: Mapping[str, Sequence[str]] | None = None) -> Iterator[Row]:
+    """Yield the lines of a CSV file that has a header with `fields`, without blank ones. Raises `TraceError`.
+
+    Columns may have any order and case, and there may be more of them; commas, semicolons or tabs separate them.
+    `aliases` are what else a field may be called.
+    """
+    text = text_of(path)
+    header = text.partition("\n")[0]
+    delimiter = max(_DELIMITERS, key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        names = [name.strip() for name in next(reader, [])]
+        found = {name.casefold(): place for place, name in reversed(list(enumerate(names)))}
+        places: dict[str, int] = {}
+        for wanted in fields:
+            known = (wanted, *(aliases or {}).get(wanted, ()))
+            place = next((found[name] for name in known if name in found), None)
+            if place is None:
+                other = f" (or {', '.join(known[1:])})" if known[1:] else ""
+                raise TraceError(f"{path}:1: {wanted}{other}: no such column; the header must name {', '.join(fields)}")
+            places[wanted] = place
+        columns = {wanted: names[place] for wanted, place in places.items()}
+        for cells in reader:
+            if any(map(str.strip, cells)):
+                values = {wanted: cells[place] for wanted, place in places.items() if place < len(cells)}
+                yield Row(path, reader.line_num, values, columns)
+    except csv.Error as error:
+        raise TraceError(f"{path}:{reader.line_num}: cannot be read: {error}") from error

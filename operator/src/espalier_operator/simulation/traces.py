@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +14,14 @@ from espalier_operator.simulation.batches import BestBatches
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import FixedJob, ProfiledJob, SimulatedJob
 from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.tables import Row, rows
+from espalier_operator.simulation.tables import MAX_SECONDS, Row, rows
 
 Reader = Callable[[Path, Profiles | None, Elasticity], list[SimulatedJob]]
+_ALIASES: Final = {
+    "timestamp": ("submit_time", "submitted_time", "submission_time", "arrival_time"),
+    "num_gpus": ("gpu_num", "num_gpu", "gpus"),
+}
+"""What the columns are called elsewhere: `submit_time` and `gpu_num` in Helios."""
 
 
 def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = Elasticity.FIXED) -> list[SimulatedJob]:
@@ -25,7 +31,7 @@ def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = 
     """
     if profiles is None:
         raise TraceError(f"{path}: its applications need profiles; name their folder with --profiles")
-    jobs: list[SimulatedJob] = []
+    jobs: list[tuple[Row, SimulatedJob]] = []
     best: dict[str, BestBatches] = {}
     for row in rows(path, ("name", "time", "application", "num_replicas", "batch_size")):
         name = row.text("application")
@@ -38,13 +44,17 @@ def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = 
             raise row.fault("batch_size", f"is {batch}; on {workers} workers {name} was measured from {low} to {high}")
         if name not in best:
             best[name] = BestBatches(application)
-        title, submitted_at = row.text("name"), row.number("time")
+        title, submitted_at = row.text("name"), row.number("time", most=MAX_SECONDS)
+        asked = ProfiledJob(title, submitted_at, workers, batch, application)
+        job: SimulatedJob = asked
         if elasticity is not Elasticity.WORKERS_AND_BATCH:
-            jobs.append(ProfiledJob(title, submitted_at, workers, batch, application))
+            pass
         elif name == "ncf":  # on one worker only, where the largest batch size is the best, as in the artifact
-            jobs.append(ProfiledJob(title, submitted_at, 1, application.max_batch, application))
+            job = ProfiledJob(title, submitted_at, 1, application.max_batch, application)
         else:
-            jobs.append(AdaptiveJob(title, submitted_at, workers, application, best[name]))
+            job = AdaptiveJob(title, submitted_at, workers, application, best[name], asked)
+        job.origin = row.place("num_replicas")
+        jobs.append((row, job))
     return _distinct(path, jobs)
 
 
@@ -53,20 +63,28 @@ def read_csv(
 ) -> list[SimulatedJob]:
     """Read `timestamp,duration,num_gpus`, as the traces of Philly and Helios were published. Raises `TraceError`.
 
-    A timestamp is in seconds, or a date with a time. Time begins with the first job. Jobs without GPUs, or that ended
-    at once, are left out.
+    A timestamp is in seconds, or a date with a time, in UTC where it names no time zone. Time begins with the first
+    job. Jobs without GPUs, or that ended at once, are left out. Lines may have any order.
     """
-    found: list[tuple[float, float, int, int]] = []
-    for row in rows(path, ("timestamp", "duration", "num_gpus")):
-        began, duration, gpus = _timestamp(row), row.number("duration"), row.number("num_gpus")
+    found: list[tuple[float, float, int, Row]] = []
+    for row in rows(path, ("timestamp", "duration", "num_gpus"), _ALIASES):
+        began, duration, gpus = _timestamp(row), row.number("duration", most=MAX_SECONDS), row.number("num_gpus")
         if gpus != int(gpus):
             raise row.fault("num_gpus", f"is {row.text('num_gpus')!r}; it must be a whole number")
         if duration and gpus:
-            found.append((began, duration, int(gpus), row.line))
+            found.append((began, duration, int(gpus), row))
     start = min((began for began, *_ in found), default=0.0)
-    jobs: list[SimulatedJob] = [
-        FixedJob(f"job-{line}", began - start, gpus, duration) for began, duration, gpus, line in found
-    ]
+    jobs: list[tuple[Row, SimulatedJob]] = []
+    for began, duration, gpus, row in found:
+        if began - start > MAX_SECONDS:
+            raise row.fault(
+                "timestamp",
+                f"is {row.text('timestamp')!r}, {began - start:g} s after the first job; at most {MAX_SECONDS:g} s are "
+                "simulated: write all of them in one unit, seconds or dates",
+            )
+        job = FixedJob(f"job-{row.line}", began - start, gpus, duration)
+        job.origin = row.place("num_gpus")
+        jobs.append((row, job))
     return _distinct(path, jobs)
 
 
@@ -77,21 +95,24 @@ READERS: Final[dict[str, Reader]] = {"pollux": read_pollux, "csv": read_csv}
 def _timestamp(row: Row) -> float:
     text = row.text("timestamp")
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        pass
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise row.fault("timestamp", f"is {text!r}; it must be seconds, or a date as 2017-10-01 08:30:00") from None
+        try:
+            date = datetime.fromisoformat(text)
+            value = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            value = math.nan
+    if not math.isfinite(value):
+        raise row.fault("timestamp", f"is {text!r}; it must be seconds, or a date as 2017-10-01 08:30:00")
+    return value
 
 
-def _distinct(path: Path, jobs: list[SimulatedJob]) -> list[SimulatedJob]:
-    if not jobs:
+def _distinct(path: Path, found: list[tuple[Row, SimulatedJob]]) -> list[SimulatedJob]:
+    if not found:
         raise TraceError(f"{path}: has no jobs")
     names = set()
-    for job in jobs:
+    for row, job in found:
         if job.name in names:
-            raise TraceError(f"{path}: name: two jobs are called {job.name!r}")
+            raise row.fault("name", f"two jobs are called {job.name!r}")
         names.add(job.name)
-    return jobs
+    return [job for _, job in found]

@@ -54,10 +54,13 @@ class TypedRounds:
             counted[node.gpu_type] += node.gpus
         self._types: Final = dict(counted)
         for job in jobs:
+            job.gpu_types = self._types
             if not any(job.gpus <= gpus and job.speed(gpu_type) > 0 for gpu_type, gpus in self._types.items()):
+                where = f"{job.origin}: " if job.origin else ""
+                has = ", ".join(f"{gpus} {gpu_type}" for gpu_type, gpus in self._types.items())
                 raise TraceError(
-                    f"job {job.name}: needs {job.gpus} GPUs of one type on which it was measured; "
-                    f"the cluster has {', '.join(f'{gpus} {gpu_type}' for gpu_type, gpus in self._types.items())}"
+                    f"{where}job {job.name}: needs {job.gpus} GPUs of one type on which it was measured; the cluster "
+                    f"has {has}: name a larger --cluster, or remove the job"
                 )
         self.now = 0.0
         self._memory: Any = {}
@@ -151,6 +154,7 @@ class TypedRounds:
             self._active[name].restarts += before is None or before.nodes != lease.nodes
         for name in self._held.keys() & self._active.keys() - leases.keys():
             self._active[name].evictions += 1
+            self._active[name].preemptions += 1
         return leases
 
     def _placed(self, chosen: Mapping[str, str]) -> dict[str, Lease]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from espalier_operator.policies.leases import LEASE_SECONDS
@@ -25,6 +26,8 @@ class TypedJob:
         self, name: str, submitted_at: float, kind: Kind, steps: int, speeds: SpeedTable, *, priority: int = 0
     ) -> None:
         self.name, self.submitted_at, self.kind, self.priority = name, submitted_at, kind, priority
+        self.origin = ""
+        """File, line and field of its number of GPUs, for errors."""
         self.gpus: Final = kind[1]
         self.service = 0.0
         """GPU-seconds that it has held; of GPUs that it shared, half."""
@@ -32,9 +35,12 @@ class TypedJob:
         """For how long it held GPUs in the last round."""
         self.held: list[Span] = []
         self.restarts = -1
-        self.evictions = 0
+        self.evictions = self.preemptions = 0
+        self.gpu_types: Mapping[str, int] = {}
+        """GPUs of the cluster by type, once it is simulated."""
         self.completed_at: float | None = None
-        self._left, self._speeds = steps, speeds
+        self._left = self._steps = steps
+        self._speeds = speeds
 
     @property
     def remaining_steps(self) -> float:
@@ -57,6 +63,12 @@ class TypedJob:
     def speed(self, gpu_type: str, beside: TypedJob | None = None) -> float:
         """Return its steps per second, alone or on the same GPUs as another job; 0: it cannot run there."""
         return self._speeds.steps_per_second(gpu_type, self.kind, None if beside is None else beside.kind)
+
+    def isolated_seconds(self, contention: float, gpus: int) -> float:
+        """Return how long it takes with 1 / `contention` of the GPUs of each type, in turns (Gavel, 4.2)."""
+        parts = {each: count / (contention * self.gpus) for each, count in self.gpu_types.items() if count >= self.gpus}
+        whole = max(1.0, sum(parts.values()))
+        return self._steps / sum(part / whole * self.speed(each) for each, part in parts.items())
 
     def train(self, gpu_type: str, beside: TypedJob | None = None) -> float:
         """Make the whole steps that fit in a lease, at least one and no more than are left; return the seconds."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from espalier_api.allocation import Direction
 from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus
 from espalier_operator.actions import Admit, GrantExtra, Requeue
@@ -42,7 +43,7 @@ def does(state: JobState, *actions: Any) -> JobState:
 
 
 ADMITTED = does(JobState(), Admit(job=JOB.key, gpu_type="a100"))
-LENT = does(ADMITTED, GrantExtra(job=JOB.key, extra=2))
+LENT = does(ADMITTED, GrantExtra(job=JOB.key, extra=2)).granting(4, Direction.UP, "", JOB.terms)
 STARTED = replace(LENT, incarnations=("b0", "b1"))
 """Its base workers run; two extra ones were granted with generation 2."""
 KEPT = replace(STARTED, promised_until=None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from espalier_api.allocation import Direction
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.actions import Fail
@@ -150,7 +151,43 @@ def test_the_last_word_of_an_earlier_leader_says_nothing_of_this_one(code):
 def test_a_last_message_of_the_container_is_told():
     state = terminated(1, ENDED_AT, reason="OOMKilled", message="too big")
     after = seen(leader("Failed", state=state), worker(), said=says(TRAINING))
-    assert after.last_failure == "exit code 1; see its log: OOMKilled: too big"
+    assert after.last_failure == "exit code 1: OOMKilled: too big"
+
+
+def test_the_end_of_the_log_is_told_as_the_cause_in_one_sentence():
+    """With `FallbackToLogsOnError` the kubelet gives the last 2 KiB of the log as the container's message."""
+    log = (
+        'in net\n  File "/code/net.py", line 3, in <module>\n    net(1)\n'
+        "During handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n"
+        '  File "/code/net.py", line 7, in net\n    return nn.Linear(width, "2")\n'
+        '  File "/usr/lib/python3.11/site-packages/torch/nn.py", line 99, in __init__\n    torch.empty(size)\n'
+        "TypeError: empty(): argument 'size' must be tuple of ints\n"
+    )
+    state = terminated(2, ENDED_AT, reason="Error", message=log)
+    after = seen(leader("Failed", state=state), worker(), said=None)
+    cause = "TypeError: empty(): argument 'size' must be tuple of ints (/code/net.py:7, in net)"
+    assert after.ended == Ended(reason=Reason.INVALID_SPEC, failed=True, message=cause)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+@pytest.mark.parametrize("reason", [Reason.INVALID_SPEC, Reason.NOTHING_TRAINED, Reason.CHECKPOINT_NOT_WRITTEN])
+def test_a_failure_that_the_leader_says_is_final_is_final_whatever_its_code(code, reason):
+    after = seen(ended(code), worker(), said=says(FAILED, reason=reason, message="why"))
+    assert after.ended == Ended(reason=reason, failed=True, message="why")
+
+
+def test_a_leader_that_failed_is_not_complete_whatever_its_code():
+    after = seen(ended(0), worker(), said=says(FAILED, reason=Reason.TRAINER_FAILED, message="why"))
+    assert (after.ended, after.failures, after.last_failure) == (None, 1, "exit code 0: why")
+
+
+def test_a_budget_that_failures_used_up_names_the_last_of_them():
+    last = replace(STATE, failures=2, last_failure="exit code 1: boom")
+    said = says(FAILED, reason=Reason.NOTHING_TRAINED, message="no step")
+    after = seen(ended(2), worker(), said=said, state=last)
+    assert after.ended is not None
+    assert after.ended.message == "no step; the last failure: exit code 1: boom"
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 143])
@@ -455,7 +492,9 @@ def test_a_promise_is_over_once_all_that_were_promised_have_a_node(bound, kept):
         for index, node in enumerate(bound)
     ]
     after = seen(leader(), worker(), *extras, said=says(TRAINING), state=promised)
-    assert after == (promised if kept else replace(promised, promised_until=None))
+    told = promised.granting(2 + sum(map(bool, bound)), Direction.UP, Reason.EXTRA_GPUS_GRANTED, JOB.terms)
+    known = told if any(bound) else promised
+    assert after == (known if kept else replace(known, promised_until=None))
     there = observed(JOB, promised, [parse_pod(leader(), SETTINGS)], says(TRAINING))
     assert list(turning_points(promised, there, SETTINGS.timing)) == [NOW + 60]
 

@@ -80,6 +80,7 @@ def a_container(**changes):
         "image": "mine",
         "resources": LIMITS,
         "env": [*CONTRACT, METRICS],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": [PORT],
         "volumeMounts": [CONTRACT_MOUNT, CHECKPOINT_MOUNT],
     }
@@ -455,7 +456,10 @@ def test_selector_tolerations_and_names_of_the_template_stay_but_for_what_makes_
         terminationGracePeriodSeconds=90,
         imagePullSecrets=[{"name": "s"}],
     )
-    assert spec_of(job, gpu_type="a100") == a_spec(
+    spec = spec_of(job, gpu_type="a100")
+    environment = spec["containers"][0]["env"]
+    environment.remove({"name": "ESPALIER_GPU_TYPE", "value": "a100"})
+    assert spec == a_spec(
         nodeSelector={"disk": "fast", "nvidia.com/gpu.product": "a100"},
         tolerations=[own, {"key": GPU, "operator": "Exists"}],
         enableServiceLinks=True,

@@ -100,7 +100,9 @@ def does(state: JobState, action: object, now: float = NOW) -> JobState:
 
 
 ADMITTED = does(JobState(), Admit(job=J, gpu_type="a"))
-LENT = does(ADMITTED, GrantExtra(job=J, extra=2), NOW + 1)
+PROMISED = does(ADMITTED, GrantExtra(job=J, extra=2), NOW + 1)
+LENT = PROMISED.granting(4, Direction.UP, Reason.EXTRA_GPUS_GRANTED, TERMS)
+"""The leader knows of them: they run."""
 ASKED = does(LENT, NoticeReclaim(job=J, extra=1, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB))
 RUNNING = replace(LENT, incarnations=("l", "w"), trained=True, used_seconds=40.0)
 
@@ -128,10 +130,9 @@ def test_admission():
     assert does(JobState(), Admit(job=J, gpu_type="a")) == expected
 
 
-def test_lending_names_pods_by_the_generation_and_promises_them():
+def test_lending_promises_workers_of_which_the_leader_does_not_know_yet():
     expected = replace(
         ADMITTED,
-        grant=granted(2, 4, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
         extra=2,
         extra_generation=2,
         granted_at=NOW + 1,
@@ -139,6 +140,24 @@ def test_lending_names_pods_by_the_generation_and_promises_them():
         promised_until=NOW + 21,
     )
     assert does(ADMITTED, GrantExtra(job=J, extra=2), NOW + 1) == expected
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_workers_of_which_the_leader_does_not_know_are_taken_back_without_notice(extra):
+    """And a later loan makes workers of other names, while the first may still be ending."""
+    less = does(
+        PROMISED, NoticeReclaim(job=J, extra=extra, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB), NOW + 2
+    )
+    promised_until = PROMISED.promised_until if extra else None
+    assert less == replace(PROMISED, extra=extra, changed_at=NOW + 2, promised_until=promised_until)
+    assert does(less, GrantExtra(job=J, extra=2), NOW + 3).extra_generation == 3
+
+
+@pytest.mark.parametrize("known", [0, 1, 2])
+def test_the_loss_of_workers_of_which_the_leader_does_not_know_is_no_news(known):
+    told = PROMISED.granting(2 + known, Direction.UP, Reason.EXTRA_GPUS_GRANTED, TERMS)
+    released = does(told, ReleaseExtra(job=J, extra=1, forced=True, reason=Reason.UNSCHEDULABLE), NOW + 31)
+    assert released.grant == (told.grant if known < 2 else granted(3, 3, Direction.DOWN, Reason.UNSCHEDULABLE))
 
 
 def test_a_notice_lowers_the_allocation_before_anything_is_taken():

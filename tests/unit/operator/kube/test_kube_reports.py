@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from espalier_api.documents import dumps
+from espalier_api.measurements import Measurements, Speed
 from espalier_api.report import MAX_REPORT_BYTES, Report, TrainerPhase
 from espalier_kube import resources
 from espalier_operator.kube import reports
@@ -140,3 +141,24 @@ def test_data_of_any_type_is_no_report(desk: Desk, data: Any) -> None:
     found = desk.store.report(ONE)
     assert found is not None
     assert (found.report, found.problem) == (None, "")
+
+
+def test_only_the_first_measurement_of_a_configuration_asks_for_a_plan(desk: Desk) -> None:
+    """A policy may decide otherwise then; figures that move a little wait for the next plan."""
+
+    def speed(workers: int, seconds: float) -> Speed:
+        same = {"nodes": 1, "batch_size": 8, "parameters": 10, "steps": 20, "sync_seconds": 0.0}
+        return Speed(workers=workers, step_seconds=seconds, **same)
+
+    desk.take(resources.JOBS, raw_job())
+
+    def plans_after(*speeds: Speed) -> int:
+        before = desk.plans
+        desk.say(dumps(report("leader", measurements=Measurements(speeds=speeds))))
+        return desk.plans - before
+
+    assert plans_after() == 1, "its first report"
+    assert plans_after(speed(1, 2.0)) == 1
+    assert plans_after(speed(1, 1.0)) == 0
+    assert plans_after(speed(1, 1.0), speed(2, 0.6)) == 1
+    assert plans_after(speed(2, 0.6), speed(1, 1.1)) == 0, "one that it has measured before"

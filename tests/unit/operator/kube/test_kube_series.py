@@ -25,6 +25,7 @@ from espalier_api.status import (
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.kube.metrics.measurements import Owner
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, gpus_of, series_of
+from espalier_operator.policies.view import Share
 from espalier_operator.queues import Queue, Quota
 
 NOW = 1_000.0
@@ -151,6 +152,14 @@ def test_a_job_that_waits_says_for_what_and_for_how_long() -> None:
     assert "espalier_job_depth" not in made, "nothing is known of its model"
 
 
+def test_how_much_a_program_has_done_is_a_series_once_it_says_so() -> None:
+    said = JobStatus(training=TrainingStatus(step=5, done_percentage=40))
+    made = series_of(
+        [live("one", said, facts("one")), live("two", JobStatus(), facts("two"))], Snapshot(taken_at=NOW), NOW
+    )
+    assert made["espalier_job_done_ratio"] == {("team", "one"): 0.4}
+
+
 def test_a_job_that_is_over_holds_nothing() -> None:
     status = JobStatus(phase=JobPhase.COMPLETE, completion_time=TIME, scheduling=SchedulingStatus(admitted_at=TIME))
     known = facts("one", admitted_at=NOW - 10, finished=True)
@@ -239,3 +248,19 @@ def test_the_catalogue_names_follow_the_conventions() -> None:
         assert each.help.endswith("."), each.name
         assert not set(each.labels) & {"job", "instance", "pod", "le", "quantile"}, each.name
         assert all(label in LABELS for label in each.labels), each.name
+
+
+def test_a_job_s_place_and_share_are_shown() -> None:
+    shares = (
+        Share(job="team/one", workers=2, spare=1, gpu_type="a100"),
+        Share(job="team/two", workers=0),
+    )
+    made = series_of([], Snapshot(taken_at=NOW), NOW, shares)
+    assert made["espalier_job_policy_place"] == {("team", "one"): 1, ("team", "two"): 2}
+    assert made["espalier_job_share_workers"] == {
+        ("team", "one", "share", "a100"): 2,
+        ("team", "one", "spare", "a100"): 1,
+        ("team", "two", "share", ""): 0,
+        ("team", "two", "spare", ""): 0,
+    }
+    assert "espalier_job_policy_place" not in series_of([], Snapshot(taken_at=NOW), NOW)

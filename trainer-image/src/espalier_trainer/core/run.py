@@ -12,20 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
+from espalier_api.advice import offered
 from espalier_api.allocation import Allocation
+from espalier_api.events import NOT_GROWABLE
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.report import BATCH_METRIC, TrainerPhase
 from espalier_trainer import randomness
-from espalier_trainer.adapting import Adapter, report_outcome, undone
+from espalier_trainer.adapting import Adapter, Silence, report_outcome, undone
+from espalier_trainer.causes import ending_of
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
 from espalier_trainer.core import saving
+from espalier_trainer.core.batching import Batching, FixedBatching, Resized
 from espalier_trainer.core.hooks import Boundary, Change, Hooks
 from espalier_trainer.core.services import Services
 from espalier_trainer.core.state import TrainingState
+from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.elastic.team import Team
@@ -36,6 +42,9 @@ from espalier_trainer.measuring.meter import Meter, Place
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Ending, Progress, StepGaps
 from espalier_trainer.schedules import Moment
+
+_ENDLESS: Final = 1 << 60
+"""Batches of an epoch that does not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class Due:
     """All members of it; None: this worker is alone."""
     rate: float
     """The learning rate."""
+    portion: Portion = ONE
+    """Of the epoch, in this step."""
     measured: bool = False
     """Measure times and norms of gradients in it."""
 
@@ -76,19 +87,21 @@ class Run:
         cannot_grow: str = "",
         hooks: Hooks | None = None,
         study: Study | None = None,
+        batching: Batching | None = None,
     ) -> None:
         """`example` are inputs [2, ...] of the network; without them it does not grow.
 
         `cannot_grow` is the reason for which the network cannot grow ('' if it can), and what happens instead.
-        `hooks` take part in the run.
+        `hooks` take part in the run. `batching` decides on the batch size; None: it is the author's.
         """
         self.job, self.state, self.services = job, state, services
         self.hooks, self._study = hooks or Hooks(), study or Study()
         self._identity, self._cannot_grow = identity, cannot_grow
+        self.batching = batching or FixedBatching()
         self._scheduler = services.scheduler
         network = state.network
         self.progress = Progress(network.depth, network.parameters)
-        self._meter = Meter(network)
+        self._meter = Meter(network, services.gpu_type)
         self.journal = Journal(
             job.key,
             services.scheduler,
@@ -105,6 +118,7 @@ class Run:
             if advisor is None or example is None
             else Adapter(job, advisor, self._scheduler, example, self._study.restart_only, services.clock, seed)
         )
+        self._note_batch_size()
         self._saver = saving.Saver(services.checkpoints, job.spec.checkpoint.interval_seconds, services.clock)
         self._gaps = StepGaps(services.clock, services.step_took)
         self.team: Team | None = None if services.team is None else services.team(self.journal)
@@ -112,7 +126,10 @@ class Run:
         self.ending: Ending | None = None
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
+        self._silence = Silence()
         self._resumed, self._used = False, services.used_seconds
+        self._first_step = 0
+        """The step that this process began at."""
         self._grown_from: Network | None = None
         """The network before the last growth. Kept until a step has shown that the grown one fits into memory."""
         self._step_began = self._step_began_wall = 0.0
@@ -126,6 +143,7 @@ class Run:
         if checkpoint is not None:
             self._resumed = True
             self._take_over(checkpoint)
+            self._first_step = self.progress.step
             self._used = max(self._used, checkpoint.state.used_seconds)
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
@@ -191,7 +209,10 @@ class Run:
     def recover(self, error: torch.OutOfMemoryError) -> None:
         """Continue with a network that fits into the memory of the device; raises `error` if there is none."""
         message = f"out of memory: {str(error).splitlines()[0]}"
-        if self._grown_from is not None:
+        world = 1 if self.team is None else self.team.world
+        if smaller := self.batching.out_of_memory(world):
+            self._resized(smaller, message)
+        elif self._grown_from is not None:
             before, self._grown_from = self._grown_from, None
             self._use(before)
             self.hooks.growth_undone()
@@ -203,20 +224,23 @@ class Run:
         else:
             raise error
 
-    def stepped(self, loss: float, batches: int) -> None:
-        """Count a step that took `batches` batches of the epoch; `loss` was computed before the step."""
-        progress = self.progress
-        place = Place() if self.team is None else Place(self.team.nodes, self.team.world)
+    def stepped(self, loss: float, portion: Portion) -> None:
+        """Count a step that took `portion` of the epoch; `loss` was computed before the step."""
+        progress, place = self.progress, self._place
         seconds = self.services.clock() - self._step_began_wall
-        self._meter.stepped(place, seconds, progress.epoch, progress.step, loss)
-        progress.cursor += batches
+        self._meter.stepped(place, seconds, progress.epoch, progress.step, loss, portion)
+        proved = self.batching.stepped(portion, place.workers)
+        progress.cursor += portion.batches
         progress.step += 1
-        progress.epoch_loss_sum += loss * batches
-        if self._grown_from is not None:
+        progress.epoch_loss_sum += loss * portion.batches
+        if self._grown_from is not None or proved:
             self._grown_from, self._saver.wanted = None, True
+        if proved and self.team is not None:
+            self.team.noted()
         self._gaps.step_finished(progress)
         self._scheduler.step_finished(self.state.network.architecture)
-        self.hooks.stepped(self.state.network, self._scheduler.used_seconds() - self._step_began)
+        seconds = self._scheduler.used_seconds() - self._step_began
+        self.hooks.stepped(self.state.network, seconds / self.batching.worth(portion))
 
     def validated(self, evaluation: Evaluation) -> None:
         """Report an evaluation on the validation split."""
@@ -241,10 +265,14 @@ class Run:
         if completed:
             self._change(self.hooks.completed())
         self.close(done=completed)
+        if self.ending is not None and self.ending.phase is TrainerPhase.FAILED:
+            return  # nothing was trained: a checkpoint would keep the used budget, and nothing else
         if completed:
             # What the loop does after its epochs is counted, as an evaluation is.
             self.journal.enter(TrainerPhase.EVALUATING)
-        self._save()
+        problem = self._save()
+        if completed and problem:
+            self.ending = Ending(TrainerPhase.FAILED, Reason.CHECKPOINT_NOT_WRITTEN, problem)
 
     def close(self, *, done: bool) -> None:
         """Leave the other workers: permanently if the job is `done`; otherwise they wait for a leader."""
@@ -265,6 +293,12 @@ class Run:
             message = f"the accuracy {final:g} is not in [0, 1], so the agent does not learn from this job"
             self.journal.warn("OutcomeNotReported", message)
 
+    def broken_by(self, error: BaseException) -> Ending:
+        """Report that an exception ended the run, and return how."""
+        ending = ending_of(error, stepped=self.progress.step > self._first_step)
+        self.finish(ending)
+        return ending
+
     # ---- within
 
     def _begin(self) -> None:
@@ -282,7 +316,8 @@ class Run:
         for warning in store.warnings if store is not None else ():
             self.journal.warn("CheckpointDamaged", warning)
         if self._cannot_grow and self._adapter is not None:
-            self.journal.warn("NotGrowable", self._cannot_grow)
+            self.journal.cannot_grow = self._cannot_grow
+            self.journal.warn(NOT_GROWABLE, self._cannot_grow)
 
     def _boundary(self) -> Ending | None:
         """The step boundary: read allocation, deadline and demands; save and report when it is time."""
@@ -298,7 +333,7 @@ class Run:
         self._update_members()
         self.journal.acknowledge(self.allocation.generation)
         if scheduler.time_left() <= 0:
-            return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+            return self._out_of_time()
         # Before demands to stop: no step follows a comparison that such a demand interrupts.
         self._change(
             self.hooks.at_boundary(
@@ -324,9 +359,14 @@ class Run:
         if self._saver.is_due(scheduler.used_seconds()) and self._grown_from is None:
             self._save()
             if scheduler.time_left() <= 0:  # a large model takes a while to write
-                return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+                return self._out_of_time()
         self.journal.report()
         return None
+
+    def _out_of_time(self) -> Ending:
+        if self.progress.step == 0:  # earlier leaders, which failed, have used the budget
+            return Ending(TrainerPhase.FAILED, Reason.NOTHING_TRAINED, SENTENCES[Reason.NOTHING_TRAINED])
+        return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
 
     def _update_members(self) -> None:
         """Admit workers that wait, and release those beyond the allocation."""
@@ -334,13 +374,43 @@ class Run:
             replicas, step = self.allocation.replicas, self.progress.step
             self.team.update_members(replicas, self.state.network, step, self._capture, self._take_over)
 
+    @property
+    def _place(self) -> Place:
+        return Place() if self.team is None else Place(self.team.nodes, self.team.world)
+
     def _due(self, batches: int, rate: Callable[[], float]) -> Due:
-        team, progress = self.team, self.progress
+        team, progress, place = self.team, self.progress, self._place
+        if self.hooks.may_grow:  # a trial compares steps of one size
+            self._choose_batch_size(place)
+        portion = self.batching.portion(place.workers, progress.cursor, batches)
+        scaled = rate() * portion.rate
         if team is None or team.world == 1:
-            return Due(None, rate(), self._meter.begin())
+            measured = self._meter.begin()
+            return Due(None, scaled, self.batching.measurable(portion) if measured else portion, measured)
         team.share_news(self._capture)
-        scaled, measured = team.rate(rate(), progress.cursor, batches), self._meter.begin()
-        return Due(team.begin_step(progress.epoch, progress.cursor, scaled, measured=measured), scaled, measured)
+        measured = self._meter.begin()
+        group = team.begin_step(progress.epoch, progress.cursor, scaled, portion=portion, measured=measured)
+        return Due(group, scaled, portion, measured)
+
+    def _choose_batch_size(self, place: Place) -> None:
+        if self.batching.batch_size is None:
+            return
+        begins, parameters = self.progress.cursor == 0, self.state.network.parameters
+        if changed := self.batching.choose(self._meter.measured, place, parameters, epoch_begins=begins):
+            self._resized(changed)
+            if changed.untested:
+                self._save()  # if there is no memory for it, whoever starts again knows
+
+    def _resized(self, changed: Resized, message: str = "") -> None:
+        """Go on with another batch size, which all members learn, and report it."""
+        workers = self._place.workers
+        self.journal.batch_changed(changed, workers, self.batching.portion(workers, 0, _ENDLESS).rate, message)
+        if self.team is not None:
+            self.team.noted()
+
+    def _note_batch_size(self) -> None:
+        if self.batching.batch_size is not None:
+            self.progress.metrics[BATCH_METRIC] = self.batching.batch_size
 
     def _adapted(self) -> bool:
         """If a decision is due, ask how to grow; returns whether to train an epoch after that."""
@@ -350,6 +420,8 @@ class Run:
             or network.architecture is None
             or self.allocation.replicas <= self._scheduler.base_replicas()
             or progress.consultations >= self.job.spec.adaptation.max_adaptations
+            or self._silence.holds(self._scheduler.used_seconds())
+            or not offered(network.architecture)
             or not self.hooks.may_grow
         ):
             return True
@@ -361,7 +433,8 @@ class Run:
         consultation = self._adapter.consult(network, progress, self.allocation)
         if consultation.problem is not None and self.services.stop():
             return False  # the question was broken off; whoever resumes asks again
-        progress.consultations += 1
+        self._silence.heard(consultation.answered, self._scheduler.used_seconds(), self._scheduler.time_budget())
+        progress.consultations += consultation.answered
         if consultation.network is not network:
             if self.state.in_place:
                 # Where the grown one does not fit the process ends; started again it continues from here, as it was.
@@ -410,7 +483,7 @@ class Run:
 
     def _capture(self) -> Checkpoint:
         used = self._scheduler.used_seconds()
-        return saving.capture(self._identity, self.state, self.progress, used, self.hooks)
+        return saving.capture(self._identity, self.state, self.progress, used, self.hooks, self.batching)
 
     def _capture_all(self) -> Checkpoint:
         """Return the run with what was measured of it, which members do not need."""
@@ -426,9 +499,13 @@ class Run:
         self.journal.network, self.journal.progress = self.state.network, self.progress
         self._meter.network_changed(self.state.network)
         self._meter.restore(checkpoint.state.measurements)
+        self.batching.load(checkpoint.state.batching)
+        self._note_batch_size()
         return self.state.network
 
-    def _save(self) -> None:
-        self._saver.save(self._capture_all, self.state.network, self.progress, self.journal)
+    def _save(self) -> str:
+        """Save; returns why no checkpoint was written, '' if one was."""
+        problem = self._saver.save(self._capture_all, self.state.network, self.progress, self.journal)
         # From the end of a save: a model that takes an interval to write would otherwise be written at every step.
         self._saver.begin(self._scheduler.used_seconds())
+        return problem

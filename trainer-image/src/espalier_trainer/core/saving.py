@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 
 from espalier_trainer import randomness
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
+from espalier_trainer.core.batching import Batching
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.state import TrainingState
 from espalier_trainer.errors import LossNotFiniteError
@@ -19,7 +20,12 @@ from espalier_trainer.progress import Progress
 
 
 def capture(
-    identity: CheckpointIdentity, trained: TrainingState, progress: Progress, used_seconds: float, hooks: Hooks
+    identity: CheckpointIdentity,
+    trained: TrainingState,
+    progress: Progress,
+    used_seconds: float,
+    hooks: Hooks,
+    batching: Batching,
 ) -> Checkpoint:
     """Return the run as a checkpoint."""
     network = trained.network
@@ -43,6 +49,7 @@ def capture(
         max_step_gap_seconds=progress.max_step_gap_seconds,
         schedule=trained.state(),
         shrinking=hooked,
+        batching=batching.state(),
         optimizer_groups=tuple(groups),
         optimizer_values=values,
         random=random_values,
@@ -87,15 +94,15 @@ class Saver:
         """Return whether the interval is over or a checkpoint is wanted."""
         return self.wanted or used_seconds - self._saved_at >= self.interval_seconds
 
-    def save(self, capture: Callable[[], Checkpoint], network: Network, progress: Progress, journal: Journal) -> None:
-        """Write a checkpoint; if that fails, log a warning and continue.
+    def save(self, capture: Callable[[], Checkpoint], network: Network, progress: Progress, journal: Journal) -> str:
+        """Write a checkpoint; if that fails, warn. Returns why none was written, '' if one was, or none is kept.
 
         Raises `LossNotFiniteError` for a network with NaN or infinite values, which is never written, and
         `SupersededError` if a later leader has taken over.
         """
         self.wanted = False
         if self.store is None:
-            return
+            return ""
         if not network.is_finite():
             rate = progress.metrics.get("learning_rate", 0.0)
             raise LossNotFiniteError(f"the weights after step {progress.step} are not finite", rate)
@@ -103,6 +110,10 @@ class Saver:
         try:
             path = self.store.save(capture())
         except (OSError, SafetensorError) as error:
-            journal.warn("CheckpointFailed", f"no checkpoint was written ({error}); training continues")
-        else:
-            journal.saved(str(path), self.clock() - started)
+            newest = self.store.newest()
+            kept = "there is none yet" if newest is None else f"the last is {newest}"
+            problem = f"{self.store.folder}: no checkpoint of step {progress.step} was written ({error}); {kept}"
+            journal.warn("CheckpointFailed", problem)
+            return problem
+        journal.saved(str(path), self.clock() - started)
+        return ""

@@ -70,6 +70,8 @@ class Services:
     """Returns why this leader must end because a later one has taken over; '' as long as none has."""
     step_took: Callable[[float], None] = lambda seconds: None
     """Called with the wall seconds between the ends of two optimizer steps."""
+    gpu_type: str = ""
+    """The type of GPU of the workers; empty: not known."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -109,6 +111,7 @@ def connect(
             attempt=settings.attempt,
             superseded=contracts.superseded,
             step_took=reporter.step_took,
+            gpu_type=settings.gpu_type,
         )
 
 
@@ -129,12 +132,11 @@ def team_of(
 ) -> TeamMaker | None:
     """Return the function that makes the team of the job's workers, None if each trains alone."""
     training = job.spec.training
-    place, policy, stragglers = settings.rendezvous, training.elastic_batch, training.stragglers or Stragglers.REPORT
-    if place is None or policy is None:
+    place, stragglers = settings.rendezvous, training.stragglers or Stragglers.REPORT
+    if place is None or training.elastic_batch is None:
         return None
     return lambda journal: Team(
         place,
-        policy,
         device,
         journal.warn,
         journal.workers_changed,

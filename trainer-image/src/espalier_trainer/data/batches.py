@@ -34,13 +34,16 @@ class EpochOrder:
         """Number of examples in a batch."""
         return min(self.batch_size, len(self.indices))
 
-    def chosen(self, cursor: int, rows: slice = slice(None)) -> Tensor:
-        """Return the examples of batch `cursor`, or of `rows` of it."""
-        return self.indices[cursor * self.batch_size : (cursor + 1) * self.batch_size][rows]
+    def chosen(self, cursor: int, rows: slice = slice(None), batches: int = 1) -> Tensor:
+        """Return the examples of `batches` batches from `cursor` on, or of `rows` of them."""
+        return self.indices[cursor * self.batch_size : (cursor + batches) * self.batch_size][rows]
 
-    def batch(self, source: Source, cursor: int, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Return batch `cursor` of `source`, or `rows` of it, augmented with random numbers of that batch alone."""
-        return source.batch(self.chosen(cursor, rows), np.random.default_rng((self.seed, self.epoch, cursor, 1)))
+    def batch(self, source: Source, cursor: int, rows: slice = slice(None), batches: int = 1) -> tuple[Tensor, Tensor]:
+        """Return `batches` batches of `source` from `cursor` on, or `rows` of them, augmented with random numbers of
+        batch `cursor` alone.
+        """
+        chance = np.random.default_rng((self.seed, self.epoch, cursor, 1))
+        return source.batch(self.chosen(cursor, rows, batches), chance)
 
 
 def epoch_order(examples: int, batch_size: int, seed: int, epoch: int, device: torch.device) -> EpochOrder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from espalier_api.job import DatasetSpec
-from espalier_trainer.data.source import Data, MapSource, Source, TensorSource
+from espalier_trainer.data.source import Data, MapSource, Source, TensorSource, check_labels
 from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
 from espalier_trainer.errors import DatasetError
 
@@ -38,8 +39,16 @@ def load(spec: DatasetSpec) -> Data:
         _source(split, f"{_FIELD}: {path}: {name}")
         for split, name in zip(splits, ("train", "validation", "test"), strict=True)
     )
-    classes = getattr(function, "classes", None) or _classes((train, validation, test), path)
-    return Data(path, train, validation, test, int(classes))
+    given = getattr(function, "classes", None)
+    classes = _classes((train, validation, test), path) if given is None else _number(given, path)
+    for source, name in ((train, "train"), (validation, "validation"), (test, "test")):
+        if isinstance(source, TensorSource):
+            check_labels(source.labels, classes, f"{_FIELD}: {path}: {name}")
+    train, validation, test = (
+        replace(source, classes=classes) if isinstance(source, MapSource) else source
+        for source in (train, validation, test)
+    )
+    return Data(path, train, validation, test, classes)
 
 
 def _source(split: Any, place: str) -> Source:
@@ -47,16 +56,14 @@ def _source(split: Any, place: str) -> Source:
         split = split.tensors
     if isinstance(split, tuple | list) and len(split) == 2:
         inputs, labels = (torch.as_tensor(part) for part in split)
-        if labels.is_floating_point() or labels.ndim != 1:
-            raise DatasetError(
-                f"{place}: labels are {labels.dtype} of shape {tuple(labels.shape)}; "
-                "they must be class numbers: integers of shape [N]"
-            )
+        if labels.numel() == 0:
+            raise DatasetError(f"{place} split is empty; it must hold at least one example")
+        check_labels(labels, None, place)
         return TensorSource(inputs, labels.to(torch.int64))
     if isinstance(split, Dataset):
         if not isinstance(split, Sized) or not hasattr(split, "__getitem__"):
             raise DatasetError(f"{place}: an iterable data set has no order in which to resume; use a map-style one")
-        return MapSource(split)
+        return MapSource(split, place=place)
     raise DatasetError(
         f"{place}: {type(split).__name__}; allowed: (inputs, labels), a TensorDataset, or a map-style Dataset"
     )
@@ -69,4 +76,11 @@ def _classes(sources: tuple[Source, ...], path: str) -> int:
             f"{_FIELD}: {path}: the number of classes is not known; set it on the function: "
             f"{path.partition(':')[2]}.classes = 10"
         )
-    return 1 + max(int(part.max()) for part in labels if len(part))
+    return 1 + max(int(part.max()) for part in labels)
+
+
+def _number(classes: Any, path: str) -> int:
+    """Return the number of classes that the function gives."""
+    if not isinstance(classes, int) or classes < 1:
+        raise DatasetError(f"{_FIELD}: {path}: its attribute classes is {classes!r}; it must be a whole number from 1")
+    return classes

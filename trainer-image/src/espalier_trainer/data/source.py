@@ -7,7 +7,7 @@ tens of µs), where a `DataLoader` with workers costs more than a step of a smal
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -83,25 +83,48 @@ class TensorSource:
         )
 
 
+def check_labels(labels: Tensor, classes: int | None, place: str) -> None:
+    """Raise `DatasetError` unless `labels` are class numbers; `classes` None: any from 0. `place` names the split."""
+    if labels.is_floating_point() or labels.ndim != 1:
+        raise DatasetError(
+            f"{place}: labels are {labels.dtype} of shape {tuple(labels.shape)}; "
+            "they must be class numbers: integers of shape [N]"
+        )
+    wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
+    if bool(wrong.any()):
+        allowed = "from 0" if classes is None else f"from 0 to {classes - 1}, as there are {classes} classes"
+        raise DatasetError(f"{place}: a label is {int(labels[wrong][0])}; labels must be class numbers {allowed}")
+
+
 @dataclass(frozen=True, slots=True)
 class MapSource:
-    """A split of a user's map-style `torch.utils.data.Dataset`: read one by one, collated, moved."""
+    """A split of a user's map-style `torch.utils.data.Dataset`: read one by one, collated, moved.
+
+    The labels of each batch are checked: those of the whole data set would have to be read first.
+    """
 
     dataset: Dataset[Any]
     device: torch.device | None = None
+    classes: int | None = None
+    place: str = "training.dataset"
 
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
 
     def batch(self, indices: Tensor, chance: np.random.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return the examples at `indices`; augmentation is the task of the user's data set."""
+        """Return the examples at `indices`; augmentation is the task of the user's data set.
+
+        Raises `DatasetError` for labels that are no class numbers.
+        """
         examples = [self.dataset[index] for index in indices.tolist()]
         inputs, labels = default_collate(examples)
-        return inputs.to(self.device), torch.as_tensor(labels).to(self.device)
+        labels = torch.as_tensor(labels)
+        check_labels(labels, self.classes, self.place)
+        return inputs.to(self.device), labels.to(self.device)
 
     def to(self, device: torch.device) -> MapSource:
         """Return the same split with its batches on `device`."""
-        return MapSource(self.dataset, device)
+        return replace(self, device=device)
 
 
 @dataclass(frozen=True, slots=True)

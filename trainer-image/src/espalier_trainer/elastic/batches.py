@@ -9,8 +9,25 @@ from espalier_api.job import ElasticBatch
 
 
 @dataclass(frozen=True, slots=True)
+class Portion:
+    """What all members take in a step. The leader decides on it."""
+
+    batches: int = 1
+    """Batches of the epoch, from its cursor on."""
+    passes: int = 1
+    """Parts in which each member computes its share, one after the other; gradients add up."""
+    rate: float = 1.0
+    """Factor of the learning rate of a step of one batch."""
+    full: bool = True
+    """Whether it is not less than usual because the epoch ends."""
+
+
+ONE = Portion()
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
-    """Rows `first` to `last` (not included) of batch `batch` of the epoch; may be empty."""
+    """Rows `first` to `last` (not included) from the beginning of batch `batch` of the epoch on; may be empty."""
 
     batch: int
     first: int
@@ -26,25 +43,28 @@ LEAST_ROWS = 2
 """A batch norm over one example has no variance."""
 
 
-def shares(policy: ElasticBatch, world: int, cursor: int, batches: int, rows: int) -> tuple[Share, ...]:
-    """Return the members' shares of the step that begins at batch `cursor` of an epoch of `batches` batches.
+def shares(policy: ElasticBatch, world: int, cursor: int, rows: int, batches: int = 1) -> tuple[Share, ...]:
+    """Return the members' shares of the step that takes `batches` batches of `rows` examples from batch `cursor` on.
 
-    `keepGlobal`: batch `cursor`, of `rows` examples, is cut into `world` parts whose sizes differ by one at most.
-    `scaleLinear`: each member takes a batch, the k-th `cursor` + k; near the epoch's end some take none. Each example
-    of the batches consumed is in exactly one share.
+    `keepGlobal`: they are cut into `world` parts whose sizes differ by one at most. `scaleLinear`: each member takes
+    one, the k-th `cursor` + k; near the epoch's end some take none. Each example is in exactly one share.
     """
     if policy is ElasticBatch.SCALE_LINEAR:
-        taken = consumed(policy, world, cursor, batches)
-        return tuple(Share(cursor + member, 0, rows if member < taken else 0) for member in range(world))
+        return tuple(Share(cursor + member, 0, rows if member < batches else 0) for member in range(world))
+    rows *= batches
     parts = max(1, min(world, rows // LEAST_ROWS))
     cuts = [rows * part // parts for part in range(parts + 1)]
     idle = [Share(cursor, 0, 0)] * (world - parts)
     return (*(Share(cursor, *cut) for cut in pairwise(cuts)), *idle)
 
 
-def consumed(policy: ElasticBatch, world: int, cursor: int, batches: int) -> int:
-    """Return how many batches of the epoch the step takes; the learning rate is multiplied by it.
+def fixed_portion(policy: ElasticBatch, world: int, cursor: int, batches: int) -> Portion:
+    """Return what a step at batch `cursor` of `batches` takes if the author of the job decides on the batch size.
 
-    Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1: the linear scaling rule.
+    `scaleLinear`: a batch for each member, with the learning rate multiplied by their number (the linear scaling rule:
+    Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1).
     """
-    return min(world, batches - cursor) if policy is ElasticBatch.SCALE_LINEAR else 1
+    if policy is not ElasticBatch.SCALE_LINEAR:
+        return ONE
+    taken = min(world, batches - cursor)
+    return Portion(batches=taken, rate=float(taken), full=taken == world)

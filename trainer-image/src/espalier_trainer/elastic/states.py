@@ -12,6 +12,7 @@ from torch import Tensor
 
 from espalier_api.documents import dumps, loads
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.group import PIECE_BYTES, Group
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
@@ -49,19 +50,24 @@ class Command:
     """Bytes that follow."""
     measured: bool = False
     """Whether the members measure the noise of their gradients in this step."""
+    portion: Portion = ONE
+    """Of the epoch, in this step."""
 
     def send(self, group: Group) -> None:
         """Send it to all members."""
+        portion = self.portion
         numbers = [float(self.code), self.epoch, self.cursor, self.rate, self.size, float(self.measured)]
+        numbers += [portion.batches, portion.passes, portion.rate, float(portion.full)]
         group.broadcast(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
 
     @classmethod
     def receive(cls, group: Group) -> Command:
         """Wait for the leader's next command."""
-        tensor = torch.zeros(6, dtype=torch.float64, device=group.device)
+        tensor = torch.zeros(10, dtype=torch.float64, device=group.device)
         group.broadcast(tensor, 0)
-        code, epoch, cursor, rate, size, measured = tensor.tolist()
-        return cls(Code(int(code)), int(epoch), int(cursor), rate, int(size), measured > 0)
+        code, epoch, cursor, rate, size, measured, batches, passes, factor, full = tensor.tolist()
+        portion = Portion(int(batches), int(passes), factor, full > 0)
+        return cls(Code(int(code)), int(epoch), int(cursor), rate, int(size), measured > 0, portion)
 
 
 def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:

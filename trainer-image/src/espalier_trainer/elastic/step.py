@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from espalier_trainer.core.hooks import Criterion
 from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import Source
 from espalier_trainer.elastic.batch_norm import synchronized
-from espalier_trainer.elastic.batches import LEAST_ROWS, consumed, shares
+from espalier_trainer.elastic.batches import LEAST_ROWS, shares
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.measuring.gradients import Stopwatch, settle, squared_norm
 from espalier_trainer.measuring.noise import Norms
@@ -39,30 +40,36 @@ class Joint:
     """Squared norms of the members' gradients and of their mean; None: not measured."""
     norms_seconds: float = 0.0
     """What these cost."""
+    out_of_memory: bool = False
+    """Whether a member was out of memory, so that no member has taken the step."""
+
+
+CriterionOf = Callable[[slice], Criterion | None]
+"""Takes rows of a member's share, returns their loss function; None: cross entropy."""
 
 
 def share_of(
-    policy: ElasticBatch, group: Group, order: EpochOrder, source: Source, cursor: int
-) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    """Return this member's (inputs, labels), the examples of all members, and the batches that the step takes.
+    policy: ElasticBatch, group: Group, order: EpochOrder, source: Source, cursor: int, batches: int = 1
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return this member's (inputs, labels) of a step that takes `batches` batches, and the examples of all members.
 
     A member without a share gets no labels and some inputs that do not count: few models run on an empty batch.
     """
-    own = shares(policy, group.world, cursor, len(order), order.rows)
+    own = shares(policy, group.world, cursor, order.rows, batches)
     mine = own[group.rank]
     if mine.rows:
-        inputs, labels = order.batch(source, mine.batch, slice(mine.first, mine.last))
+        inputs, labels = order.batch(source, mine.batch, slice(mine.first, mine.last), batches)
     else:
         # The member's own batch may be beyond the end of the epoch.
         inputs, labels = order.batch(source, cursor, slice(LEAST_ROWS))
         labels = labels[:0]
-    return inputs, labels, sum(each.rows for each in own), consumed(policy, group.world, cursor, len(order))
+    return inputs, labels, sum(each.rows for each in own)
 
 
-def indices_of(policy: ElasticBatch, group: Group, order: EpochOrder, cursor: int) -> Tensor:
+def indices_of(policy: ElasticBatch, group: Group, order: EpochOrder, cursor: int, batches: int = 1) -> Tensor:
     """Return the examples of this member's share."""
-    mine = shares(policy, group.world, cursor, len(order), order.rows)[group.rank]
-    return order.chosen(mine.batch, slice(mine.first, mine.last))
+    mine = shares(policy, group.world, cursor, order.rows, batches)[group.rank]
+    return order.chosen(mine.batch, slice(mine.first, mine.last), batches)
 
 
 def joint_step(
@@ -73,29 +80,40 @@ def joint_step(
     examples: int,
     *,
     sync_batch_norm: bool = False,
-    criterion: Criterion | None = None,
+    criterion: CriterionOf | None = None,
+    passes: int = 1,
     measured: bool = False,
 ) -> Joint:
     """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's.
 
     Without labels this member does not contribute, and computes only if the others' batch norms wait for it.
-    `criterion` None: by cross entropy. `measured`: measure times and norms.
-    The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after it can fail, so either
-    all remaining members have taken the step or none has. Raises `GroupBrokenError`.
+    Gradients add up over `passes` parts of its examples. `criterion` None: by cross entropy. `measured`: measure times
+    and norms. The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after it can fail,
+    so either all remaining members have taken the step or none has: none has if one was out of memory
+    (`Joint.out_of_memory`). Raises `GroupBrokenError`, and where batch norms are synchronized `OutOfMemoryError`.
     """
     began = time.perf_counter()
     network.optimizer.zero_grad(set_to_none=True)
     part = torch.zeros((), device=group.device)
-    counts = len(labels) > 0
+    counts, failed = len(labels) > 0, False
     if counts or sync_batch_norm:
-        with synchronized(network.module, group, counts=counts) if sync_batch_norm else nullcontext():
-            logits = network.module(inputs)
-            loss = (criterion or _summed)(logits, labels) / examples if counts else logits.sum() * 0
-            torch.autograd.backward(loss)
-        part = loss.detach() if counts else part
+        least = examples // group.world // LEAST_ROWS
+        try:
+            for rows in parts_of(len(labels), min(passes, max(1, least))):
+                with synchronized(network.module, group, counts=counts) if sync_batch_norm else nullcontext():
+                    logits = network.module(inputs[rows] if counts else inputs)
+                    found = None if criterion is None or not counts else criterion(rows)
+                    loss = (found or _summed)(logits, labels[rows]) / examples if counts else logits.sum() * 0
+                    torch.autograd.backward(loss)
+                part = part + loss.detach() if counts else part
+        except torch.OutOfMemoryError:
+            if sync_batch_norm:
+                raise  # the others wait in a batch norm for what this member does not send
+            network.optimizer.zero_grad(set_to_none=True)
+            counts, failed, part = False, True, torch.zeros((), device=group.device)
     if measured:
         settle(group.device)
-    share = len(labels) / examples if examples else 0.0
+    share = len(labels) / examples if counts else 0.0
     joint = sum_gradients(
         network.module,
         group,
@@ -104,9 +122,18 @@ def joint_step(
         weight=float(counts),
         examples=examples,
         measured_share=share if measured else None,
+        failed=failed,
     )
-    network.optimizer.step()
+    if joint.out_of_memory:
+        network.optimizer.zero_grad(set_to_none=True)
+    else:
+        network.optimizer.step()
     return joint
+
+
+def parts_of(rows: int, passes: int) -> tuple[slice, ...]:
+    """Return `passes` parts of `rows` rows whose sizes differ by one at most."""
+    return tuple(slice(rows * each // passes, rows * (each + 1) // passes) for each in range(passes))
 
 
 def _summed(logits: Tensor, labels: Tensor) -> Tensor:
@@ -123,18 +150,21 @@ def sum_gradients(
     check: float = 0.0,
     examples: int = 0,
     measured_share: float | None = None,
+    failed: bool = False,
 ) -> Joint:
     """Replace the gradients of all members by their weighted sum (`weight` is this member's), and sum their `part` of
     the loss.
 
     `seconds` and `check` of each come with it. `examples` are those of all members; with `measured_share`, this
-    member's share of them, the exchange is timed and norms are measured. Raises `GroupBrokenError`.
+    member's share of them, the exchange is timed and norms are measured. `failed`: this member was out of memory, which
+    all learn. Raises `GroupBrokenError`.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
     world = group.world
-    figures = torch.zeros(3 + 2 * world, device=group.device)
+    figures = torch.zeros(4 + 2 * world, device=group.device)
     figures[0] = part
+    figures[-3] = float(failed)
     figures[1 + group.rank] = seconds
     figures[1 + world + group.rank] = check
     own = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
@@ -153,10 +183,10 @@ def sum_gradients(
     *summed, figures = torch.split(flat, [*(parameter.numel() for parameter in parameters), len(figures)])
     for parameter, gradient in zip(parameters, summed, strict=True):
         parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
-    total, *rest, small, members = figures.tolist()
+    total, *rest, short, small, members = figures.tolist()
     took, computed = time.perf_counter() - began, tuple(rest[:world])
-    joint = Joint(total, computed, tuple(rest[world:]), examples)
-    if measured_share is None:
+    joint = Joint(total, computed, tuple(rest[world:]), examples, out_of_memory=short > 0)
+    if measured_share is None or joint.out_of_memory:
         return joint
     norms = None
     if group.rank == 0 and members > 1:

@@ -12,9 +12,9 @@ from typing import Final
 
 import torch
 
-from espalier_api.job import ElasticBatch, Stragglers
+from espalier_api.job import Stragglers
 from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.elastic.batches import consumed
+from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, chosen, planned
 from espalier_trainer.elastic.rendezvous import RendezvousServer
@@ -49,7 +49,6 @@ class Team:
     def __init__(
         self,
         place: str,
-        policy: ElasticBatch,
         device: torch.device,
         warn: Callable[[str, str], None],
         on_change: Callable[[int, float], None],
@@ -66,7 +65,7 @@ class Team:
         leader runs.
         """
         self._rendezvous = RendezvousServer(place)
-        self._policy, self._device, self._warn, self._clock = policy, device, warn, clock
+        self._device, self._warn, self._clock = device, warn, clock
         self._node = node
         self._on_change = on_change
         self._stragglers, self._hashed = stragglers, hashed
@@ -136,16 +135,18 @@ class Team:
             return
         self._form(replicas, network, step, capture, restore, now)
 
-    def begin_step(self, epoch: int, cursor: int, rate: float = 0.0, *, measured: bool = False) -> Group:
+    def begin_step(
+        self, epoch: int, cursor: int, rate: float = 0.0, *, portion: Portion = ONE, measured: bool = False
+    ) -> Group:
         """Announce a step to all members; returns the group to take it in. Raises `GroupBrokenError`.
 
-        `measured`: they measure the noise of their gradients.
+        `portion` is what it takes of the epoch; `measured`: they measure the noise of their gradients.
         """
         group = self._group
         if group is None:
             raise GroupBrokenError("there is no group")
         with self.stepping():
-            Command(Code.STEP, epoch, cursor, rate, measured=measured).send(group)
+            Command(Code.STEP, epoch, cursor, rate, measured=measured, portion=portion).send(group)
         self._spoke = self._clock()
         return group
 
@@ -165,10 +166,6 @@ class Team:
         """Record a step that was taken, and the members that were slow in it."""
         self._broken = 0
         self._find_straggler(joint.seconds)
-
-    def rate(self, rate: float, cursor: int, batches: int) -> float:
-        """Return the learning rate of the step at `cursor`: times the batches that it takes."""
-        return rate * consumed(self._policy, self.world, cursor, batches)
 
     def grown(self) -> None:
         """Record that the leader's network has changed: all members receive it before the next step."""

@@ -67,6 +67,34 @@ class Successive:
         return Norms((first + second) / 2, examples, both, 2 * examples)
 
 
+class Passes:
+    """The gradients of the passes of one step: of several batches at the same weights, which add up."""
+
+    def __init__(self, module: nn.Module, turn: int) -> None:
+        """`turn` is a number that differs from step to step: a large gradient is seen in parts."""
+        self._module, self._turn = module, turn
+        self._sum: Tensor | None = None
+        self._before: Tensor | None = None
+        self._stride = 1
+
+    def look(self, share: float) -> None:
+        """Look at the gradients after a pass over this share of the examples."""
+        found = [each.grad for each in self._module.parameters() if each.requires_grad and each.grad is not None]
+        self._stride = max(1, -(-sum(gradient.numel() for gradient in found) // MAX_COORDINATES))
+        taken = _flat(found, self._turn % self._stride, self._stride)
+        own = taken if self._before is None else taken - self._before
+        # The part of the mean is the mean over the pass times its share, so the shares weight the squared norms.
+        norm = squared_norm(own) / share
+        self._sum, self._before = norm if self._sum is None else self._sum + norm, taken
+
+    def norms(self, examples: int, passes: int) -> Norms | None:
+        """Return the squared norms of passes and step; None if the passes had not the same parameters."""
+        if self._sum is None or self._before is None:
+            return None
+        small, large = (self._stride * torch.stack([self._sum, squared_norm(self._before)])).tolist()
+        return Norms(small, examples / passes, large, examples)
+
+
 def _flat(gradients: Iterable[Tensor], first: int, stride: int) -> Tensor:
     """Return every `stride`th number of the gradients, from the one at `first`, as one new tensor."""
     parts = [gradient.detach().reshape(-1)[first::stride].float() for gradient in gradients]

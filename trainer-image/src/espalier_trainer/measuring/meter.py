@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from espalier_api.measurements import Measurements
+from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.measuring.gradients import Stopwatch, Successive
 from espalier_trainer.measuring.losses import LossCurve
@@ -30,9 +31,9 @@ class Place:
 class Meter:
     """Not thread-safe: the training loop's own."""
 
-    def __init__(self, network: Network) -> None:
-        self._parameters = network.parameters
-        self._speeds, self._noise, self._losses = Speeds(), Noise(), LossCurve()
+    def __init__(self, network: Network, gpu_type: str = "") -> None:
+        self._parameters, self._gpu_type = network.parameters, gpu_type
+        self._speeds, self._noise, self._losses = Speeds(gpu_type=gpu_type), Noise(), LossCurve()
         self._sampling, self._successive = Sampling(), Successive()
         self._alone_cost = 0.0
         """Seconds that the first of two successive gradients cost."""
@@ -43,7 +44,8 @@ class Meter:
     def restore(self, measurements: Measurements) -> None:
         """Continue from what a checkpoint has kept."""
         if not measurements.is_empty:
-            self._speeds, self._noise = Speeds(measurements.speeds), Noise(measurements.gradient)
+            self._speeds = Speeds(measurements.speeds, gpu_type=self._gpu_type)
+            self._noise = Noise(measurements.gradient)
             self._losses = LossCurve(measurements.losses)
 
     def network_changed(self, network: Network) -> None:
@@ -75,14 +77,18 @@ class Meter:
         else:
             self._sampling.paid(joint.norms_seconds)  # fewer than two members had examples
 
-    def stepped(self, place: Place, seconds: float, epoch: int, step: int, loss: float) -> None:
-        """Count a step that was taken in `seconds`; `step` is its number, `epoch` that of its epoch."""
+    def stepped(self, place: Place, seconds: float, epoch: int, step: int, loss: float, portion: Portion = ONE) -> None:
+        """Count a step that was taken in `seconds`; `step` is its number, `epoch` that of its epoch.
+
+        One that is shorter because the epoch ends is no measurement of speed.
+        """
         self._sampling.stepped(seconds)
         self._losses.add(epoch, step, loss)
         joint = self._joint
-        if joint is None or joint.examples <= 0:
+        if joint is None or joint.examples <= 0 or not portion.full:
             return
-        key = place.nodes, place.workers, -(-joint.examples // place.workers), self._parameters
+        examples = -(-joint.examples // place.workers)
+        key = place.nodes, place.workers, examples, self._parameters, portion.passes
         self._speeds.add(key, seconds, joint.sync_seconds)
 
     def measured(self) -> Measurements:

@@ -13,17 +13,26 @@ Both run the model once to see what it executes (`trace`); points are found and 
 
 Groups of channels are found and widened in `widening`.
 
+    runs = block_points(model, example_input)
+    longer = add_block(model, runs[0].id, example_input)    # a whole residual block more, same outputs
+    optimizer = grow_optimizer(optimizer, model, longer)
+
+Runs of equal residual blocks are found and continued in `block`.
+
 `history` records the growth steps of a model and can replay them in order.
 """
 
 from espalier_api.architecture import GrowthError, GrowthPoint
 from espalier_api.job import Insertion
+from espalier_trainer.net2net.block.points import add_block, block_points, refused_blocks
+from espalier_trainer.net2net.block.step import BlockAdded
 from espalier_trainer.net2net.blocks import DeepenBlock
 from espalier_trainer.net2net.deepening.deepen import deepen, growth_points
 from espalier_trainer.net2net.deepening.step import Deepened, rebuild
 from espalier_trainer.net2net.history import Growth, replay
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.optimizer import grow_optimizer
+from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.widening.groups import WideningGroup
 from espalier_trainer.net2net.widening.optimizer import widen_optimizer
 from espalier_trainer.net2net.widening.step import Widened
@@ -37,6 +46,7 @@ from espalier_trainer.net2net.widening.widen import (
 )
 
 __all__ = [
+    "BlockAdded",
     "DeepenBlock",
     "Deepened",
     "ExampleInput",
@@ -44,14 +54,18 @@ __all__ = [
     "GrowthError",
     "GrowthPoint",
     "Insertion",
+    "Refusal",
     "Widened",
     "Widening",
     "WideningGroup",
+    "add_block",
+    "block_points",
     "deepen",
     "grow_optimizer",
     "growth_points",
     "plan_widening",
     "rebuild",
+    "refused_blocks",
     "refused_widenings",
     "replay",
     "widen",

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 STACK = "grown"
 """Name of the child that holds a host's inserted blocks."""
 
+_ADDED = "_added_by_growth"
+"""Attribute of a whole block that growth has put into one of the model's own lists of blocks."""
+
 
 class DeepenBlock(nn.Sequential):
     """The paper's mark (Lamelas, section 4.2): layers that are executed in sequence and may be deepened.
@@ -60,6 +63,19 @@ def attach(host: nn.Module, block: nn.Module, origin: tuple[str, str] | None = N
         if type(host).forward is not nn.Sequential.forward:
             host.__class__ = _grown_class(cast(Any, type(host)))
     stack.append(block)
+
+
+def mark_added(block: nn.Module, reads: int) -> None:
+    """Note that `block` is not of the starting model: growth has put it into one of the model's lists of blocks.
+
+    `reads` says which of the tensors among its arguments it returns unchanged while it is new.
+    """
+    setattr(block, _ADDED, reads)
+
+
+def added(module: nn.Module) -> int | None:
+    """Return which tensor among its arguments a block that growth has added passes on; None for any other module."""
+    return getattr(module, _ADDED, None)
 
 
 def base_class(module: nn.Module) -> type[nn.Module]:

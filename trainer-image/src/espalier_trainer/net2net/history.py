@@ -82,6 +82,7 @@ STEPS: Final[Registry[type[GrowthStep]]] = Registry(
     {
         "Deepen": "espalier_trainer.net2net.deepening.step:Deepened",
         "Widen": "espalier_trainer.net2net.widening.step:Widened",
+        "AddBlock": "espalier_trainer.net2net.block.step:BlockAdded",
     },
 )
 

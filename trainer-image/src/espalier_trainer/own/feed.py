@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from espalier_api.job import ElasticBatch
 from espalier_trainer.data.batches import EpochOrder, epoch_order
-from espalier_trainer.elastic.batches import LEAST_ROWS, consumed, shares
+from espalier_trainer.elastic.batches import LEAST_ROWS, ONE, Portion, shares
 from espalier_trainer.errors import OwnLoopError
 
 ONCE: Final = (
@@ -33,8 +33,8 @@ class Part:
     """Number of its examples that count; 0 if the batch is only a filler that keeps the loop running."""
     examples: int
     """Examples of all workers together."""
-    batches: int
-    """Batches taken from the epoch."""
+    portion: Portion
+    """Taken from the epoch by all workers together."""
 
 
 class Feed:
@@ -48,6 +48,8 @@ class Feed:
         self._ahead: Iterator[Any] = iter(())
         self._key: tuple[int, int, int, int] | None = None
         """(epoch, rank, world, cursor) that `_ahead` gives next."""
+        self._batches = 1
+        """Batches of a step of `_ahead`, before the epoch ends."""
 
     @property
     def batch_size(self) -> int:
@@ -63,15 +65,16 @@ class Feed:
         """Return the number of batches in an epoch; an incomplete last one is dropped."""
         return len(self._of(epoch))
 
-    def part(self, epoch: int, cursor: int, rank: int, world: int) -> Part:
-        """Return the part of worker `rank` of `world` in the step that begins at batch `cursor`."""
-        order = self._of(epoch)
-        if self._key != (epoch, rank, world, cursor):
+    def part(self, epoch: int, cursor: int, rank: int, world: int, portion: Portion = ONE) -> Part:
+        """Return the part of worker `rank` of `world` in the step of `portion` that begins at batch `cursor`."""
+        order, batches = self._of(epoch), portion.batches
+        expected = min(self._batches, len(order) - cursor)
+        if self._key != (epoch, rank, world, cursor) or batches != expected:
+            self._batches = batches
             self._ahead = self._from(order, cursor, rank, world)
-        step = shares(self._policy, world, cursor, len(order), order.rows)
-        taken = consumed(self._policy, world, cursor, len(order))
-        self._key = (epoch, rank, world, cursor + taken)
-        return Part(next(self._ahead), step[rank].rows, sum(each.rows for each in step), taken)
+        step = shares(self._policy, world, cursor, order.rows, batches)
+        self._key = (epoch, rank, world, cursor + batches)
+        return Part(next(self._ahead), step[rank].rows, sum(each.rows for each in step), portion)
 
     def example_input(self) -> Tensor:
         """Return the inputs of the first two examples; raises `OwnLoopError` if a batch does not begin with a
@@ -103,7 +106,7 @@ class Feed:
         return iter(
             DataLoader(
                 own.dataset,
-                batch_sampler=_Indices(self._policy, order, cursor, rank, world),
+                batch_sampler=_Indices(self._policy, order, cursor, rank, world, self._batches),
                 num_workers=own.num_workers,
                 collate_fn=own.collate_fn,
                 pin_memory=own.pin_memory,
@@ -126,16 +129,19 @@ class _Indices:
     cursor: int
     rank: int
     world: int
+    batches: int
+    """Of a step, before the epoch ends."""
 
     def __iter__(self) -> Iterator[list[int]]:
         order, cursor = self.order, self.cursor
         while cursor < len(order):
-            mine = shares(self.policy, self.world, cursor, len(order), order.rows)[self.rank]
+            batches = min(self.batches, len(order) - cursor)
+            mine = shares(self.policy, self.world, cursor, order.rows, batches)[self.rank]
             # A worker without examples computes on filler examples, so that its loop stays in step with the others.
             first, last = (mine.first, mine.last) if mine.rows else (0, LEAST_ROWS)
-            first_batch = order.indices[mine.batch * order.batch_size : (mine.batch + 1) * order.batch_size]
-            yield (first_batch if mine.batch < len(order) else order.indices)[first:last].tolist()
-            cursor += consumed(self.policy, self.world, cursor, len(order))
+            own = order.chosen(mine.batch, batches=batches) if mine.batch < len(order) else order.indices
+            yield own[first:last].tolist()
+            cursor += batches
 
 
 def _is_shuffled(loader: DataLoader[Any]) -> bool:

@@ -95,7 +95,7 @@ class Following:
         self._state.enter_batches()
         while (turn := self._due()) is not None and (turn.command.code, turn.command.epoch) == (Code.STEP, self._epoch):
             group, command = turn.group, turn.command
-            part = self._feed.part(command.epoch, command.cursor, group.rank, group.world)
+            part = self._feed.part(command.epoch, command.cursor, group.rank, group.world, command.portion)
             self._step = self._hooks.step = Step(
                 self._state, part, group, sync_batch_norm=self._sync, measured=command.measured
             )
@@ -141,7 +141,7 @@ class Following:
         self._step = self._hooks.step = self._turn = None
         joint = step.finish()
         if joint is not None:
-            self._held.stepped(turn.command, joint.loss, step.part.batches)
+            self._held.stepped(turn.command, joint.loss, step.part.portion.batches)
 
     def _epoch_left(self) -> None:
         """Record that the script has run the code after its batches."""

@@ -6,19 +6,21 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from espalier_api import environment
 from espalier_api.environment import ExitCode, Role
+from espalier_api.growth.widen import WIDEN
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.validation import JobFileError, load_job
+from espalier_trainer.core.batching import batching_of
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import connect, seed_of, set_threads
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
+from espalier_trainer.own.early import WATCH, is_of_a_job
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.leading import Leading
@@ -26,16 +28,6 @@ from espalier_trainer.own.loop import Alone, Loop
 from espalier_trainer.own.state import OwnState, Stateful
 from espalier_trainer.settings import Settings, StopSignal
 from espalier_trainer.worker import Leave
-
-_OF_A_JOB: Final = (
-    environment.JOB_FILE,
-    environment.ALLOCATION_FILE,
-    environment.REPORT_FILE,
-    environment.RENDEZVOUS,
-    environment.WORKER_ROLE,
-    environment.JOB_NAME,
-)
-"""If one of these is set, the process was started for a job."""
 
 
 def join(
@@ -56,7 +48,7 @@ def join(
     and exit code 4 means that a later leader has taken over.
     """
     state = OwnState(model, optimizer, others)
-    if not any(os.environ.get(name) for name in _OF_A_JOB):
+    if not is_of_a_job():
         return Alone(state), loader
     try:
         settings = Settings.from_environment(os.environ)
@@ -75,6 +67,7 @@ def join(
     except TrainerError as error:
         print(error, file=sys.stderr)
     else:
+        WATCH.joined = True
         return loop, loop
     raise SystemExit(int(ExitCode.INVALID))
 
@@ -92,7 +85,9 @@ def _lead(
         )
         identity = state.identity(job.key, feed.examples, feed.batch_size, seed)
         example = _example(feed, state) if grow else None
-        run = Run(job, state, services, identity, seed, example=example, cannot_grow=cannot_grow)
+        # The script computes each part of a batch at once.
+        batching = batching_of(job.spec.training, feed.batch_size, state.optimizer, accumulates=False)
+        run = Run(job, state, services, identity, seed, example=example, cannot_grow=cannot_grow, batching=batching)
         return Leading(run, state, feed, stop, stack.pop_all())
 
 
@@ -122,7 +117,11 @@ def _feed(
 ) -> tuple[Feed, str]:
     """Return the batches, and why the model cannot grow ('' if it can, or if this was not requested)."""
     feed = Feed(loader, job.spec.training.elastic_batch or ElasticBatch.KEEP_GLOBAL, seed)
-    return feed, state.may_grow(_example(feed, state), job.spec.adaptation.insertion) if grow else ""
+    if not grow:
+        return feed, ""
+    spec = job.spec.adaptation
+    only_adding = [name for name in spec.actions if name != WIDEN.name]
+    return feed, state.may_grow(_example(feed, state), spec.insertion, only_adding)
 
 
 def _example(feed: Feed, state: OwnState) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from espalier_api.environment import ExitCode
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
+from espalier_trainer.causes import exit_code_of
 from espalier_trainer.core.run import Due, Run
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
@@ -94,7 +95,7 @@ class Leading:
         try:
             for due in run.steps(batches):
                 rank, world = (0, 1) if due.group is None else (due.group.rank, due.group.world)
-                part = self._feed.part(run.progress.epoch, run.progress.cursor, rank, world)
+                part = self._feed.part(run.progress.epoch, run.progress.cursor, rank, world, due.portion)
                 step = Step(self._state, part, due.group, sync_batch_norm=self._sync, measured=due.measured)
                 self._step, self._due, self._hooks.step = step, due, step
                 yield part.batch
@@ -140,7 +141,7 @@ class Leading:
         joint = None if step is None else step.finish()
         if step is not None and joint is not None:
             self._run.progress.metrics["learning_rate"] = float(self._state.optimizer.param_groups[0]["lr"])
-            self._run.stepped(joint.loss, step.part.batches)
+            self._run.stepped(joint.loss, step.part.portion)
 
     def _batches_over(self) -> None:
         """Let the other workers run the script's code after the batches at the same time as this worker."""
@@ -156,6 +157,10 @@ class Leading:
         if ending is not None and ending.phase is TrainerPhase.STOPPED:
             self._run.finish(ending)
             raise SystemExit(int(self._stop.exit_code()))
+        if ending is not None and ending.reason is Reason.NOTHING_TRAINED:
+            print(ending.message, file=sys.stderr)
+            self._run.finish(ending)
+            raise SystemExit(int(exit_code_of(ending.reason)))
 
     def _fail(self, error: LossNotFiniteError) -> NoReturn:
         print(error, file=sys.stderr)
@@ -187,5 +192,9 @@ class Leading:
                 ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
             elif broken:
                 ending = Ending(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "the script ended before its loop")
-            run.finish(ending)
+            error = getattr(sys, "last_value", None)
+            if broken and error is not None and not self._stop():
+                run.broken_by(error)  # the interpreter has printed the traceback
+            else:
+                run.finish(ending)
         self._closing.close()

@@ -185,7 +185,7 @@ class Hooks:
         optimizer.register_step_post_hook(self._after)
 
     def _before(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
-        factor = 1 if self.step is None else self.step.part.batches
+        factor = 1.0 if self.step is None else self.step.part.portion.rate
         self._kept = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from espalier_api.advice import offered
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.job import Insertion
-from espalier_trainer.architecture import describe
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
-from espalier_trainer.net2net import rebuild
+from espalier_trainer.models import untrainable
+from espalier_trainer.net2net.deepening.step import history_of
+from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
 from espalier_trainer.net2net.modules import copied
-from espalier_trainer.network import OPTIMIZER_PREFIX, Network
+from espalier_trainer.network import OPTIMIZER_PREFIX, Network, starting_architecture
 from espalier_trainer.optimizers import group_options, load_optimizer_state
 from espalier_trainer.schedules import Moment
 
@@ -63,6 +65,8 @@ class OwnState:
         self.begun = False
         """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
         self._in_front: Steering | None = None
+        if problem := untrainable(model):
+            raise OwnLoopError(f"join: {problem}")
         parameters = set(model.parameters())
         if any(parameter not in parameters for group in optimizer.param_groups for parameter in group["params"]):
             raise OwnLoopError(
@@ -77,15 +81,13 @@ class OwnState:
         """Where the model is; the CPU where it has no parameters."""
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
-    def may_grow(self, example: Tensor, insertion: Insertion) -> str:
-        """Keep a copy of the starting model, which growth needs; returns why the model cannot grow, '' if it can."""
-        try:
-            architecture = describe(self.model, example, insertion)
-        except GrowthError as error:
-            return f"the model will be trained as it is: {error}"
-        self.network = Network(self.model, self.optimizer, architecture)
-        self._start, self._example = copied(self.model), example
-        return ""
+    def may_grow(self, example: Tensor, insertion: Insertion, operations: Sequence[str]) -> str:
+        """Keep a copy of the starting model, which growth needs; returns what the model cannot do, '' if nothing."""
+        architecture, problem = starting_architecture(self.model, example, insertion, operations)
+        if architecture is not None and offered(architecture):
+            self.network = Network(self.model, self.optimizer, architecture)
+            self._start, self._example = copied(self.model), example
+        return problem
 
     def check_schedulers(self) -> None:
         """Raise `OwnLoopError` if a learning-rate scheduler of the optimizer was not passed to `join`."""
@@ -170,7 +172,7 @@ class OwnState:
             self.optimizer.param_groups[:] = network.optimizer.param_groups
             self.optimizer.state.clear()
             self.optimizer.state.update(network.optimizer.state)
-        self.network = Network(self.model, self.optimizer, network.architecture)
+        self.network = Network(self.model, self.optimizer, network.architecture, network.history)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load the state of a checkpoint. Raises `CheckpointMismatchError` if it belongs to another model."""
@@ -180,7 +182,7 @@ class OwnState:
         left_out = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad} - held
         try:
             if state.architecture is not None and state.architecture != self.network.architecture:
-                self._rebuild(state.architecture)
+                self._rebuild(state.architecture, state.growth or history_of(state.architecture))
             self.model.load_state_dict(checkpoint.model)
             # The parameters that the script gave to its optimizer, trained or frozen, and those that have grown since.
             trained = {
@@ -198,13 +200,14 @@ class OwnState:
                 "run the same script; if it was changed, remove the checkpoint folder to begin again"
             ) from error
 
-    def _rebuild(self, architecture: Architecture) -> None:
+    def _rebuild(self, architecture: Architecture, history: tuple[GrowthStep, ...]) -> None:
         if self._start is None or self._example is None:
             raise GrowthError("the model has grown; all workers must call join(..., grow=True)")
         module = copied(self._start)
-        if architecture.growth_history:
-            module = rebuild(module, architecture, self._example)
-        self.adopt(Network(module.train(self.model.training), self.optimizer, architecture))
+        if history:
+            module = replay(module, history, self._example)
+            check_equal(module, architecture, self._example)
+        self.adopt(Network(module.train(self.model.training), self.optimizer, architecture, history))
 
 
 def _encoded(value: Any, owner: str) -> Any:

@@ -67,7 +67,9 @@ class Follower:
             self._order = epoch_order(examples, size, self._seed, command.epoch, self._device)
         network.module.train()
         source, cursor, rate = self._data.train, command.cursor, command.rate
-        joint, batches = steps.take(
-            self._training, network, self.hooks, group, self._order, source, cursor, rate, measured=command.measured
+        training, portion, measured = self._training, command.portion, command.measured
+        joint = steps.take(
+            training, network, self.hooks, group, self._order, source, cursor, rate, portion, measured=measured
         )
-        self.held.stepped(command, joint.loss, batches)
+        if not joint.out_of_memory:
+            self.held.stepped(command, joint.loss, portion.batches)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 from torch import Tensor, nn
 
 from espalier_api.job import ElasticBatch, TrainingSpec
 from espalier_trainer.core.hooks import Criterion, Hooks
 from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import Source
+from espalier_trainer.elastic.batches import LEAST_ROWS, ONE, Portion
 from espalier_trainer.elastic.group import Group
-from espalier_trainer.elastic.step import Joint, indices_of, joint_step, share_of
+from espalier_trainer.elastic.step import CriterionOf, Joint, indices_of, joint_step, parts_of, share_of
+from espalier_trainer.measuring.gradients import Passes, Stopwatch
 from espalier_trainer.network import Network
 from espalier_trainer.optimizers import set_learning_rate
 
@@ -23,35 +28,81 @@ def take(
     source: Source,
     cursor: int,
     rate: float,
+    portion: Portion = ONE,
     *,
     measured: bool = False,
-) -> tuple[Joint, int]:
-    """Take the step at batch `cursor` of the epoch; returns what came of it, and how many batches it took.
+) -> Joint:
+    """Take the step of `portion` at batch `cursor` of the epoch; returns what came of it.
 
     `measured`: times and norms of gradients are measured in it. Raises `GroupBrokenError` where another member of
     `group` is gone: then the step was not taken.
     """
     set_learning_rate(network.optimizer, rate)
+    batches = portion.batches
     if group is None:
-        inputs, labels = order.batch(source, cursor)
-        loss = optimize(network, inputs, labels, hooks.criterion(order.chosen(cursor), inputs))
-        return Joint(loss, (), examples=len(labels)), 1
+        inputs, labels = order.batch(source, cursor, batches=batches)
+        indices = order.chosen(cursor, batches=batches)
+        passes = min(portion.passes, len(labels) // LEAST_ROWS)
+        if passes <= 1:
+            loss = optimize(network, inputs, labels, hooks.criterion(indices, inputs))
+            return Joint(loss, (), examples=len(labels))
+        watched = Passes(network.module, order.epoch + cursor) if measured else None
+        return accumulate(network, inputs, labels, partial(_criterion, hooks, indices, inputs), passes, watched)
     policy = training.elastic_batch or ElasticBatch.KEEP_GLOBAL
-    inputs, labels, examples, batches = share_of(policy, group, order, source, cursor)
-    criterion = hooks.criterion(indices_of(policy, group, order, cursor), inputs) if len(labels) else None
-    sync = bool(training.sync_batch_norm)
-    joint = joint_step(
-        network, group, inputs, labels, examples, sync_batch_norm=sync, criterion=criterion, measured=measured
+    inputs, labels, examples = share_of(policy, group, order, source, cursor, batches)
+    indices = indices_of(policy, group, order, cursor, batches)
+    return joint_step(
+        network,
+        group,
+        inputs,
+        labels,
+        examples,
+        sync_batch_norm=bool(training.sync_batch_norm),
+        criterion=partial(_criterion, hooks, indices, inputs),
+        passes=portion.passes,
+        measured=measured,
     )
-    return joint, batches
 
 
 def optimize(network: Network, inputs: Tensor, labels: Tensor, criterion: Criterion | None = None) -> float:
     """Take a step along the mean gradient over `labels`; returns the mean loss before it."""
     network.optimizer.zero_grad(set_to_none=True)
-    logits = network.module(inputs)
-    loss = nn.functional.cross_entropy(logits, labels) if criterion is None else criterion(logits, labels) / len(labels)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss = _loss(network, inputs, labels, criterion)
+    torch.autograd.backward(loss)
     network.optimizer.step()
     # Waits for the device: without it steps would queue up past the deadline.
     return float(loss.item())
+
+
+def accumulate(
+    network: Network,
+    inputs: Tensor,
+    labels: Tensor,
+    criterion: CriterionOf,
+    passes: int,
+    watched: Passes | None = None,
+) -> Joint:
+    """Take the same step with gradients that add up over `passes` parts of the examples; `watched` measures them."""
+    network.optimizer.zero_grad(set_to_none=True)
+    total, cost = torch.zeros((), device=inputs.device), 0.0
+    for rows in parts_of(len(labels), passes):
+        share = (rows.stop - rows.start) / len(labels)
+        loss = share * _loss(network, inputs[rows], labels[rows], criterion(rows))
+        torch.autograd.backward(loss)
+        total += loss.detach()
+        if watched is not None:
+            with (watch := Stopwatch(inputs.device)):
+                watched.look(share)
+            cost += watch.seconds
+    norms = None if watched is None else watched.norms(len(labels), passes)
+    network.optimizer.step()
+    return Joint(float(total.item()), (), examples=len(labels), norms=norms, norms_seconds=cost)
+
+
+def _criterion(hooks: Hooks, indices: Tensor, inputs: Tensor, rows: slice) -> Criterion | None:
+    return hooks.criterion(indices[rows], inputs[rows])
+
+
+def _loss(network: Network, inputs: Tensor, labels: Tensor, criterion: Criterion | None) -> Tensor:
+    logits = network.module(inputs)
+    return nn.functional.cross_entropy(logits, labels) if criterion is None else criterion(logits, labels) / len(labels)

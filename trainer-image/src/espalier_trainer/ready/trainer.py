@@ -8,6 +8,7 @@ from torch import nn
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
+from espalier_trainer.core.batching import batching_of
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.run import Due, Run, Study
 from espalier_trainer.core.services import Services
@@ -68,6 +69,7 @@ class Trainer:
             cannot_grow=cannot_grow,
             hooks=self.hooks,
             study=study,
+            batching=batching_of(self._training, self._training.batch_size, start.optimizer),
         )
 
     @property
@@ -98,6 +100,10 @@ class Trainer:
         used = self._services.scheduler.used_seconds()
         return result_of(ending, test, self.network, run.progress, used, run.allocation)
 
+    def broken_by(self, error: BaseException) -> Ending:
+        """Report that `run` was ended by an exception, and return how."""
+        return self._run.broken_by(error)
+
     def _train(self, epoch: int) -> None:
         """Train to the end of the epoch, or to the step at which the run ends."""
         run = self._run
@@ -105,34 +111,34 @@ class Trainer:
         self.network.module.train()
         for due in run.steps(len(order), lambda: self._state.schedule.rate(run.moment()), at_boundary=True):
             try:
-                joint, batches = self._step(due, order)
+                joint = self._step(due, order)
             except GroupBrokenError:
                 continue  # the step was not taken; at its boundary the members are gathered again
             except torch.OutOfMemoryError as error:
                 run.recover(error)
                 continue
-            if run.usable(joint.loss):
-                run.stepped(joint.loss, batches)
+            if joint.out_of_memory:
+                run.recover(torch.OutOfMemoryError("a worker is out of memory"))
+            elif run.usable(joint.loss):
+                run.stepped(joint.loss, due.portion)
         if run.ending is None:
-            self._validate(epoch + 1)
+            self._validate(epoch + 1, len(order))
 
-    def _step(self, due: Due, order: EpochOrder) -> tuple[Joint, int]:
-        run, took = self._run, 1
+    def _step(self, due: Due, order: EpochOrder) -> Joint:
+        run = self._run
 
         def compute() -> Joint:
-            nonlocal took
             source, cursor = self._data.train, run.progress.cursor
-            training, network, hooks = self._training, self.network, self.hooks
-            joint, took = steps.take(
-                training, network, hooks, due.group, order, source, cursor, due.rate, measured=due.measured
+            training, network, hooks, portion = self._training, self.network, self.hooks, due.portion
+            return steps.take(
+                training, network, hooks, due.group, order, source, cursor, due.rate, portion, measured=due.measured
             )
-            return joint
 
         run.progress.metrics["learning_rate"] = due.rate
-        return run.together(due, compute), took
+        return run.together(due, compute)
 
-    def _validate(self, epochs: int) -> None:
-        """Evaluate on the validation split, where that is due after `epochs` epochs."""
+    def _validate(self, epochs: int, batches: int) -> None:
+        """Evaluate on the validation split, where that is due after `epochs` epochs of `batches` batches."""
         run, scheduler = self._run, self._services.scheduler
         evaluation = None
         # An evaluation that would outlive the budget is not begun: training to the deadline is worth more.
@@ -141,7 +147,8 @@ class Trainer:
             data, size = self._data.validation, self._training.batch_size
             evaluation = evaluate(self.network.module, data, size, run.cannot_go_on)
             run.evaluation_seconds = scheduler.used_seconds() - began
-        self._state.schedule.epoch_finished(evaluation.loss if evaluation else None)
+        if run.batching.schedule_due(batches):
+            self._state.schedule.epoch_finished(evaluation.loss if evaluation else None)
         if evaluation is not None:
             run.validated(evaluation)
 

@@ -91,6 +91,12 @@ def _steps(
             yield DeleteJob(uid=job.uid)
         return
     yield from _superseded(pods)
+    if job.terms.program and state.stopping is not None:
+        # Nobody but SIGTERM tells a program.
+        for pod in pods.base:
+            if pod is not None and not pod.deleting and not pod.ended:
+                yield DeletePod(pod=pod)
+        return
     for index, attempt in _base_to_make(job, state, pods, now):
         if index in placement.base:
             node = placement.base[index]

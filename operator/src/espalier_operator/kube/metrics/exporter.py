@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
@@ -19,6 +19,7 @@ from espalier_operator.facts import Snapshot
 from espalier_operator.kube.metrics.measurements import Measurement, Owner
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, label_values, series_of
 from espalier_operator.kube.signals import Signals
+from espalier_operator.policies.view import Share
 
 MOST_NAMES: Final = {
     "espalier_job_metric": MAX_METRICS,
@@ -73,6 +74,7 @@ class Metrics:
         self._counted.observe("espalier_scheduler_tick_seconds", thought, "plan")
         self._counted.observe("espalier_scheduler_tick_seconds", took, "all")
         self._counted.set("espalier_scheduler_last_tick_timestamp_seconds", self._clock())
+        self._counted.set("espalier_scheduling_policy_ignored_wishes", len(plan.ignored))
         for action in plan.actions:
             self._counted.count("espalier_scheduler_actions_total", type(action).__name__, action.reason)
 
@@ -85,18 +87,19 @@ class Metrics:
         received_at: Mapping[str, float],
         misattributed: Mapping[str, int],
         unread: Mapping[str, int],
+        shares: Sequence[Share] = (),
     ) -> None:
         """Compute the series of the current state for `text`; `jobs` and `snapshot` must be of the same moment.
 
         `received_at`: by resource, the epoch seconds at which a list or watch last delivered something;
         `misattributed`: by resource, the objects that claim a job that is not theirs; `unread`: by reason, the jobs
-        whose newest report is not read.
+        whose newest report is not read; `shares`: what the policy decided last.
         """
         now = self._clock()
         jobs = list(jobs)
         for measurement in self._owners.gone((job.owner for job in jobs), now):
             self._counted.forget(measurement.metric, *measurement.labels)
-        series = self._chosen.limit(series_of(jobs, snapshot, now), jobs)
+        series = self._chosen.limit(series_of(jobs, snapshot, now, shares), jobs)
         ages: dict[tuple[str, ...], float] = {(resource,): max(0.0, now - at) for resource, at in received_at.items()}
         forged: dict[tuple[str, ...], float] = {(resource,): count for resource, count in misattributed.items()}
         self._scraped.series = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from espalier_api.report import MAX_METRICS, MAX_NAME, MAX_PROBABILITIES, WORKER
 from espalier_api.status import ConditionStatus, ConditionType, JobPhase, JobStatus
 from espalier_operator.facts import JobFacts, Role, Snapshot
 from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds
+from espalier_operator.policies.view import Share
 from espalier_operator.queues import Ledger
 
 SCRAPED: Final = (
@@ -33,8 +34,11 @@ SCRAPED: Final = (
     "espalier_job_preemptions_total",
     "espalier_job_epochs_total",
     "espalier_job_steps_total",
+    "espalier_job_done_ratio",
     "espalier_job_metric",
     "espalier_job_workers",
+    "espalier_job_policy_place",
+    "espalier_job_share_workers",
     "espalier_job_step_seconds",
     "espalier_job_gradient_noise_scale",
     "espalier_job_depth",
@@ -71,8 +75,11 @@ class LiveJob:
     """None if its specification cannot be run."""
 
 
-def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float) -> Series:
-    """Return all series at `now` (epoch seconds); without a snapshot nothing was planned yet, and there are none."""
+def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float, shares: Sequence[Share] = ()) -> Series:
+    """Return all series at `now` (epoch seconds); without a snapshot nothing was planned yet, and there are none.
+
+    `shares` are what the policy decided last.
+    """
     made: defaultdict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
     if snapshot is None:
         return made
@@ -95,6 +102,11 @@ def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float) ->
     made["espalier_jobs_waiting"] = dict(waiting)
     made["espalier_gpus_waited_for"] = dict(waited_for)
     made["espalier_gpus"] = gpus_of(snapshot)
+    for place, share in enumerate(shares, 1):
+        of_job = (*share.job.partition("/")[::2],)
+        made["espalier_job_policy_place"][of_job] = place
+        for part, workers in (("share", share.workers), ("spare", share.spare)):
+            made["espalier_job_share_workers"][*of_job, part, share.gpu_type or ""] = workers
     for queue, gpu_type, nominal, held in Ledger(snapshot.queues, snapshot.held_claims()).usage():
         made["espalier_queue_gpus"][queue, gpu_type or ""] = held
         made["espalier_queue_nominal_gpus"][queue, gpu_type or ""] = nominal
@@ -165,6 +177,8 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
         "espalier_job_epochs_total": {place: float(status.training.epoch)},
         "espalier_job_steps_total": {place: float(status.training.step)},
     }
+    if status.training.done_percentage is not None:
+        made["espalier_job_done_ratio"] = {place: status.training.done_percentage / 100}
     if status.training.depth:
         made["espalier_job_depth"] = {place: float(status.training.depth)}
         made["espalier_job_parameters"] = {place: float(status.training.parameters)}

@@ -27,6 +27,8 @@ _WARNINGS = frozenset(
         Reason.TOO_MANY_PREEMPTIONS,
         Reason.TRAINER_FAILED,
         Reason.LOSS_NOT_FINITE,
+        Reason.NOTHING_TRAINED,
+        Reason.CHECKPOINT_NOT_WRITTEN,
         Reason.INVALID_SPEC,
         Reason.BUDGET_ENFORCED,
         Reason.TOO_LARGE,

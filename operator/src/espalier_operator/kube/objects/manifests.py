@@ -47,7 +47,12 @@ _SCRATCH_VOLUME: Final = "espalier-tmp"
 
 
 def owned_objects(job: KubeJob) -> tuple[Manifest, ...]:
-    """Return all objects of `job` but its pods, in the order of their creation."""
+    """Return all objects of `job` but its pods, in the order of their creation.
+
+    A program reads no job and writes no report, so its pods get no rights.
+    """
+    if job.terms.program:
+        return (service(job), service_account(job))
     return (service(job), report_config_map(job), service_account(job), role(job), role_binding(job))
 
 
@@ -133,6 +138,9 @@ def worker_pod(
     if not spec["containers"][0].get("image"):
         _make_ready_trainer(spec, settings)
     container = spec["containers"][0]
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")  # the cause of an end, for the status
+    if job.terms.program and not (spec.get("serviceAccountName") or spec.get("serviceAccount")):
+        spec.setdefault("automountServiceAccountToken", False)
     spec["serviceAccountName"] = _account(job, spec)
     spec.pop("serviceAccount", None)  # the old name of the same field
     spec["restartPolicy"] = "Never"
@@ -151,7 +159,9 @@ def worker_pod(
     tolerations += [toleration for toleration in ours if toleration not in tolerations]
     folder = absolute(job.job.spec.checkpoint.path)
     _set_environment(container, job, worker, index, attempt, settings, folder)
-    if worker is Role.BASE and index == 0:
+    if gpu_type:
+        set_variables(container, {environment.GPU_TYPE: gpu_type}, {})
+    if worker is Role.BASE and index == 0 and not job.terms.program:
         _name_metrics_port(spec, container)
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
     if _reports_outcome(job, worker, index, settings):
@@ -260,6 +270,10 @@ def _set_environment(
         environment.INCARNATION: {"fieldRef": {"fieldPath": "metadata.uid"}},
         environment.NODE: {"fieldRef": {"fieldPath": "spec.nodeName"}},
     }
+    if job.terms.program:
+        contract[environment.WORKERS] = str(job.terms.min_replicas)
+        contract[environment.LEADER] = f"{names.host_name(job.name, Role.BASE, 0)}.{job.name}"
+        contract[environment.CHECKPOINT_DIR] = folder
     if _reports_outcome(job, worker, index, settings):
         contract[environment.AGENT_TOKEN_FILE] = f"{TOKEN_FOLDER}/{_TOKEN}"
     if job.job.spec.training.elastic_batch is not None:
@@ -286,7 +300,7 @@ def _name_metrics_port(spec: Manifest, container: Manifest) -> None:
 def _reports_outcome(job: KubeJob, worker: Role, index: int, settings: KubeSettings) -> bool:
     """Return whether the worker reports to an agent how the job ended: it is the leader, and there is an agent."""
     adaptation = job.job.spec.adaptation
-    if (worker, index) != (Role.BASE, 0):
+    if (worker, index) != (Role.BASE, 0) or job.terms.program:
         return False
     return adaptation.mode is not AdaptationMode.OFF and bool(adaptation.agent or settings.agent_url)
 

@@ -16,6 +16,13 @@ REPORT_LABEL: Final = f"{GROUP}/report"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "espalier"
 
+LEASE_NAME: Final = "espalier-operator"
+"""Of the operators' Lease."""
+RECENT_USE: Final = f"{GROUP}/recent-use"
+"""The annotation of the Lease with what queues and namespaces held lately (`recent_use`)."""
+POLICY_MEMORY: Final = f"{GROUP}/policy-memory"
+"""The annotation of the Lease with what the policy remembers (`policy_memory`)."""
+
 LIVE_PODS: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector: pods that hold or want GPUs."""
 OWN_PODS: Final = f"{MANAGED_BY_LABEL}={MANAGER},{ROLE_LABEL}"

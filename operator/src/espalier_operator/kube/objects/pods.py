@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from espalier_api.causes import cause_in
 from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_kube.resources import Raw
@@ -101,6 +102,12 @@ class Pod:
     """Seconds for which it stays bound to a node that does not report, infinite for ever."""
     announced: tuple[int, str | None] | None
     """Generation and stop of the allocation annotation."""
+    ready: bool = True
+    """The readiness probe of its first container, if it has one, succeeds."""
+    address: str = ""
+    """Its own address; empty if it has none, or that of its node."""
+    container: str = ""
+    """Name of its first container."""
 
     @property
     def key(self) -> str:
@@ -167,6 +174,9 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         message=_end_message(status, ends) if ended or code is not None else message,
         patience=DEFAULT_PATIENCE if owner is None else _patience(spec),
         announced=None if owner is None else _announced(metadata),
+        ready=owner is None or _is_ready(spec, trainer),
+        address="" if owner is None else _address(status),
+        container="" if owner is None else next((text(each, "name") for each in entries(spec, "containers")), ""),
     )
 
 
@@ -337,7 +347,7 @@ def _end_message(status: Raw, ends: Iterable[Raw]) -> str:
     ends = list(ends)
     words = [text(status, "reason"), text(status, "message")]
     words += [reason for end in ends if (reason := text(end, "reason")) not in ("Completed", "Error")]
-    words += [text(end, "message").strip() for end in ends]
+    words += [cause_in(text(end, "message")) for end in ends]  # the end of its log, if it wrote nothing else
     return ": ".join(word for word in words if word)[:MAX_MESSAGE]
 
 
@@ -360,6 +370,16 @@ def _announced(metadata: Raw) -> tuple[int, str | None] | None:
         return None  # somebody changed it; it is written again
     generation = whole(document, "allocation", "generation")
     return None if generation is None else (generation, text(document, "stop") or None)
+
+
+def _is_ready(spec: Raw, trainer: Iterable[Raw]) -> bool:
+    first = next(entries(spec, "containers"), {})
+    return not mapping(first, "readinessProbe") or any(entry.get("ready") is True for entry in trainer)
+
+
+def _address(status: Raw) -> str:
+    own = text(status, "podIP")
+    return "" if own == text(status, "hostIP") else own
 
 
 def _is_true(status: Raw, kind: str) -> bool:

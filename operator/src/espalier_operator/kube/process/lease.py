@@ -2,7 +2,7 @@
 
 Added here: requests have deadlines, and a failed request counts as an answer; the holder stops before another operator
 may start; an operator that ends normally releases the Lease, so that its successor need not wait; and the holder leaves
-a note for its successor in an annotation.
+notes for its successor in annotations.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -24,8 +24,6 @@ from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
-from espalier_api.job import GROUP
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -33,10 +31,8 @@ T = TypeVar("T")
 
 LEASE_SECONDS: Final = 15
 SHORTEST_LEASE_SECONDS: Final = 3
-NOTE: Final = f"{GROUP}/recent-use"
-"""The annotation."""
 NOTE_SECONDS: Final = 30.0
-"""Interval at which it is written, with a renewal, and when the Lease is released."""
+"""Interval at which notes are written, with a renewal. They are also written when the Lease is released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +82,15 @@ class Lease:
         """When the Lease was last read, `time.monotonic`; None before that."""
         return self._lock.tried_at
 
-    @property
-    def note(self) -> str | None:
-        """The note that was last read."""
+    def note(self, annotation: str) -> str | None:
+        """Return a note as it was last read."""
         reference = self._lock.lease_reference
         metadata = None if reference is None else reference.metadata
-        return None if metadata is None else (metadata.annotations or {}).get(NOTE)
+        return None if metadata is None else (metadata.annotations or {}).get(annotation)
 
-    def keep_note(self, note: Callable[[], str]) -> None:
-        """Write what `note` returns from now on."""
-        self._lock.note = note
+    def keep_notes(self, notes: Mapping[str, Callable[[], str]]) -> None:
+        """Write from now on what these functions return, by annotation."""
+        self._lock.notes = notes
 
     async def acquire(self) -> None:
         """Wait until this operator holds the Lease."""
@@ -146,7 +141,7 @@ class _Lock(LeaseLock):
         self._seconds = seconds
         self.tried_at: float | None = None
         self.renewed_at = 0.0
-        self.note: Callable[[], str] | None = None
+        self.notes: Mapping[str, Callable[[], str]] = {}
         self._noted_at: float | None = None
 
     async def get(self, name: str, namespace: str) -> Any:
@@ -166,7 +161,7 @@ class _Lock(LeaseLock):
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
         asked_at = time.monotonic()
         if self._noted_at is None or asked_at >= self._noted_at + NOTE_SECONDS:
-            self._add_note(asked_at)
+            self._add_notes(asked_at)
         done = await self._within(super().update(name, namespace, updated_record), False)
         self.renewed_at = asked_at if done else self.renewed_at
         return done
@@ -178,14 +173,15 @@ class _Lock(LeaseLock):
         if not found or record.holder_identity != self.identity or lease is None or lease.spec is None:
             return False
         lease.spec.holder_identity = ""
-        self._add_note(time.monotonic())
+        self._add_notes(time.monotonic())
         writing = self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease)
         return await self._within(writing, None) is not None
 
-    def _add_note(self, now: float) -> None:
+    def _add_notes(self, now: float) -> None:
         lease = self.lease_reference
-        if self.note is not None and lease is not None and lease.metadata is not None:
-            lease.metadata.annotations = {**(lease.metadata.annotations or {}), NOTE: self.note()}
+        if self.notes and lease is not None and lease.metadata is not None:
+            written = {annotation: note() for annotation, note in self.notes.items()}
+            lease.metadata.annotations = {**(lease.metadata.annotations or {}), **written}
             self._noted_at = now
 
     async def _within(self, request: Awaitable[T], otherwise: T) -> T:

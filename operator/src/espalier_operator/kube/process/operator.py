@@ -15,12 +15,14 @@ from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.progress import ProgressReader
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import Loop
 from espalier_operator.policies import Policy
 from espalier_operator.policies.settings import configured
+from espalier_operator.policy_memory import PolicyMemory
 from espalier_operator.recent_use import RecentUse
 
 FLUSH_SECONDS = 5.0
@@ -54,16 +56,18 @@ class Operator:
         all_known: Callable[[], None] = lambda: None,
         metrics: Metrics | None = None,
         recent_use: str | None = None,
+        policy_memory: str | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         """Nothing is read or written before `run`. `configuration` is the one of `client`; kopf gets the same.
 
         `all_known` is called once, when everything was listed for the first time. `recent_use` is the text of what the
-        last operator counted.
+        last operator counted, `policy_memory` that of what its policy remembers.
         """
         clock = WallClock()
         rules = rules or settings.rules
         self.recent_use = RecentUse(rules.fair_share_half_life_seconds, recent_use)
+        self.policy_memory = PolicyMemory(rules.policy, policy_memory)
         metrics = metrics or Metrics(clock.now)
         metrics.decides_by(rules.policy)
         self._metrics, self._clock = metrics, clock
@@ -74,7 +78,9 @@ class Operator:
             self.store, writer, settings, clock, rules, metrics.signals, self._wake, self.recent_use, audit
         )
         self._audit = audit
-        self.loop = Loop(self.backend, policy or configured(rules.policy), clock, observer=metrics)
+        self._progress = ProgressReader(client, clock, self.backend.sources, self.backend.take_reading)
+        chosen = policy or configured(rules.policy)
+        self.loop = Loop(self.backend, chosen, clock, observer=metrics, memory=self.policy_memory)
         self._informer = Informer(client, configuration, self.store, settings, clock, self._listed, doubt, kopf_started)
         self._all_known = all_known
         self._stop, self._known = asyncio.Event(), asyncio.Event()
@@ -93,11 +99,13 @@ class Operator:
         stopped = asyncio.create_task(self._stop.wait())
         watching = asyncio.create_task(self._informer.run(), name="watch")
         planning = asyncio.create_task(self._plan(), name="plan")
-        auditing = [] if self._audit is None else [asyncio.create_task(self._audit.run(), name="audit")]
-        tasks = (stopped, watching, planning, *auditing)
+        beside = [asyncio.create_task(self._progress.run(), name="progress")]
+        if self._audit is not None:
+            beside.append(asyncio.create_task(self._audit.run(), name="audit"))
+        tasks = (stopped, watching, planning, *beside)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for failed in (watching, planning, *auditing):
+            for failed in (watching, planning, *beside):
                 if failed.done():
                     failed.result()
             planning.cancel()

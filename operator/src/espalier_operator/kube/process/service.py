@@ -21,6 +21,7 @@ from espalier_operator.facts import Snapshot
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.objects.names import LEASE_NAME, POLICY_MEMORY, RECENT_USE
 from espalier_operator.kube.process.access import AccessError, api_access
 from espalier_operator.kube.process.health import Address, Pulse, serve_health
 from espalier_operator.kube.process.lease import Lease, LeaseLostError
@@ -28,8 +29,6 @@ from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 
 logger = logging.getLogger(__name__)
-
-LEASE_NAME = "espalier-operator"
 
 
 class Exit(IntEnum):
@@ -142,11 +141,13 @@ class _Service:
             kopf_started=self.catch_signals,
             all_known=_spare_garbage_search,
             metrics=self._metrics,
-            recent_use=None if self._lease is None else self._lease.note,
+            recent_use=None if self._lease is None else self._lease.note(RECENT_USE),
+            policy_memory=None if self._lease is None else self._lease.note(POLICY_MEMORY),
             audit=self._audit,
         )
         if self._lease is not None:
-            self._lease.keep_note(self._operator.recent_use.to_json)
+            kept = {RECENT_USE: self._operator.recent_use.to_json, POLICY_MEMORY: self._operator.policy_memory.to_text}
+            self._lease.keep_notes(kept)
         acting = asyncio.create_task(self._operator.run(), name="operator")
         lost: list[asyncio.Task[None]] = [] if holding is None else [holding]
         try:
@@ -173,6 +174,7 @@ class _Service:
                 store.received_at,
                 store.misattributed(),
                 store.unread(),
+                operator.backend.shares,
             )
         # The text of a thousand jobs takes longer than a tick.
         return await asyncio.to_thread(self._metrics.text, leads=operator is not None)

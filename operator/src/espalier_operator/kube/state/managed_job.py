@@ -33,6 +33,7 @@ from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
 from espalier_operator.kube.reports import news_of
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.progress import ProgramProgress, ProgressSource, source_of
 from espalier_operator.kube.state.remnants import remnant_of
 from espalier_operator.kube.state.workers import (
     JobPods,
@@ -94,6 +95,8 @@ class ManagedJob:
         self._report: Report | None = None
         self._reported_at = 0.0
         self._muted: Report | None = None
+        self.program = ProgramProgress(self.written)
+        """What was read of it, if it is a program."""
         self._measured = Measurements() if self.written is None else self.written.measurements
         self.refusal: Reason | None = None
         """Why the last plan granted it no (more) GPUs."""
@@ -256,7 +259,11 @@ class ManagedJob:
             self.pods = sort_pods(self.job, self.state, pods, reach)
             self._given_up_at = reach.next_at
         if self.news & (News.PODS | News.REPORT):
-            seen = observation_of(self.pods, self._report, self._reported_at, self.rejected)
+            program = self.job.terms.program
+            unread = program and self.program.is_unread(self.source())
+            seen = observation_of(
+                self.pods, self._report, self._reported_at, self.rejected, program=program, unread=unread
+            ).after(self.seen)
             if self.facts is not None and seen.extra_bound != self.seen.extra_bound:
                 self._count_up()  # until now those that were bound before are charged
             self.seen = seen
@@ -308,6 +315,8 @@ class ManagedJob:
             generation=self.job.generation,
             report=None if self._report is self._muted else self._report,
             refusal=self.refusal,
+            reading=self.program.reading,
+            read_at=self.program.read_at,
             selector=names.selector(self.job.name),
             policy=self._settings.policy,
         )
@@ -338,6 +347,17 @@ class ManagedJob:
             since = now if status == self.written else self.written_at
             later[Due.FIGURES] = _together(since, self._settings.persist_seconds)
         self._due_later = {due: time for due, time in later.items() if time is not None}
+
+    def source(self) -> ProgressSource | None:
+        """Return where its progress is to be read now, if it is a program."""
+        if self.job is None or self.state.outcome is not None:
+            return None
+        return source_of(self.job, self.pods.leader)
+
+    def take_reading(self, source: ProgressSource, values: Mapping[str, float], now: float) -> None:
+        """Take in what was read at `source`. Once that was the last of a program that has ended, its end is judged."""
+        self.program.take(source, values, now)
+        self.mark_dirty(News.PODS if source.ended else News.FACTS, Due.CHANGES if source.ended else Due.NOTHING)
 
     def mute(self) -> bool:
         """Leave the report out of the status until the next one; return whether there was a report."""
@@ -377,10 +397,13 @@ class ManagedJob:
             raise ValueError(f"{self.key} has no specification that can be run")
         trouble = self.rejected or trouble_of(self.pods)
         terms, now, timing = self.job.terms, self.looked_at, self._timing
-        return facts_of(self.key, self.state, self.seen, terms, now, timing, trouble, self._measured)
+        done = self.program.done if terms.program else None
+        return facts_of(self.key, self.state, self.seen, terms, now, timing, trouble, self._measured, done)
 
     def _read_report(self) -> Report | None:
         """Return the leader's report; one that cannot be read leaves the last good one."""
+        if self.job is not None and self.job.terms.program:
+            return None
         found = self._store.report(self.object.ref)
         problem = "" if found is None else found.problem
         if problem != self.report_problem:

@@ -9,12 +9,14 @@ it was lent, because nobody knows what it may hold, and no pod is made for it, b
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
+from espalier_api.pod_template import DEFAULT_GRACE_SECONDS
 from espalier_api.status import JobStatus
 from espalier_kube.resources import Raw
 from espalier_operator.facts import Terms, grace_of
@@ -42,8 +44,7 @@ def remnant_of(
 
     The fields in `_KEPT` are still read from `raw`, each if it is valid by itself.
     """
-    extra = state.extra if state.reclaim is None else state.reclaim.extra
-    workers = state.grant.replicas - extra
+    workers = status.replicas - state.extra
     if not 0 < workers <= len(state.attempts):
         return None
     namespace, _, name = invalid.key.partition("/")
@@ -66,6 +67,8 @@ def remnant_of(
         resource=settings.gpu_resource,
     )
     terms = replace(terms, gpus_per_worker=state.grant.gpus // state.grant.replicas)
+    if isinstance(mapping(raw, "spec").get("program"), Mapping):
+        terms = replace(terms, program=True, grace_seconds=DEFAULT_GRACE_SECONDS, adapts=False)
     return KubeJob(
         job=job, terms=terms, uid=invalid.uid, generation=invalid.generation, created_at=created_at, is_remnant=True
     )

@@ -63,20 +63,30 @@ def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], reach: Reach =
 
 
 def observation_of(
-    pods: JobPods, report: Report | None, reported_at: float = 0.0, rejected: Trouble | None = None
+    pods: JobPods,
+    report: Report | None,
+    reported_at: float = 0.0,
+    rejected: Trouble | None = None,
+    *,
+    program: bool = False,
+    unread: bool = False,
 ) -> Observation:
     """Return the observation of the job's base workers from its pods and the last report, written at `reported_at`.
 
-    `rejected` is the API server's last answer to a new base pod.
+    `rejected` is the API server's last answer to a new base pod. Of a program that has ended, `unread` says that its
+    last lines are still to be read.
     """
     unplaced = any(pod is not None and pod.node is None and pod.trouble is Reason.UNSCHEDULABLE for pod in pods.base)
     return Observation(
         base=tuple(None if pod is None else _incarnation(pod, pods) for pod in pods.base),
         extra_bound=sum(pod.node is not None for pod in pods.extra),
+        extra_running=sum(pod.phase == "Running" for pod in pods.extra),
         refused=unplaced or (rejected is not None and rejected.may_pass),
         report=report,
         reporter="" if report is None else report.incarnation,
         reported_at=reported_at,
+        program=program,
+        unread=unread,
     )
 
 
@@ -164,6 +174,7 @@ def _incarnation(pod: Pod, pods: JobPods) -> Incarnation:
         id=pod.uid,
         running=pod.phase == "Running",
         started_at=pod.started_at,
+        ready=pod.ready,
         silent=pod.uid in pods.silent,
         lost=Reason.NODE_LOST if pod.uid in pods.lost else None,
         removed=pod.deleting,

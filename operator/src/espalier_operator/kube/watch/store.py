@@ -22,7 +22,7 @@ from espalier_operator.kube.objects.pods import Load, Pod, parse_load, parse_pod
 from espalier_operator.kube.objects.queues import parse_queue
 from espalier_operator.kube.reading import text as text_of
 from espalier_operator.kube.reading import time as time_of
-from espalier_operator.kube.reports import ReportObject, Unread, read, report_object
+from espalier_operator.kube.reports import ReportObject, Unread, measures_more, read, report_object
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, is_widespread, reach_of
 from espalier_operator.kube.state.workers import foreign_worker
@@ -402,7 +402,7 @@ class Store:
         known, self._reports[after.owner] = self._reports.get(after.owner), after
         if known is None or (known.text, known.problem) != (after.text, after.problem):
             self._mark(self._reported, after.owner)
-        if known is None or known.news != after.news:
+        if known is None or known.news != after.news or measures_more(known, after):
             self._announce()  # figures wait for the next plan: a thousand leaders report them every two seconds
 
     def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:

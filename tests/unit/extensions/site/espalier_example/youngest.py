@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from espalier_operator.policies.view import Decision, Share, View
+from espalier_operator.policies.view import Decision, Elasticity, Share, View
 
 
 class YoungestFirst:
@@ -10,6 +10,7 @@ class YoungestFirst:
 
     name = "youngest-first"
     queue_order = "the youngest first"
+    elasticity = Elasticity.FIXED
 
     def decide(self, view: View) -> Decision:
         """Return a share of `max_workers` for each job."""

@@ -13,7 +13,7 @@ layers is the same as above. All four forms are exact in eval and in train mode.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
@@ -98,7 +98,7 @@ class Block:
 
     def variant(self, insertion: Insertion) -> Block:
         """Return the block as this insertion makes it: the exact one has no batch norm."""
-        return replace(self, norm=None) if Insertion(insertion) is Insertion.EXACT else self
+        return self if Insertion(insertion).normed else replace(self, norm=None)
 
 
 def block_like(
@@ -130,6 +130,12 @@ def _fits(block: Block, size: tuple[int, ...]) -> bool:
     """Return whether a map of this size is large enough for the padding mode."""
     room = {"reflect": 1, "circular": 0}.get(block.padding_mode)
     return room is None or all(max(sides) + room <= side for sides, side in zip(block.sides, size, strict=True))
+
+
+def is_pointwise(inserted: Iterable[Layer]) -> bool:
+    """Return whether an insertion mixes channels only; a linear layer always does."""
+    sizes = [layer.attributes.get("kernel_size", (1,)) for layer in inserted]
+    return all(isinstance(size, tuple) and set(size) == {1} for size in sizes)
 
 
 def build(block: Block, like: Tensor | None = None) -> nn.Module:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal, Self
 
 from torch import nn
 from torch.optim import Optimizer
 
 from espalier_api.advice import Action
-from espalier_api.architecture import Architecture, Layer
+from espalier_api.architecture import Architecture
 from espalier_api.job import Insertion
+from espalier_trainer.net2net.block.step import BlockAdded, blocks_of
 from espalier_trainer.net2net.deepening.deepen import deepen
+from espalier_trainer.net2net.deepening.insertion import is_pointwise
 from espalier_trainer.net2net.deepening.trial import checked_insertion_points
 from espalier_trainer.net2net.history import GrowthStep, Traced, check_equal, replay
 from espalier_trainer.net2net.modules import ExampleInput
@@ -30,7 +31,9 @@ class Deepened(GrowthStep):
     @classmethod
     def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
         """Return the description with its growth points; see `GrowthStep.described`."""
-        settled = None if before is None else {point.id: _pointwise(point.insertion) for point in before.growth_points}
+        settled = (
+            None if before is None else {point.id: is_pointwise(point.insertion) for point in before.growth_points}
+        )
         places = checked_insertion_points(traced.model, traced.graph, traced.example_input, settled).found
         points = tuple(place.point(traced.insertion) for place in places)
         return architecture.model_copy(update={"growth_points": points})
@@ -42,7 +45,7 @@ class Deepened(GrowthStep):
         return cls(
             point=str(action.target),
             insertion=insertion,
-            pointwise=None if point is None else _pointwise(point.insertion),
+            pointwise=None if point is None else is_pointwise(point.insertion),
         )
 
     @property
@@ -61,7 +64,7 @@ class Deepened(GrowthStep):
 
 
 def rebuild(model: nn.Module, architecture: Architecture, example_input: ExampleInput) -> nn.Module:
-    """Return a copy of `model`, the result of the original constructor, deepened to match `architecture`.
+    """Return a copy of `model`, the result of the original constructor, with the layers and blocks of `architecture`.
 
     The state dict of the model described by `architecture` loads into the copy strictly; until then the new layers
     are identities. Raises `GrowthError` with the first layer that differs if `model` is not the starting model of
@@ -72,8 +75,11 @@ def rebuild(model: nn.Module, architecture: Architecture, example_input: Example
     return deeper
 
 
-def history_of(architecture: Architecture) -> tuple[Deepened, ...]:
-    """Return the deepening steps in a description, point by point: their original order is unknown."""
+def history_of(architecture: Architecture) -> tuple[Deepened | BlockAdded, ...]:
+    """Return the steps in a description that only added layers, point by point: their original order is unknown.
+
+    Blocks that hold grown layers were copied after these were grown, others before.
+    """
     layers = {layer.name: layer for layer in architecture.layers}
 
     def step(point: str, block: str) -> Deepened:
@@ -82,15 +88,11 @@ def history_of(architecture: Architecture) -> tuple[Deepened, ...]:
         return Deepened(
             point=point,
             insertion=Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT,
-            pointwise=_pointwise(inserted),
+            pointwise=is_pointwise(inserted),
         )
 
-    return tuple(
+    deepened = tuple(
         step(point.id, f"{point.block}.{index}") for point in architecture.growth_points for index in range(point.grown)
     )
-
-
-def _pointwise(inserted: Iterable[Layer]) -> bool:
-    """Return whether an insertion mixes channels only; a linear layer always does."""
-    sizes = [layer.attributes.get("kernel_size", (1,)) for layer in inserted]
-    return all(isinstance(size, tuple) and set(size) == {1} for size in sizes)
+    blocks, late = blocks_of(architecture)
+    return (*deepened, *blocks) if late else (*blocks, *deepened)

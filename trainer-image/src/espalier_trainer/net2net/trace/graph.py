@@ -26,9 +26,20 @@ class Operation:
     shape: tuple[int, ...] | None = None
     """Shape of the output; `None` where it is not one tensor."""
     stack: str | None = None
-    """Path of the `GrownStack` it belongs to, `None` for an operation that growth did not add."""
+    """What growth added it: a key of `Graph.stacks`, `None` for an operation of the starting model."""
     arguments: str = field(default="", compare=False)
     """All non-tensor arguments of a function as text; the description has only some of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One call of a module: the operations that made the tensors among its arguments, and among its results.
+
+    A tensor that no operation made (a weight that is passed on) has the name "".
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +61,13 @@ class Graph:
     results: Mapping[str, str]
     """For each module that returned one tensor: the operation that made it, without blocks grown after the module."""
     stacks: Mapping[str, Stack]
+    """By the path of a `GrownStack`, or of a block that growth added (`blocks.4`, its second call `blocks.4:1`)."""
     real: bool = False
     """The model ran on its own device with real data, because it cannot run on meta tensors."""
     data_dependent: str | None = None
     """The call that read a tensor's values into Python, if there was one."""
+    spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    """The calls of each module that is no single operation, in order."""
     consumers: Mapping[str, tuple[str, ...]] = field(init=False)
     """For each operation: those that read it, in execution order."""
 
@@ -66,13 +80,7 @@ class Graph:
 
     def ungrown(self) -> Graph:
         """Return the graph without the operations that growth added, as it was before."""
-        before = {stack.output: stack.input for stack in self.stacks.values()}
-
-        def original(name: str) -> str:
-            while name in before:
-                name = before[name]
-            return name
-
+        original = self._original
         return Graph(
             operations={
                 name: replace(operation, inputs=tuple(map(original, operation.inputs)))
@@ -87,15 +95,22 @@ class Graph:
             data_dependent=self.data_dependent,
         )
 
+    def _original(self, name: str) -> str:
+        """Return the operation of the starting model that an operation, the output of a stack, began with."""
+        before = {stack.output: stack.input for stack in self.stacks.values()}
+        while name in before:
+            name = before[name]
+        return name
+
     def _grown(self, path: str) -> bool:
         return any(path == stack or path.startswith(f"{stack}.") for stack in self.stacks)
 
     def ordered(self) -> tuple[Operation, ...]:
-        """Return the operations with what was grown directly after the operation that it reads."""
+        """Return the operations with what was grown directly after the operation that was there before it."""
         grown: dict[str, list[Operation]] = {}
         for operation in self.operations.values():
             if operation.stack is not None:
-                grown.setdefault(self.stacks[operation.stack].input, []).append(operation)
+                grown.setdefault(self._original(self.stacks[operation.stack].input), []).append(operation)
         order: list[Operation] = []
         waiting = [operation for operation in self.operations.values() if operation.stack is None]
         for operation in waiting:

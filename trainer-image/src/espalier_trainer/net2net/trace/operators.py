@@ -87,6 +87,8 @@ def is_leaf(module: nn.Module) -> bool:
     """Return whether a module is one operation of the description: a layer of torch, not a container."""
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return False
+    if isinstance(module, nn.Transformer | nn.TransformerEncoder | nn.TransformerDecoder):
+        return False  # containers of layers, which are operations: in eval mode torch may fuse each of them
     if is_parametrized(module):
         return True
     return base_class(module).__module__.startswith("torch.nn.")
@@ -156,7 +158,7 @@ def snake_case(operator: str) -> str:
 
 def _value(value: Any) -> AttributeValue:
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no infinity, with which masks are filled
+        return str(value)  # a mask's -inf: JSON has no number for it
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list | torch.Size) and all(type(item) is int for item in value):

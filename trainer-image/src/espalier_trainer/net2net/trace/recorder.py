@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from espalier_trainer.net2net.blocks import STACK, GrownStack
-from espalier_trainer.net2net.trace.graph import Graph, Operation, Stack
+from espalier_trainer.net2net.blocks import STACK, GrownStack, added
+from espalier_trainer.net2net.trace.graph import Graph, Operation, Span, Stack
 from espalier_trainer.net2net.trace.operators import (
     function_attributes,
     function_operator,
@@ -31,6 +31,9 @@ _DECISIONS = frozenset({"__bool__", "__int__", "__float__", "__index__", "__comp
 
 _PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"})
 """Leaf modules that may return their input tensor itself."""
+
+_NO_CHANGE = frozenset({"contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"})
+"""Tensor methods that return their tensor itself where there is nothing to do."""
 
 _SHAPE_KEEPING = frozenset(
     {
@@ -65,6 +68,8 @@ class Recorder(TorchFunctionMode):
         self._alive: list[Tensor] = []  # keeps ids from being used again
         self._scopes: list[str] = []
         self._open_stack: str | None = None
+        self._spans: dict[str, list[Span]] = {}
+        self._given: list[tuple[str, ...]] = []
         self._leaf: tuple[str, nn.Module, tuple[str, ...]] | None = None
         self._own = False
         self._hooks = ExitStack()
@@ -108,6 +113,7 @@ class Recorder(TorchFunctionMode):
             stacks=self._stacks,
             real=real,
             data_dependent=self._decision,
+            spans={path: tuple(spans) for path, spans in self._spans.items()},
         )
 
     def __torch_function__(
@@ -127,6 +133,8 @@ class Recorder(TorchFunctionMode):
         # Read before the call: an operation in place makes its own input stand for its output.
         reads = self._read((args, given))
         result = run(*args, **given)
+        if name in _NO_CHANGE and args and result is args[0]:
+            result = self._separate(result)
         written = args[0] if name == "__setitem__" else result
         if _tensors(written):
             operator = function_operator(func)
@@ -142,6 +150,9 @@ class Recorder(TorchFunctionMode):
             return
         self._calls[path] = self._calls.get(path, 0) + 1
         self._scopes.append(path)
+        self._given.append(self._made((args, kwargs)))
+        if added(module) is not None and self._open_stack is None:
+            self._open_stack = self._added_name(path)
         if is_leaf(module):
             self._leaf = (path, module, self._read((args, kwargs)))
 
@@ -154,18 +165,32 @@ class Recorder(TorchFunctionMode):
         if self._leaf is not None:
             passed_on = self._leaf[2] and module_operator(module) in _PASSING_ON
             if passed_on and isinstance(result, Tensor) and any(result is given for given in args):
-                # A separate tensor, so that later readers of the input are not taken for readers of this output.
-                self._own = True
-                replaced = result = result.view(result.shape)
-                self._own = False
+                replaced = result = self._separate(result)
             self._finish_leaf(result)
-        elif isinstance(module, GrownStack):
+        elif isinstance(module, GrownStack) and self._open_stack == path:
             self._open_stack = None
             self._stacks[path] = Stack(self._stack_inputs[path], self._read(result)[0])
         elif not isinstance(module._modules.get(STACK), GrownStack):
             self._note_result(path, result)
+        span = Span(self._given.pop(), self._made(result))
+        self._spans.setdefault(path, []).append(span)
+        reads = added(module)
+        if reads is not None and self._open_stack == self._added_name(path):
+            self._stacks[self._open_stack] = Stack(span.inputs[reads], span.outputs[0])
+            self._open_stack = None
         self._scopes.pop()
         return replaced
+
+    def _separate(self, passed_on: Tensor) -> Tensor:
+        """Return a tensor of its own, so that later readers of an input are not taken for readers of the output."""
+        self._own = True
+        view = passed_on.view(passed_on.shape)
+        self._own = False
+        return view
+
+    def _added_name(self, path: str) -> str:
+        again = self._calls[path] - 1
+        return f"{path}:{again}" if again else path
 
     def _enter_stack(self, path: str, given: Tensor) -> None:
         """Record that a host has computed its own output, which its grown blocks read next."""
@@ -174,7 +199,7 @@ class Recorder(TorchFunctionMode):
             self._finish_leaf(given)
         else:
             self._note_result(host, given)
-        if self._leaf is None:
+        if self._leaf is None and self._open_stack is None:  # what was grown in an added block belongs to that
             self._stack_inputs[path] = self._read(given)[0]
             self._open_stack = path
 
@@ -243,6 +268,10 @@ class Recorder(TorchFunctionMode):
             if key in self._makers:
                 found.append(self._makers[key])
         return tuple(found)
+
+    def _made(self, values: Any) -> tuple[str, ...]:
+        """Return for each tensor among `values` the operation that made it, "" where there is none."""
+        return tuple(self._makers.get(id(tensor), "") for tensor in _tensors(values))
 
     def _take(self, path: str) -> int:
         """Return the number of trainable scalars at `path` on the first call for it, 0 after that."""

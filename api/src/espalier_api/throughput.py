@@ -1,10 +1,11 @@
 """Seconds of a step by nodes and workers: the throughput model of Pollux (OSDI 2021, 3.2), fitted to measurements.
 
-    T_grad(m)    = α_c + β_c × m                                     m examples a worker
+    T_grad(m)    = α_c + β_c × m                                     m examples a worker in a pass
     T_sync(n, k) = 0 for k = 1; α_l + β_l × (k − 2) for n = 1; α_n + β_n × (k − 2) for n > 1
-    T_step       = (T_grad^γ + T_sync^γ)^(1/γ)                       1 ≤ γ ≤ 10: how much of the exchange is hidden
+    T_step       = s × T_grad + (T_grad^γ + T_sync^γ)^(1/γ)          1 ≤ γ ≤ 10: how much of the exchange is hidden
 
-Pure, and only the standard library: the operator has no scipy.
+s passes precede the last one where a worker accumulates the gradients of several. Pure, and only the standard library:
+the operator has no scipy. The operator decides by it on workers, trainers on their batch size.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from espalier_operator.facts import StepTime
+from espalier_api.measurements import Measurements
 
 LEAST_SECONDS: Final = 1e-8
 """Seconds in place of 0, whose logarithm is needed."""
@@ -27,6 +28,50 @@ _SLOPE_WEIGHT: Final = 1e-2
 exchange does not become slower with more workers."""
 
 Vector = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The duration of the steps of a job's current model in one configuration, as its trainer measured it."""
+
+    nodes: int
+    workers: int
+    batch_size: int
+    """Examples of one worker in a step."""
+    step_seconds: float
+    sync_seconds: float
+    """The part in which gradients are exchanged."""
+    passes: int = 1
+    """Parts of its examples that a worker computes one after the other."""
+    gpu_type: str = ""
+    """Empty where nobody says."""
+
+    @property
+    def pass_size(self) -> int:
+        """Examples of one worker in a pass."""
+        return -(-self.batch_size // self.passes)
+
+
+def step_times(measured: Measurements) -> tuple[StepTime, ...]:
+    """Return the durations of steps of the job's current model: the one that was measured last."""
+    return tuple(
+        StepTime(
+            nodes=speed.nodes,
+            workers=speed.workers,
+            batch_size=speed.batch_size,
+            step_seconds=speed.step_seconds,
+            sync_seconds=min(speed.sync_seconds, speed.step_seconds),
+            passes=speed.passes,
+            gpu_type=speed.gpu_type,
+        )
+        for speed in measured.speeds
+        if speed.parameters == measured.speeds[-1].parameters
+    )
+
+
+def on_type(speeds: Sequence[StepTime], gpu_type: str) -> tuple[StepTime, ...]:
+    """Return what was measured on a type of GPU."""
+    return tuple(point for point in speeds if point.gpu_type == gpu_type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +89,9 @@ class Throughput:
     """The same on several nodes."""
     gamma: float = 1.0
 
-    def compute_seconds(self, batch_size: float) -> float:
-        """Return T_grad of a worker with `batch_size` examples."""
-        return self.alpha_compute + self.beta_compute * batch_size
+    def compute_seconds(self, batch_size: float, passes: int = 1) -> float:
+        """Return the sum of T_grad over the passes of a worker with `batch_size` examples."""
+        return passes * self.alpha_compute + self.beta_compute * batch_size
 
     def sync_seconds(self, nodes: int, workers: int) -> float:
         """Return T_sync."""
@@ -55,12 +100,13 @@ class Throughput:
         local = self.alpha_local + self.beta_local * (workers - 2)
         return local if nodes <= 1 else max(local, self.alpha_nodes + self.beta_nodes * (workers - 2))
 
-    def step_seconds(self, nodes: int, workers: int, batch_size: float) -> float:
-        """Return T_step."""
-        larger, smaller = sorted((self.compute_seconds(batch_size), self.sync_seconds(nodes, workers)), reverse=True)
+    def step_seconds(self, nodes: int, workers: int, batch_size: float, passes: int = 1) -> float:
+        """Return T_step of workers with `batch_size` examples each, in `passes` parts."""
+        last = self.compute_seconds(batch_size / passes)
+        larger, smaller = sorted((last, self.sync_seconds(nodes, workers)), reverse=True)
         if larger <= 0:
             return 0.0
-        return float(larger * (1 + (smaller / larger) ** self.gamma) ** (1 / self.gamma))
+        return float((passes - 1) * last + larger * (1 + (smaller / larger) ** self.gamma) ** (1 / self.gamma))
 
 
 @lru_cache(maxsize=4096)
@@ -156,7 +202,7 @@ def _start(points: Sequence[StepTime]) -> tuple[Throughput, frozenset[str]]:
     apart = [point for point in points if point.workers > 1 and point.nodes > 1]
     free = {"beta_compute"}
     start = Throughput(alpha_compute=mean / 2, beta_compute=mean / 2 / batch)
-    if len({point.batch_size for point in points}) > 1:
+    if len({(point.batch_size, point.passes) for point in points}) > 1:
         free.add("alpha_compute")
     if local:
         start = replace(start, alpha_local=max(LEAST_SECONDS, _mean_sync(local)))
@@ -171,7 +217,7 @@ def _start(points: Sequence[StepTime]) -> tuple[Throughput, frozenset[str]]:
 
 
 def _compute(point: StepTime) -> float:
-    """Return T_grad as it was measured."""
+    """Return T_grad of all passes as it was measured."""
     return max(LEAST_SECONDS, point.step_seconds - point.sync_seconds)
 
 
@@ -183,8 +229,9 @@ def _residuals(model: Throughput, points: Sequence[StepTime]) -> Vector:
     count = math.sqrt(len(points))
     found = []
     for point in points:
-        step = model.step_seconds(point.nodes, point.workers, point.batch_size)
-        found.append(math.log(max(LEAST_SECONDS, model.compute_seconds(point.batch_size)) / _compute(point)) / count)
+        step = model.step_seconds(point.nodes, point.workers, point.batch_size, point.passes)
+        compute = model.compute_seconds(point.batch_size, point.passes)
+        found.append(math.log(max(LEAST_SECONDS, compute) / _compute(point)) / count)
         found.append(math.log(max(LEAST_SECONDS, step) / max(LEAST_SECONDS, point.step_seconds)) / count)
     found.append(math.sqrt(_GAMMA_WEIGHT) * (model.gamma - 1))
     found.append(math.sqrt(_SLOPE_WEIGHT) * model.beta_local / max(LEAST_SECONDS, model.alpha_local))

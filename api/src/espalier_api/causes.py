@@ -1,0 +1,69 @@
+"""The cause of an end in one sentence, read from the text that Python prints of an exception."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+_BEGIN: Final = "Traceback (most recent call last):"
+_FRAME: Final = re.compile(r'\s+File "(.+)", line (\d+)(?:, in (.+))?\s*\Z')
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?\Z")
+_LIBRARIES: Final = re.compile(
+    r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|/espalier_(?:trainer|api|kube)/|\A<"
+)
+"""Files that the author of a job has not written."""
+MAX_CAUSE: Final = 1000
+"""Characters of a cause."""
+
+
+def cause_in(log: str) -> str:
+    """Return the cause that the end of a log names: `Type: message (file:line, in function)`.
+
+    It is the last exception that was printed with its traceback, or else the last line. '' for an empty log.
+    """
+    blocks = _blocks(log.splitlines())
+    raised = next((line for block in reversed(blocks) if (line := _exception(block))), "")
+    if raised:
+        place = _place(blocks)
+        return f"{_shortened(raised)} ({place})" if place else _shortened(raised)
+    return _shortened(next((line.strip() for line in reversed(log.splitlines()) if line.strip()), ""))
+
+
+def place_in(log: str) -> str:
+    """Return the innermost `file:line, in function` of the user's in the tracebacks of a log, '' if there is none."""
+    return _place(_blocks(log.splitlines()))
+
+
+def _blocks(lines: Iterable[str]) -> list[list[str]]:
+    """Return the lines after each traceback's head. The head of the first may be cut off."""
+    blocks: list[list[str]] = []
+    for line in lines:
+        if line.strip() == _BEGIN:
+            blocks.append([])
+        elif blocks:
+            blocks[-1].append(line)
+        elif _FRAME.match(line):
+            blocks.append([line])
+    return blocks
+
+
+def _exception(block: list[str]) -> str:
+    """Return the line that names the exception: the first that is not indented."""
+    first = next((line for line in block if line and not line[0].isspace()), "")
+    return first if _EXCEPTION.match(first) else ""
+
+
+def _place(blocks: list[list[str]]) -> str:
+    """Return the user's innermost frame: of the last exception, or else of one that it was raised from."""
+    for block in reversed(blocks):
+        for line in reversed(block):
+            frame = _FRAME.match(line)
+            if frame is not None and not _LIBRARIES.search(frame[1]):
+                function = f", in {frame[3]}" if frame[3] and frame[3] != "<module>" else ""
+                return f"{frame[1]}:{frame[2]}{function}"
+    return ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_CAUSE else f"{text[: MAX_CAUSE - 3]}..."

@@ -1,0 +1,103 @@
+"""`espalier validate --deep`: try a job's code and data in a process of its own, with a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+from espalier_api.job import AdaptiveTrainingJob
+
+NOT_CHECKED: Final = (
+    "not checked: later steps and batches, memory on other GPUs, growth itself, the agent, and a cluster's image and "
+    "volumes"
+)
+OWN_COMMAND: Final = (
+    "not checked: the job runs a command of its own, which was not started; try it alone with few examples, and the "
+    "imports and the data with it"
+)
+_COMMAND: Final = (sys.executable, "-m", "espalier_trainer.checking")
+
+
+@dataclass
+class Checked:
+    """What a check came to."""
+
+    found: list[str] = field(default_factory=list)
+    problem: str = ""
+    """Why the job cannot run; '' if everything that was tried went well."""
+
+
+def check_deep(
+    job: AdaptiveTrainingJob, time_limit: float, tell: Callable[[str], None], command: tuple[str, ...] = _COMMAND
+) -> Checked:
+    """Try the job for at most `time_limit` seconds of wall time; `tell` gets everything that is found, as it is found.
+
+    What the job's code prints goes to stderr.
+    """
+    template = job.spec.template
+    if job.spec.program is not None or (template is not None and template.spec.containers[0].command):
+        tell(OWN_COMMAND)
+        return Checked([OWN_COMMAND])
+    checked = Checked()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(json.dumps(job.to_json()), encoding="utf-8")
+        # A session of its own: workers of a DataLoader end with it.
+        child = subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            _kill(child)
+
+        timer = threading.Timer(time_limit, end)
+        timer.start()
+        try:
+            stage, ended = _follow(child.stdout, checked, tell)
+            code = child.wait()
+        finally:
+            timer.cancel()
+            _kill(child)
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+    if late.is_set() and not ended:
+        checked.problem = f"not ready within {time_limit:g} s, while {stage}; --time-limit allows more"
+    elif not ended:
+        checked.problem = f"the check ended with exit code {code}, while {stage}"
+    elif not checked.problem:
+        tell(NOT_CHECKED)
+    return checked
+
+
+def _follow(lines: IO[str] | None, checked: Checked, tell: Callable[[str], None]) -> tuple[str, bool]:
+    """Read what the process says; returns the stage that it was in, and whether it came to an end by itself."""
+    stage = "importing torch"
+    for line in lines or ():
+        said = json.loads(line)
+        if "stage" in said:
+            stage = said["stage"]
+        elif "found" in said:
+            checked.found.append(said["found"])
+            tell(said["found"])
+        else:
+            checked.problem = said.get("failed", "")
+            return stage, True
+    return stage, False
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return

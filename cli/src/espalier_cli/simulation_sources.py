@@ -1,0 +1,153 @@
+"""What `espalier simulate` runs: jobs from a file, a generator or a history, on a cluster, by a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from espalier_api.job import BasePreemption
+from espalier_cli.errors import InputError
+from espalier_operator.planning import Policy
+from espalier_operator.simulation.cluster import nodes_of
+from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.gavel import FORMAT, Throughputs, nodes_by_type, read_gavel
+from espalier_operator.simulation.generate import PREFIX, generate, generate_typed
+from espalier_operator.simulation.history import FORMAT as HISTORY
+from espalier_operator.simulation.history import History, read_history
+from espalier_operator.simulation.jobs import SimulatedJob
+from espalier_operator.simulation.latencies import LATENCIES
+from espalier_operator.simulation.outcome import Ended
+from espalier_operator.simulation.planned import Planned
+from espalier_operator.simulation.profiles import Profiles
+from espalier_operator.simulation.rounds import Node, Rounds
+from espalier_operator.simulation.traces import READERS
+from espalier_operator.simulation.typed import TypedRounds
+
+ROUNDS: Final = "rounds"
+PLAN: Final = "plan"
+CSV: Final = "csv"
+GAVEL: Final = FORMAT
+AUDIT: Final = HISTORY
+FORMATS: Final = (*READERS, GAVEL, AUDIT)
+HAPPENED: Final = "happened"
+"""In the place of a policy: what a history says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """One run that is prepared."""
+
+    jobs: Sequence[Ended]
+    """Those that count: of a history, the jobs that ended in it."""
+    gpus: int
+    run: Callable[[Callable[[int], None]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What the options say. `prepare` raises `TraceError` for what cannot be simulated."""
+
+    form: str
+    profiles: Path | None
+    cluster: str | None
+    driver: str = ROUNDS
+    latency: str | None = None
+    base_preemption: str | None = None
+    _known: dict[str, Profiles] = field(default_factory=dict)
+    _histories: dict[str, History] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for options that contradict each other, `TraceError` for a wrong cluster."""
+        if self.driver == PLAN:
+            if self.form == GAVEL:
+                raise InputError(
+                    f"--driver {PLAN}: jobs of --format {GAVEL} choose types of GPUs, which the planner's policies do "
+                    f"not know; use --driver {ROUNDS}"
+                )
+        else:
+            for option, value in (("--latency", self.latency), ("--base-preemption", self.base_preemption)):
+                if value is not None:
+                    raise InputError(
+                        f"{option} {value}: nothing takes time or asks for leave with --driver {self.driver}; "
+                        f"add --driver {PLAN}, or leave it out"
+                    )
+        if self.form != GAVEL and self.profiles is not None and not self.profiles.is_dir():
+            raise InputError(f"--profiles: {self.profiles} is not a folder")
+        if self.cluster is not None:
+            nodes_by_type(self.cluster) if self.form == GAVEL else nodes_of(self.cluster)
+        elif self.form != AUDIT:
+            raise InputError(f"--cluster: is missing; only --format {AUDIT} knows its cluster")
+
+    def prepare(self, trace: str, policy: Policy, seed: int) -> Simulation:
+        """Return the run of a trace under a policy; `seed` is that of a generator."""
+        if self.form == GAVEL:
+            return self._prepared_by_type(trace, policy, seed)
+        if self.form == AUDIT:
+            return self._replayed(trace, policy)
+        nodes = nodes_of(self.cluster or "")
+        jobs = self._jobs(trace, policy, seed, sum(node.gpus for node in nodes))
+        return _Prepared(self, nodes).of(jobs, policy)
+
+    def happened(self, trace: str) -> Simulation:
+        """Return what a history says."""
+        history = self._history(trace)
+        if not history.happened:
+            raise TraceError(f"{trace}: no job ended while the audit log was written: nothing can be compared")
+        return Simulation(
+            jobs=history.happened, gpus=sum(node.gpus for node in history.nodes), run=lambda progress: None
+        )
+
+    def left_out(self, trace: str) -> int:
+        """Return how many jobs of a history are not replayed."""
+        return self._history(trace).left_out
+
+    def _history(self, trace: str) -> History:
+        if trace not in self._histories:
+            self._histories[trace] = read_history(Path(trace))
+        return self._histories[trace]
+
+    def _replayed(self, trace: str, policy: Policy) -> Simulation:
+        history = self._history(trace)
+        jobs, ended = history.jobs(), {job.name for job in history.happened}
+        prepared = _Prepared(self, nodes_of(self.cluster) if self.cluster else history.nodes).of(jobs, policy)
+        return replace(prepared, jobs=[job for job in jobs if job.name in ended])
+
+    def _jobs(self, trace: str, policy: Policy, seed: int, gpus: int) -> list[SimulatedJob]:
+        if trace.startswith(PREFIX):
+            if self.form != CSV:
+                raise InputError(f"{trace}: only --format {CSV} and {GAVEL} have generated jobs")
+            return generate(trace, seed, gpus)
+        if self.profiles is not None and not self._known:
+            self._known["profiles"] = Profiles(self.profiles)
+        return READERS[self.form](Path(trace), self._known.get("profiles"), policy.elasticity)
+
+    def _prepared_by_type(self, trace: str, policy: Policy, seed: int) -> Simulation:
+        nodes = nodes_by_type(self.cluster or "")
+        types: dict[str, int] = {}
+        for node in nodes:
+            types[node.gpu_type] = types.get(node.gpu_type, 0) + node.gpus
+        if trace.startswith(PREFIX):
+            if self.profiles is None:
+                raise InputError(f"{trace}: name the measured throughputs with --profiles")
+            jobs = generate_typed(trace, seed, types, Throughputs(self.profiles))
+        else:
+            jobs = read_gavel(Path(trace), Throughputs(self.profiles or Path(trace).parent))
+        return Simulation(jobs=jobs, gpus=sum(types.values()), run=TypedRounds(jobs, nodes, policy).run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    source: Source
+    nodes: Sequence[Node]
+
+    def of(self, jobs: Sequence[SimulatedJob], policy: Policy) -> Simulation:
+        source = self.source
+        if source.driver == PLAN:
+            latencies = LATENCIES[source.latency or "none"]
+            preemptible = source.base_preemption != BasePreemption.NEVER.value
+            run = Planned(jobs, self.nodes, policy, latencies, preemptible=preemptible).run
+        else:
+            run = Rounds(jobs, self.nodes, policy).run
+        return Simulation(jobs=jobs, gpus=sum(node.gpus for node in self.nodes), run=run)

@@ -1,0 +1,133 @@
+"""Reads the progress of programs: the newest lines of their logs, or a page of their metrics.
+
+This is done beside planning, which never waits for it. A tenant decides what a program writes and how slowly it
+answers, so everything is bounded: how often a program is read, how much of it, and how many are read at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Final
+
+import aiohttp
+
+from espalier_api.program import LogProgress, MetricsProgress
+from espalier_operator.clock import Clock
+from espalier_operator.kube.client import Client
+from espalier_operator.kube.state.progress import ProgressSource
+from espalier_operator.loop import BackendError
+from espalier_operator.programs import MAX_PAGE_BYTES, LineReader, lines_of, values_of_page
+
+logger = logging.getLogger(__name__)
+
+EVERY: Final = 5.0
+"""Seconds between two reads of a program."""
+TICK: Final = 0.5
+"""Seconds after which is looked again who is due."""
+STARTED_A_TICK: Final = 10
+"""Maximum number of reads that begin in a tick; the rest waits, the longest unread first."""
+AT_ONCE: Final = 32
+"""Maximum number of reads at the same time."""
+LINES: Final = 100
+"""Number of the newest lines of a log that are read at a time."""
+LOG_BYTES: Final = 64 * 1024
+"""Maximum number of bytes of these lines."""
+TIMEOUT: Final = 3.0
+"""Seconds in which a read must be done."""
+
+
+class ProgressReader:
+    """Reads all programs of an operator in turn."""
+
+    def __init__(
+        self,
+        client: Client,
+        clock: Clock,
+        sources: Callable[[], Iterable[ProgressSource]],
+        take: Callable[[ProgressSource, Mapping[str, float]], None],
+    ) -> None:
+        """`sources` are those that there are now; `take` gets what was read at one of them, or nothing."""
+        self._client, self._clock, self._sources, self._take = client, clock, sources, take
+        self._last: dict[str, float] = {}
+        """By pod: when it was last read."""
+        self._ended: set[str] = set()
+        """Pods whose last lines were read."""
+        self._reads: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        async with _session() as session:
+            try:
+                while True:
+                    self.start_due(session)
+                    await asyncio.sleep(TICK)
+            finally:
+                for task in self._reads.values():
+                    task.cancel()
+                await asyncio.gather(*self._reads.values(), return_exceptions=True)
+
+    def start_due(self, session: aiohttp.ClientSession) -> None:
+        """Start to read those that are due: first those that have ended, then those that were not read for longest."""
+        now, sources = self._clock.now(), {source.pod: source for source in self._sources()}
+        self._last = {pod: at for pod, at in self._last.items() if pod in sources}
+        self._ended &= sources.keys()
+        due = [source for source in sources.values() if self._is_due(source, now)]
+        due.sort(key=lambda source: (not source.ended, self._last.get(source.pod, 0.0)))
+        for source in due[: min(STARTED_A_TICK, AT_ONCE - len(self._reads))]:
+            self._last[source.pod] = now
+            if source.ended:
+                self._ended.add(source.pod)
+            self._reads[source.pod] = task = asyncio.create_task(self._read(source, session))
+            task.add_done_callback(partial(self._done, source.pod))
+
+    def _is_due(self, source: ProgressSource, now: float) -> bool:
+        if source.pod in self._reads or source.pod in self._ended:
+            return False
+        return source.ended or now >= self._last.get(source.pod, 0.0) + EVERY
+
+    def _done(self, pod: str, task: asyncio.Task[None]) -> None:
+        del self._reads[pod]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the progress of pod %s was not read", pod, exc_info=error)
+
+    async def _read(self, source: ProgressSource, session: aiohttp.ClientSession) -> None:
+        values: Mapping[str, float] = {}
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                if source.spec.log is not None:
+                    values = await self._of_log(source, source.spec.log)
+                elif source.spec.metrics is not None:
+                    values = await self._of_metrics(source, source.spec.metrics, session)
+        except (BackendError, aiohttp.ClientError, OSError, TimeoutError) as error:
+            logger.debug("%s/%s: its progress was not read: %s", source.namespace, source.name, error)
+        finally:
+            self._take(source, values)
+
+    async def _of_log(self, source: ProgressSource, log: LogProgress) -> Mapping[str, float]:
+        data = await self._client.log(source.namespace, source.name, source.container, lines=LINES, limit=LOG_BYTES)
+        return await asyncio.to_thread(lambda: LineReader(log).values(lines_of(data)))
+
+    async def _of_metrics(
+        self, source: ProgressSource, metrics: MetricsProgress, session: aiohttp.ClientSession
+    ) -> Mapping[str, float]:
+        host = f"[{source.address}]" if ":" in source.address else source.address
+        url = f"http://{host}:{metrics.port}{metrics.path}"
+        async with session.get(url, allow_redirects=False) as answer:
+            if answer.status != 200:
+                return {}
+            page = bytearray()
+            async for piece in answer.content.iter_chunked(16 * 1024):
+                page += piece
+                if len(page) >= MAX_PAGE_BYTES:
+                    break
+        return await asyncio.to_thread(values_of_page, bytes(page), metrics)
+
+
+def _session() -> aiohttp.ClientSession:
+    """Return a session without proxies, cookies or decompression: a small answer must not become a large one."""
+    return aiohttp.ClientSession(
+        trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, headers={"Accept": "text/plain"}
+    )

@@ -1,0 +1,187 @@
+"""Workloads drawn at random, by a seed: arrivals, durations and numbers of GPUs as clusters have them.
+
+`generate:poisson` has exponential times between arrivals; in `generate:diurnal` their rate swings over the day. By
+default, sizes are those of the Philly trace (Jeon et al., USENIX ATC 2019; as sampled for Pollux), and durations are
+lognormal with its median. Of one seed, jobs are the same under each policy.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from espalier_operator.policies.settings import made
+from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.gavel import SERVERS, Throughputs
+from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
+from espalier_operator.simulation.typed_jobs import TypedJob
+
+PREFIX: Final = "generate:"
+_PHILLY: Final = {1: 76_627, 2: 1_818, 4: 1_870, 8: 1_643, 16: 199, 32: 67}
+"""Jobs of the trace by GPUs."""
+_MOST_JOBS: Final = 1_000_000
+
+
+class Drawn(NamedTuple):
+    """A job: seconds from the first arrival, GPUs, and seconds that it runs with them."""
+
+    submitted_at: float
+    gpus: int
+    duration: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poisson:
+    """Jobs that come independently of each other."""
+
+    jobs: int = 200
+    load: float = 0.8
+    """GPU-seconds of all jobs, over those of the cluster from the first arrival to the last."""
+    durations: Literal["lognormal", "pareto"] = "lognormal"
+    median: float = 1144.0
+    """Of durations, seconds."""
+    sigma: float = 2.2
+    """Of the logarithm of lognormal durations; with 2.2 the mean is 11 times the median, as in Philly."""
+    alpha: float = 1.2
+    """Of Pareto durations; the smaller it is, the longer are the longest jobs."""
+    longest: float = 86_400.0
+    """Seconds; longer durations are cut."""
+    sizes: tuple[int, ...] = ()
+    """GPUs of a job, each equally likely; empty: as in Philly, as far as they fit."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.jobs <= _MOST_JOBS:
+            raise ValueError(f"jobs: {self.jobs} is not between 1 and {_MOST_JOBS:,}")
+        for name in ("load", "median", "alpha", "longest"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name}: {value:g} is not above 0")
+        if not 0 <= self.sigma < 10:
+            raise ValueError(f"sigma: {self.sigma:g} is not between 0 and 10")
+        if any(size < 1 for size in self.sizes):
+            raise ValueError(f"sizes: {'/'.join(map(str, self.sizes))}: each must be 1 GPU or more")
+
+    def draw(self, seed: int, gpus: int, most: int) -> list[Drawn]:
+        """Return the jobs of a seed for a cluster with `gpus` GPUs, of which one job may have `most`.
+
+        Raises `TraceError` where no size fits.
+        """
+        chance = random.Random(seed)
+        weights = dict.fromkeys(self.sizes, 1) if self.sizes else _PHILLY
+        fitting = [size for size in weights if size <= most]
+        if not fitting or (self.sizes and len(fitting) < len(weights)):
+            raise TraceError(f"sizes: {max(weights)} GPUs do not fit; a job may have {most} on this cluster")
+        drawn = [
+            (
+                chance.expovariate(1.0),
+                chance.choices(fitting, [weights[size] for size in fitting])[0],
+                min(self.longest, self._duration(chance)),
+            )
+            for _ in range(self.jobs)
+        ]
+        gap = sum(size * duration for _, size, duration in drawn) / (gpus * self.load * self.jobs)
+        moments = self._moments([wait * gap for wait, *_ in drawn])
+        return [Drawn(moment, size, duration) for moment, (_, size, duration) in zip(moments, drawn, strict=True)]
+
+    def _duration(self, chance: random.Random) -> float:
+        if self.durations == "lognormal":
+            return self.median * math.exp(self.sigma * chance.gauss(0.0, 1.0))
+        return self.median * 2 ** (-1 / self.alpha) * chance.paretovariate(self.alpha)
+
+    def _moments(self, waits: list[float]) -> Iterator[float]:
+        """Yield when jobs come, the first one at 0."""
+        now = 0.0
+        for place, wait in enumerate(waits):
+            now += wait if place else 0.0
+            yield now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diurnal(Poisson):
+    """The same, but the rate is 1 + `amplitude` × sin(2π t / `period`) times that on average."""
+
+    amplitude: float = 0.8
+    period: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        Poisson.__post_init__(self)
+        if not 0 <= self.amplitude <= 1:
+            raise ValueError(f"amplitude: {self.amplitude:g} is not between 0 and 1")
+        if not 0 < self.period < math.inf:
+            raise ValueError(f"period: {self.period:g} is not above 0")
+
+    def _moments(self, waits: list[float]) -> Iterator[float]:
+        """Yield when the integral of the rate reaches the moments at a constant rate, by bisection."""
+        width = self.amplitude * self.period / (2 * math.pi)
+        for moment in Poisson._moments(self, waits):
+            # The integral, t + width × (1 − cos(2π t / period)), is within 2 × width above t.
+            low, high = max(0.0, moment - 2 * width), moment
+            for _ in range(60):
+                middle = (low + high) / 2
+                if middle + width * (1 - math.cos(2 * math.pi * middle / self.period)) < moment:
+                    low = middle
+                else:
+                    high = middle
+            yield high
+
+
+GENERATORS: Final[dict[str, type[Poisson]]] = {"poisson": Poisson, "diurnal": Diurnal}
+
+
+def generator_of(text: str) -> Poisson:
+    """Return the generator of `generate:NAME[:key=value,...]`. Raises `TraceError`."""
+    name, _, settings = text.removeprefix(PREFIX).partition(":")
+    if name not in GENERATORS:
+        raise TraceError(f"{text}: {name!r} is no generator; known: {', '.join(GENERATORS)}")
+    try:
+        generator: Poisson = made(GENERATORS[name], settings, text, f"generator {name}")
+    except ValueError as error:
+        raise TraceError(str(error)) from error
+    return generator
+
+
+def generate(text: str, seed: int, gpus: int) -> list[SimulatedJob]:
+    """Return jobs of a fixed size and duration for so many GPUs. Raises `TraceError`."""
+    generator = generator_of(text)
+    try:
+        drawn = generator.draw(seed, gpus, gpus)
+    except TraceError as error:
+        raise TraceError(f"{text}: {error}") from error
+    return [FixedJob(_name(place, len(drawn)), *job) for place, job in enumerate(drawn)]
+
+
+def generate_typed(text: str, seed: int, gpu_types: dict[str, int], throughputs: Throughputs) -> list[TypedJob]:
+    """Return jobs of the kinds that were measured, each as likely, whose durations are those on the fastest type.
+
+    Raises `TraceError`.
+    """
+    generator, chance = generator_of(text), random.Random(f"kinds {seed}")
+    kinds: dict[int, list[str]] = {}
+    for job_type in throughputs.job_types():
+        for size in throughputs.sizes(job_type):
+            fits = (
+                gpus >= size and throughputs.steps_per_second(each, (job_type, size))
+                for each, gpus in gpu_types.items()
+            )
+            if any(fits):
+                kinds.setdefault(size, []).append(job_type)
+    if not kinds:
+        raise TraceError(f"{text}: no kind of job that was measured fits on the cluster")
+    wrong = [size for size in generator.sizes if size not in kinds]
+    if wrong:
+        raise TraceError(f"{text}: sizes: {wrong[0]} GPUs were not measured, or do not fit; {sorted(kinds)} do")
+    jobs = []
+    drawn = generator.draw(seed, sum(gpu_types.values()), max(kinds))
+    for place, (submitted_at, gpus, duration) in enumerate(drawn):
+        kind = chance.choice(kinds[gpus]), gpus
+        fastest = max(throughputs.steps_per_second(each, kind) for each in SERVERS)
+        steps = max(1, round(duration * fastest))
+        jobs.append(TypedJob(_name(place, len(drawn)), submitted_at, kind, steps, throughputs))
+    return jobs
+
+
+def _name(place: int, count: int) -> str:
+    return f"job-{place:0{len(str(count - 1))}}"

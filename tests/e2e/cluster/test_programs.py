@@ -1,0 +1,104 @@
+"""Programs that know nothing of Espalier: they are budgeted, stopped and resumed, and their progress is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kube import ClusterError, Nodes, Space, get_raw, host_folder, kubectl, shared_folder, wait_for
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PATCH = ("--type=merge", "--patch")
+SERVER = """
+import http.server
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'steps_done 10\\nloss{split="test"} 0.5\\n')
+http.server.HTTPServer(("", 8000), Page).serve_forever()
+"""
+pytestmark = pytest.mark.without_agent
+
+
+def example(name: str, space: Space, **spec: Any) -> dict[str, Any]:
+    """Return the job of an example with its checkpoints in the shared folder."""
+    job: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    pod["volumes"] = [host_folder(space)]
+    mount = {"name": "shared", "mountPath": "/checkpoints", "subPath": name}
+    pod["containers"][0]["volumeMounts"] = [mount]
+    job["spec"] |= spec
+    return job
+
+
+def log(space: Space, pod: str) -> str:
+    """Return what a pod has written."""
+    return get_raw(f"/api/v1/namespaces/{space.name}/pods/{pod}/log")
+
+
+def training(space: Space, job: str) -> dict[str, Any]:
+    """Return what the status says of the progress of a job."""
+    found: dict[str, Any] = space.status(job).get("training", {})
+    return found
+
+
+def test_programs_complete_and_a_suspended_one_resumes_where_it_stopped(space: Space, nodes: Nodes) -> None:
+    """A shell script is suspended and resumed; a PyTorch script runs to its end beside it."""
+    nodes.set_gpus(2)
+    shared_folder(space, nodes.names[0])
+    shell = example("program-shell", space)
+    script = shell["spec"]["template"]["spec"]["containers"][0]["args"]
+    script[0] = script[0].replace("sleep 0.5", "sleep 1")  # so that there is time to stop it, and to see it run again
+    space.apply(example("program-pytorch", space), shell)
+    wait_for("its progress is read", lambda: training(space, "program-shell").get("donePercentage"), 30)
+    kubectl("patch", "atj", "program-shell", *PATCH, '{"spec": {"suspend": true}}', "--namespace", space.name)
+    space.wait_condition("program-shell", "Suspended", 30)
+    stopped = wait_for("the pod has ended", lambda: not space.leader("program-shell") and space.status("program-shell"))
+    assert stopped["scheduling"]["failures"] == 0
+    used, done = stopped["timeBudget"]["usedSeconds"], stopped["training"]["step"]
+    assert 0 < done < 20
+    kubectl("patch", "atj", "program-shell", *PATCH, '{"spec": {"suspend": false}}', "--namespace", space.name)
+    leader = wait_for("it runs again", lambda: space.leader("program-shell"))["metadata"]["name"]
+    first = wait_for("it says where it starts", lambda: log(space, leader)).splitlines()[0]
+    assert int(first.removeprefix("starting after step ")) >= done
+    assert space.wait_condition("program-shell", "Complete", 60)["reason"] == "Completed"
+    status = space.status("program-shell")
+    assert (status["training"]["step"], status["training"]["donePercentage"]) == (20, 100)
+    assert status["training"]["metrics"] == [{"name": "loss", "value": 0.2}]
+    assert used < status["timeBudget"]["usedSeconds"] < 60
+    assert space.wait_condition("program-pytorch", "Complete", 120)["reason"] == "Completed"
+    trained = training(space, "program-pytorch")
+    assert (trained["step"], trained["donePercentage"]) == (800, 100)
+    figures = {entry["name"]: entry["value"] for entry in trained["metrics"]}
+    assert figures["accuracy"] > 0.9
+
+
+def test_the_end_of_the_budget_is_sigterm_and_a_waiting_program_follows(space: Space, nodes: Nodes) -> None:
+    """It may say in its metrics how far it is, and it has no rights at the API server."""
+    nodes.set_gpus(1)
+    shared_folder(space, nodes.names[0])
+    space.apply(example("program-shell", space, timeBudgetSeconds=6))
+    pages = example("program-pytorch", space)
+    container = pages["spec"]["template"]["spec"]["containers"][0]
+    container["command"], container["args"] = ["python", "-c", SERVER], []
+    pages["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1  # it ignores SIGTERM
+    pages["spec"]["program"]["progress"] = {
+        "metrics": {"port": 8000, "series": {"step": "steps_done", "loss": 'loss{split="test"}'}},
+        "steps": 40,
+    }
+    assert space.wait_condition("program-shell", "Running", 30)
+    space.apply(pages)
+    assert space.wait_condition("program-shell", "Complete", 30)["reason"] == "BudgetExhausted"
+    assert space.status("program-shell")["scheduling"]["failures"] == 0
+    found = wait_for("its metrics are read", lambda: training(space, "program-pytorch").get("metrics"), 40)
+    assert found == [{"name": "loss", "value": 0.5}]
+    assert training(space, "program-pytorch")["donePercentage"] == 25
+    pod = space.leader("program-pytorch")
+    assert pod is not None
+    assert not any("token" in json.dumps(volume) for volume in pod["spec"]["volumes"])
+    with pytest.raises(ClusterError, match="404"):
+        space.report("program-pytorch")

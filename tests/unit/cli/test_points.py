@@ -1,0 +1,113 @@
+"""`espalier points`: where a model can grow, what it adds, and why not elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from espalier_cli.main import cli
+
+NETS = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+class Post(Block):
+    def forward(self, x):
+        return self.norm(x + self.mlp(x))
+
+def net(kind="Block"):
+    return nn.Sequential(nn.Linear(4, 8), nn.Sequential(*(globals()[kind]() for _ in range(2))), nn.Linear(8, 3))
+
+def carried():
+    model = net()
+    model.example_input = batch()
+    return model
+
+def batch():
+    return torch.ones(2, 4)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nets(tmp_path, monkeypatch):
+    (tmp_path / "points_nets.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("points_nets", None)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(cli, ["points", *arguments])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_points_groups_and_refusals_as_json():
+    code, out, _ = run("--model", "points_nets:net", "--example", "points_nets:batch", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["model"], found["depth"]) == ("points_nets:net", 6)
+    block, *layers = found["points"]
+    assert (block["operation"], block["id"], block["kind"]) == ("AddBlock", "1.0", "Block")
+    assert (block["depth"], block["parameters"], block["layer"]) == (2, 228, "1.1.add")
+    assert block["insertions"] == ["Exact", "Scaled"]
+    assert block["exact"] == ["Exact"]
+    assert isinstance(block["stepSeconds"], float)
+    assert [(one["operation"], one["id"], one["parameters"]) for one in layers] == [
+        ("Deepen", "1.0.mlp.0", 156),
+        ("Deepen", "1.1.mlp.0", 156),
+    ]
+    groups = {group["id"]: (group["width"], group["parameters"]) for group in found["groups"]}
+    assert groups["1.0.mlp.0"] == (12, 12 * 9 + 12 * 8)
+    for one in found["refused"]:
+        assert one["reason"]
+        assert one["remedy"]
+        assert Path(one["file"]).is_file()
+        assert one["line"] > 0
+
+
+def test_a_refused_block_names_file_line_and_remedy():
+    code, out, _ = run(
+        "--model", "points_nets:net", "--options", '{"kind": "Post"}', "--example", "points_nets:batch", "--pairs", "0"
+    )
+    assert code == 0
+    line = next(text for text in out.splitlines() if text.startswith("AddBlock refused: 1.0: "))
+    number = NETS.splitlines().index("        return self.norm(x + self.mlp(x))")
+    assert "post-norm" in line
+    assert line.endswith(f"points_nets.py:{number})")
+    assert "insertion: Scaled" in out
+
+
+def test_the_example_may_be_the_models_own():
+    code, out, _ = run("--model", "points_nets:carried", "--pairs", "0", "--json")
+    assert code == 0
+    assert json.loads(out)["stepSeconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "points_nets:net"], "no example input: name a function that returns one with --example"),
+        (["--model", "points_nets:nett"], "points_nets has no function 'nett'; it has"),
+        (["--model", "nowhere:net"], "cannot import 'nowhere'"),
+        (["--model", "points_nets:net", "--options", "[1]"], "is no JSON object"),
+        (["--model", "points_nets:net", "--options", "{"], "is not JSON"),
+        (["--model", "points_nets:batch", "--example", "points_nets:batch"], "returned Tensor, not a torch.nn.Module"),
+        (["--model", "points_nets:net", "--example", "points_nets:net"], "a batch"),
+    ],
+)
+def test_what_cannot_be_used_is_said(arguments, said):
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert said in err

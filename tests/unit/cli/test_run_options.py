@@ -1,0 +1,91 @@
+"""What `espalier run` refuses before anything runs, and which files it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from espalier_api.job import API_VERSION, KIND
+from espalier_cli.main import cli
+
+Run = Callable[..., Result]
+BUDGET = 1
+THEIRS = {
+    "job.yaml": f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\n"
+    f"spec: {{timeBudgetSeconds: {BUDGET}}}\n",
+    "result.json": '{"mine": 1}',
+    "state.json": '{"mine": 1}',
+    "trainer.log": "mine",
+    "checkpoints/checkpoint-00000001/model.safetensors": "mine",
+    "checkpoints/notes.txt": "mine",
+}
+"""Files of a user's, with the names that a run uses."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Return what runs a job with options; nothing that it is given here gets as far as a trainer."""
+    (tmp_path / "a.yaml").write_text(THEIRS["job.yaml"])
+
+    def invoke(*options: str | Path) -> Result:
+        return CliRunner().invoke(cli, ["run", str(tmp_path / "a.yaml"), "--simulate", *map(str, options)])
+
+    return invoke
+
+
+@pytest.mark.parametrize("restart", [(), ("--restart",)])
+@pytest.mark.parametrize("name", THEIRS)
+def test_files_that_no_run_wrote_are_left_alone(run: Run, tmp_path: Path, name: str, restart: tuple[str, ...]) -> None:
+    folder = tmp_path / "theirs"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).write_text(THEIRS[name])
+    before = sorted(folder.rglob("*"))
+    outcome = run("--output", folder, *restart)
+    first = folder / name.partition("/")[0]
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert outcome.stderr.startswith(f"error: {first}: no run has written it")
+    assert "choose another --output folder, or move it away" in outcome.stderr
+    assert (folder / name).read_text() == THEIRS[name]
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_files_in_the_folder_of_one_of_several_jobs_are_left_alone(run: Run, tmp_path: Path) -> None:
+    second = tmp_path / "b.yaml"
+    second.write_text(THEIRS["job.yaml"].replace("name: a", "name: b"))
+    theirs = tmp_path / "out" / "b" / "job.yaml"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("mine")
+    outcome = run(second, "--output", tmp_path / "out", "--restart")
+    assert outcome.exit_code == 2
+    assert f"error: {theirs}: no run has written it" in outcome.stderr
+    assert theirs.read_text() == "mine"
+
+
+@pytest.mark.parametrize("restart", [(), ("--restart",)])
+def test_an_output_folder_whose_name_is_too_long_is_an_error_of_one_line(
+    run: Run, tmp_path: Path, restart: tuple[str, ...]
+) -> None:
+    outcome = run("--output", tmp_path / ("x" * 256), *restart)
+    assert outcome.exit_code == 2
+    assert outcome.stderr.endswith("File name too long\n")
+    assert outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--arrive", "300%:1"), "'300%:1' is after the end of the time budget; write at most 100%"),
+        (("--arrive", "2s:1"), "--arrive: the arrival at 2 s never comes: the time budget ends at 1 s"),
+        (("--no-agent", "--agent-url", "http://localhost:1"), "--no-agent and --agent-url exclude each other"),
+    ],
+)
+def test_options_that_could_only_be_dropped_are_refused(
+    run: Run, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    outcome = run("--output", tmp_path / "out", *options)
+    assert outcome.exit_code == 2
+    assert f"error: {said}" in outcome.stderr
+    assert not (tmp_path / "out").exists()

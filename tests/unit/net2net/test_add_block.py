@@ -1,0 +1,202 @@
+"""A whole residual block more: the model computes the same, and the description grows as the model does."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from block_cases import CASES, GPT, Case, PostNorm, encoder, outputs, resnet, tokens, vectors
+from growth_cases import relative_error
+from torch import nn
+
+from espalier_api.architecture import GrowthError
+from espalier_api.growth.block import block_added
+from espalier_api.growth.deepen import deepened
+from espalier_trainer.architecture import describe
+from espalier_trainer.net2net import (
+    BlockAdded,
+    Deepened,
+    add_block,
+    block_points,
+    deepen,
+    grow_optimizer,
+    rebuild,
+    refused_blocks,
+    replay,
+)
+
+ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+OPERATIONS = ["AddBlock"]
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+    return model
+
+
+@ALL
+def test_outputs_stay_bit_for_bit_in_both_modes_and_the_new_block_learns(case: Case) -> None:
+    model, example = _without_dropout(case.build()), case.example()
+    before = copy.deepcopy(model.state_dict())
+    grown = add_block(model, case.run, example)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(grown.state_dict()[name], value) for name, value in before.items())
+    for training in (False, True):
+        wanted = outputs(copy.deepcopy(model), example, training=training)
+        assert torch.equal(outputs(copy.deepcopy(grown), example, training=training), wanted), training
+    for trained in (model, grown):
+        trained.train()
+        trained(example).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert relative_error(grown.get_parameter(name).grad, parameter.grad) < 1e-6, name
+    new = [p for name, p in grown.named_parameters() if name not in before]
+    assert any(p.grad.abs().max() > 0 for p in new)
+    with torch.no_grad():
+        for parameter in new:
+            parameter -= 0.1 * parameter.grad
+    assert not torch.equal(outputs(grown, example, training=False), outputs(model, example, training=False))
+
+
+@ALL
+def test_growing_the_description_and_growing_the_model_commute_and_ids_stay(case: Case) -> None:
+    model, example = case.build(), case.example()
+    start = described = describe(model, example, operations=OPERATIONS)
+    grown = model
+    for _ in range(3):
+        grown, described = add_block(grown, case.run, example), block_added(described, case.run)
+        # Without `before`, it is measured again how far growth points may look; a stage of more blocks looks further.
+        if case.run != "1.0":
+            assert describe(grown, example, operations=OPERATIONS) == described
+        assert describe(grown, example, before=start) == described
+    assert [point.id for point in described.blocks] == [point.id for point in start.blocks]
+    assert described.block_point(case.run).grown == 3
+    assert described.parameters == sum(p.numel() for p in grown.parameters())
+    again = rebuild(case.build(), described, example)
+    again.load_state_dict(grown.state_dict())
+    assert torch.equal(outputs(again, example, training=False), outputs(grown, example, training=False))
+
+
+def test_layers_and_blocks_grow_in_any_order() -> None:
+    model, example = GPT(2), tokens()
+    described = describe(model, example, operations=OPERATIONS)
+    for steps in (
+        ["blocks.1.mlp.0", "blocks.0", "blocks.0", "blocks.1.mlp.0"],
+        ["blocks.0", "blocks.1.mlp.0", "blocks.0"],
+        ["blocks.0.mlp.0", "blocks.0"],
+    ):
+        grown, wanted, history = model, described, []
+        for step in steps:
+            if step == "blocks.0":
+                grown, wanted = add_block(grown, step, example), block_added(wanted, step)
+                history.append(BlockAdded(run=step))
+            else:
+                grown, wanted = deepen(grown, step, example), deepened(wanted, step)
+                history.append(Deepened(point=step))
+        assert describe(grown, example, operations=OPERATIONS) == wanted
+        assert relative_error(outputs(grown, example, training=False), outputs(model, example, training=False)) < 1e-6
+        followed = replay(model, history, example)
+        followed.load_state_dict(grown.state_dict())
+        assert describe(followed, example, operations=OPERATIONS) == wanted
+
+
+def test_the_optimizer_keeps_what_it_knew() -> None:
+    model, example = GPT(2), tokens()
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
+    model(example).square().sum().backward()
+    optimizer.step()
+    grown = add_block(model, "blocks.0", example)
+    carried = grow_optimizer(optimizer, model, grown)
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            assert torch.equal(carried.state[grown.get_parameter(name)][key], value)
+    for name, parameter in grown.named_parameters():
+        if name.startswith("blocks.2."):
+            assert parameter not in carried.state
+            (group,) = (one for one in carried.param_groups if any(p is parameter for p in one["params"]))
+            assert group["weight_decay"] == (0.1 if parameter.dim() > 1 else 0.0), name
+
+
+def test_counts_and_names_of_blocks_stay_consistent() -> None:
+    assert add_block(GPT(2), "blocks.0", tokens()).n_layer == 3
+    assert add_block(encoder(), "layers.0", vectors()).num_layers == 3
+    names = list(dict(add_block(resnet(2), "3", CASES["resnet"].example()).named_children()))
+    assert names == ["0", "1", "2", "3", "4", "4_added_0", "5", "6", "7"]
+
+
+class Parallel(nn.Module):
+    """Blocks that all read the same, and a loop that keeps what each returned."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__()
+        self.keep = keep
+        self.blocks = CASES["layer scale"].build()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.keep:
+            kept = []
+            for block in self.blocks:
+                x = block(x)
+                kept.append(x)
+            return torch.stack(kept).mean(0)
+        return sum(block(x) for block in self.blocks)
+
+
+class Fixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = CASES["layer scale"].build()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[1](self.blocks[0](x))
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = CASES["layer scale"].build()
+        self.blocks[1].up.weight = self.blocks[0].up.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "reason", "remedy"),
+    [
+        (lambda: nn.Sequential(PostNorm(), PostNorm()), "0", "post-norm", "pre-norm"),
+        (lambda: encoder(norm_first=False), "layers.0", "post-norm", "norm_first=True"),
+        (lambda: Parallel(keep=True), "blocks.0", "does not run another block", "in a loop"),
+        (lambda: Parallel(keep=False), "blocks.0", "does not run another block", "in a loop"),
+        (Fixed, "blocks.0", "does not run another block|operations with another block", "in a loop"),
+        (Shared, "blocks.0", "shares 'up.weight' with 'blocks.0.up.weight'", "its own"),
+        (
+            lambda: nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2))),
+            "0",
+            "not residual",
+            "x . f",
+        ),
+    ],
+)
+def test_what_is_refused_says_why_where_and_what_would_help(model, run, reason, remedy) -> None:
+    built = model()
+    assert block_points(built, vectors()) == []
+    (refusal,) = refused_blocks(built, vectors())
+    assert refusal.layer == run
+    assert refusal.line > 0
+    assert refusal.file.endswith(".py")
+    with pytest.raises(GrowthError, match=reason):
+        add_block(built, run, vectors())
+    with pytest.raises(GrowthError, match=remedy):
+        add_block(built, run, vectors())
+
+
+def test_an_unknown_run_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(GrowthError, match="'blocks' is not a run of blocks of this model; its runs: blocks.0"):
+        add_block(GPT(), "blocks", tokens())

@@ -1,0 +1,309 @@
+"""Types of GPU on a cluster: speeds by type from measurements, leases that hold, and who starts and moves where."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier_api.reasons import Reason
+from espalier_api.throughput import StepTime
+from espalier_operator.actions import Admit, Stop
+from espalier_operator.constraints import Constraints
+from espalier_operator.facts import JobFacts, Node, Snapshot, Terms
+from espalier_operator.outlooks import outlooks_of
+from espalier_operator.plan import plan
+from espalier_operator.policies.leases import LEASE_SECONDS
+from espalier_operator.policies.settings import configured
+from espalier_operator.policies.view import Candidate, Decision, Share, View
+from espalier_operator.policy_view import view_of
+from espalier_operator.queues import Queue, Quota
+from espalier_operator.speeds_by_type import MeasuredSpeeds, effects
+from operator_world.cluster import Cluster
+
+TYPED = ("gavel", "gavel:objective=makespan", "gavel:objective=fifo", "gandiva")
+
+
+def measured(gpu_type: str, seconds: float) -> StepTime:
+    return StepTime(nodes=1, workers=1, batch_size=8, step_seconds=seconds, sync_seconds=0.0, gpu_type=gpu_type)
+
+
+def job(key: str, seconds: Mapping[str, float] | None = None, *, yields: bool = True, **terms: Any) -> JobFacts:
+    asked: dict[str, Any] = {"min_replicas": 1, "max_replicas": 1, "time_budget_seconds": 1e5, **terms}
+    points = tuple(measured(gpu_type, each) for gpu_type, each in (seconds or {}).items())
+    return JobFacts(key=key, terms=Terms(base_preemptible=yields, **asked), submitted_at=0.0, speeds=points)
+
+
+def world(**jobs: JobFacts) -> Cluster:
+    """One GPU of each of two types."""
+    cluster = Cluster()
+    cluster.now = 1000.0
+    for gpu_type in ("fast", "slow"):
+        cluster.nodes[gpu_type] = Node(name=gpu_type, gpu_type=gpu_type, allocatable=1, labels={"kind": gpu_type})
+    cluster.jobs = jobs
+    return cluster
+
+
+# ---- speeds
+
+
+@given(
+    rows=st.lists(st.floats(-5, 5), min_size=1, max_size=4),
+    columns=st.lists(st.floats(-3, 3), min_size=2, max_size=3),
+    gap=st.tuples(st.integers(0, 3), st.integers(0, 2)),
+)
+def test_a_missing_speed_follows_from_those_of_other_jobs(
+    rows: list[float], columns: list[float], gap: tuple[int, int]
+) -> None:
+    full = {f"j{i}": {f"t{j}": row + column for j, column in enumerate(columns)} for i, row in enumerate(rows)}
+    hole = f"j{gap[0]}", f"t{gap[1]}"
+    known = {i: {j: value for j, value in row.items() if (i, j) != hole} for i, row in full.items()}
+    found = effects(known)
+    for i, row in full.items():
+        for j, value in row.items():
+            if (i, j) != hole or len(rows) > 1:
+                assert found[0][i] + found[1][j] == pytest.approx(value, abs=0.05)
+
+
+def test_what_was_measured_holds_and_the_rest_is_as_for_others() -> None:
+    both, half, none = job("both", {"fast": 0.1, "slow": 0.4}), job("half", {"slow": 2.0}), job("none")
+    jobs = [both, half, none]
+    speeds = MeasuredSpeeds(world(both=both, half=half, none=none).snapshot(), jobs, ["fast", "slow"])
+    assert speeds.steps_per_second("both", "fast") == pytest.approx(10)
+    assert speeds.steps_per_second("half", "slow") == pytest.approx(0.5)
+    assert speeds.steps_per_second("half", "fast") == pytest.approx(2, rel=0.01)
+    ratio = speeds.steps_per_second("none", "fast") / speeds.steps_per_second("none", "slow")
+    assert ratio == pytest.approx(4, rel=0.01)
+    assert speeds.steps_per_second("both", "fast", beside="half") == 0, "a GPU is not shared"
+    alone = MeasuredSpeeds(Snapshot(taken_at=0.0, nodes=tuple(world().nodes.values())), [none], ["fast", "slow"])
+    assert {alone.steps_per_second("none", each) for each in ("fast", "slow")} == {1.0}
+
+
+def test_a_job_is_not_fast_where_it_may_not_run() -> None:
+    queue = Queue(name="poor", quotas=(Quota(gpu_type="slow", nominal=1),))
+    jobs = {
+        "typed": job("typed", gpu_type="slow"),
+        "picky": job("picky", constraints=Constraints(node_selector=(("kind", "slow"),))),
+        "poor": job("poor", queue="poor"),
+    }
+    cluster = world(**jobs)
+    for key, each in jobs.items():
+        cluster.queues = (queue,) if key == "poor" else ()
+        speeds = MeasuredSpeeds(cluster.snapshot(), [each], ["fast", "slow"])
+        assert [speeds.steps_per_second(key, name) for name in ("fast", "slow")] == [0.0, 1.0]
+
+
+def test_the_outlook_of_a_job_is_that_of_the_type_it_is_on() -> None:
+    points = {"fast": 0.1, "slow": 0.4}
+    elastic = job("a", points, trains_together=True, max_replicas=4)
+    snapshot = world(a=elastic).snapshot()
+    on_fast = replace(elastic, admitted_at=0.0, gpu_type="fast")
+    assert outlooks_of(snapshot, [on_fast])["a"].step_seconds(1) == pytest.approx(0.1)
+    assert outlooks_of(snapshot, [elastic])["a"].step_seconds(1) == pytest.approx(0.4), "that which it had last"
+
+
+def test_types_are_seen_only_where_there_are_several() -> None:
+    snapshot = world(a=job("a")).snapshot()
+    assert view_of(snapshot, snapshot.jobs, 0.0).gpu_types == {"fast": 1, "slow": 1}
+    alike = replace(snapshot, nodes=tuple(replace(node, gpu_type="x") for node in snapshot.nodes))
+    view = view_of(alike, alike.jobs, 0.0)
+    assert (view.gpu_types, view.speeds) == ({}, None)
+    gone = replace(snapshot, nodes=(snapshot.nodes[0], replace(snapshot.nodes[1], ready=False)))
+    assert view_of(gone, gone.jobs, 0.0).gpu_types == {}
+
+
+# ---- leases
+
+
+class Two:
+    """Speeds: twice as fast on `fast`; nothing runs beside another."""
+
+    def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:
+        if beside is not None or job == "nowhere":
+            return 0.0
+        return 2.0 if gpu_type == "fast" else 1.0
+
+
+def asked(policy: str, now: float, jobs: list[Candidate], memory: Mapping[str, Any], fast: int = 1) -> Decision:
+    types = {"fast": fast, "slow": 2}
+    view = View(now=now, gpus=fast + 2, jobs=tuple(jobs), gpu_types=types, speeds=Two(), memory=memory, continuous=True)
+    return configured(policy).decide(view)
+
+
+def leases(decision: Decision) -> dict[str, str | None]:
+    return {share.job: share.gpu_type for share in decision.shares if share.workers}
+
+
+@pytest.mark.parametrize("policy", TYPED)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_lease_holds_for_its_round_however_often_the_policy_is_asked(policy: str, data: st.DataObject) -> None:
+    """Nothing is leased twice, what is idle is leased, who does not yield keeps its GPUs, and nobody is forgotten."""
+    memory: Mapping[str, Any] = {}
+    jobs: dict[str, Candidate] = {}
+    now, before, ends = 1000.0, dict[str, str | None](), 0.0
+    for number in range(data.draw(st.integers(2, 8))):
+        if data.draw(st.booleans()) or not jobs:
+            key = data.draw(st.sampled_from((f"j{number}", f"j{number}", "nowhere")))
+            jobs[key] = Candidate(
+                key=key, submitted_at=now, min_workers=1, max_workers=1, yields=data.draw(st.booleans())
+            )
+        elif data.draw(st.booleans()):
+            before.pop(next(iter(jobs)), None)
+            jobs.pop(next(iter(jobs)))
+        decision = asked(policy, now, [*jobs.values()], memory)
+        found, again = leases(decision), asked(policy, now, [*jobs.values()], decision.memory)
+        assert leases(again) == found, "it is idempotent"
+        assert sorted(share.job for share in decision.shares) == sorted(jobs)
+        assert all(count <= {"fast": 1, "slow": 2}[name or ""] for name, count in Counter(found.values()).items())
+        assert len(found) == min(3, len(jobs.keys() - {"nowhere"}))
+        if now < ends:
+            assert all(found[key] == gpu_type for key, gpu_type in before.items())
+        for key, each in jobs.items():
+            if each.gpu_type is not None and not each.yields:
+                assert found[key] == each.gpu_type
+        before, ends, memory = found, decision.until or 0.0, decision.memory
+        seconds = data.draw(st.sampled_from((0.5, 100.0, LEASE_SECONDS, 3000.0)))
+        now += seconds
+        jobs = {
+            key: replace(
+                each,
+                gpu_type=found.get(key) if each.yields or each.gpu_type is None else each.gpu_type,
+                workers=int(key in found),
+                service=each.service + seconds * (key in found),
+            )
+            for key, each in jobs.items()
+        }
+
+
+@pytest.mark.parametrize("policy", TYPED[::3])
+def test_all_have_their_turns_on_the_fast_gpu(policy: str) -> None:
+    memory: Mapping[str, Any] = {}
+    jobs = [Candidate(key=f"j{number}", submitted_at=0.0, min_workers=1, max_workers=1) for number in range(5)]
+    had: Counter[tuple[str, str | None]] = Counter()
+    now = 1000.0
+    for _ in range(100):
+        decision = asked(policy, now, jobs, memory)
+        found, memory = leases(decision), decision.memory
+        had.update(found.items())
+        now += LEASE_SECONDS
+        jobs = [
+            replace(each, gpu_type=found.get(each.key), service=each.service + LEASE_SECONDS * (each.key in found))
+            for each in jobs
+        ]
+    fast = [had[each.key, "fast"] for each in jobs]
+    assert sum(fast) == 100
+    assert min(fast) >= 15, "of 20 if all had the same"
+    assert min(had[each.key, "fast"] + had[each.key, "slow"] for each in jobs) >= 50, "of 60"
+
+
+def test_nobody_waits_for_ever_where_none_can_run() -> None:
+    stuck = Candidate(key="nowhere", submitted_at=0.0, min_workers=1, max_workers=1)
+    assert leases(asked("gavel", 1.0, [stuck], {})) == {}
+    assert leases(asked("gavel", 1.0, [], {})) == {}
+    huge = replace(stuck, key="huge", min_workers=9, max_workers=9)
+    assert leases(asked("gavel", 1.0, [huge, replace(stuck, key="small")], {})) == {"small": "fast"}
+
+
+@pytest.mark.parametrize("policy", ["fair", "fifo", "las", "gittins", "optimus", "goodput"])
+def test_others_leave_the_type_open_on_a_cluster(policy: str) -> None:
+    jobs = [Candidate(key=key, submitted_at=at, min_workers=1, max_workers=1) for key, at in (("b", 2.0), ("a", 1.0))]
+    decision = asked(policy, 5.0, jobs, {})
+    assert {(share.job, share.workers, share.gpu_type) for share in decision.shares} == {("a", 1, None), ("b", 1, None)}
+
+
+# ---- the planner
+
+
+def step(cluster: Cluster, policy: str) -> list[Any]:
+    """Plan and carry out, and let the world follow."""
+    planned = plan(cluster.snapshot(), configured(policy), cluster.now)
+    cluster.place(planned)
+    for action in planned.actions:
+        cluster.apply(action)
+    cluster.bury()
+    cluster.reveal()
+    cluster.bind()
+    cluster.start_leaders()
+    return [*planned.actions]
+
+
+def on(cluster: Cluster) -> dict[str, str | None]:
+    return {key: each.gpu_type for key, each in cluster.jobs.items() if each.admitted_at is not None}
+
+
+def test_a_job_starts_on_the_type_where_it_gains_most() -> None:
+    gains = job("gains", {"fast": 0.1, "slow": 1.0})
+    same = job("same", {"fast": 1.0, "slow": 1.0})
+    cluster = world(same=same, gains=gains)
+    step(cluster, "gavel:objective=fifo")
+    assert on(cluster) == {"gains": "fast", "same": "slow"}
+
+
+@pytest.mark.parametrize("yields", [True, False])
+def test_a_job_moves_to_its_type_when_that_is_free_if_its_terms_allow_it(yields: bool) -> None:
+    """Not before it has run for `minRuntimeSeconds`, with notice; and it is admitted again where it belongs."""
+    mover = job("mover", {"fast": 0.1, "slow": 1.0}, yields=yields, min_runtime_seconds=60.0)
+    cluster = world(mover=mover)
+    cluster.nodes["fast"] = replace(cluster.nodes["fast"], schedulable=False)
+    step(cluster, "gavel:objective=fifo")
+    assert on(cluster) == {"mover": "slow"}
+    cluster.nodes["fast"] = replace(cluster.nodes["fast"], schedulable=True)
+    cluster.pass_time(30.0)
+    assert step(cluster, "gavel:objective=fifo") == [], "it has not run for long"
+    cluster.pass_time(LEASE_SECONDS)
+    actions = step(cluster, "gavel:objective=fifo")
+    if not yields:
+        assert actions == []
+        return
+    (stop,) = actions
+    assert isinstance(stop, Stop)
+    assert (stop.job, stop.reason) == ("mover", Reason.PREEMPTED_BY_POLICY)
+    cluster.change("mover", leader_running=False, training=False)
+    step(cluster, "gavel:objective=fifo")
+    cluster.pass_time(1.0)
+    step(cluster, "gavel:objective=fifo")
+    assert on(cluster) == {"mover": "fast"}
+    for _ in range(5):
+        cluster.pass_time(100.0)
+        assert step(cluster, "gavel:objective=fifo") == [], "and it stays there"
+
+
+def test_jobs_take_turns_on_two_types_and_all_get_on() -> None:
+    """Four jobs, two GPUs, for three hours: everybody runs about half of the time, and nobody is stopped too soon."""
+    jobs = {f"j{number}": job(f"j{number}", {"fast": 0.5, "slow": 1.0}) for number in range(4)}
+    cluster = world(**jobs)
+    started: dict[str, float] = {}
+    for _ in range(360):
+        for action in step(cluster, "gavel"):
+            if isinstance(action, Admit):
+                started[action.job] = cluster.now
+            if isinstance(action, Stop):
+                assert cluster.now - started[action.job] >= cluster.jobs[action.job].terms.min_runtime_seconds
+        for key, each in cluster.jobs.items():
+            if each.stopping is not None:
+                cluster.change(key, leader_running=False, training=False)
+        cluster.pass_time(30.0)
+    used = [each.used_seconds for each in cluster.jobs.values()]
+    assert sum(used) >= 0.85 * 2 * 360 * 30.0, "GPUs are idle only while jobs change"
+    assert min(used) >= 0.7 * sum(used) / 4
+    assert math.isfinite(max(used))
+
+
+def test_a_type_on_which_the_job_never_fits_is_no_reason_to_wait() -> None:
+    class Foolish:
+        name, queue_order = "foolish", "by folly"
+
+        def decide(self, view: View) -> Decision:
+            return Decision(shares=tuple(Share(job=each.key, workers=1, gpu_type="fast") for each in view.jobs))
+
+    picky = Constraints(node_selector=(("kind", "slow"),))
+    cluster = world(a=job("a", constraints=picky), b=job("b"))
+    planned = plan(cluster.snapshot(), Foolish(), cluster.now)
+    assert planned.actions == (Admit(job="a", gpu_type="slow"), Admit(job="b", gpu_type="fast"))

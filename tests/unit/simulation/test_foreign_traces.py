@@ -1,0 +1,148 @@
+"""Traces as strangers write them: each gives the right jobs, or an error with file, line, field and remedy."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from espalier_cli.simulate_command import simulate
+from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.gavel import Throughputs, read_gavel
+from espalier_operator.simulation.traces import read_csv, read_pollux
+
+PLAIN = "timestamp,duration,num_gpus\n0,600,2\n90,60.5,1\n"
+
+
+def simulated(path: Path, *options: object) -> Result:
+    return CliRunner().invoke(simulate, [str(path), *map(str, options)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PLAIN.encode(),
+        PLAIN.replace("\n", "\r\n").encode(),
+        PLAIN.encode("utf-8-sig"),
+        PLAIN.replace("\n", "\n\n  \n,,\n").encode(),
+        gzip.compress(PLAIN.encode(), mtime=0),
+        b"Timestamp, Duration, Num_GPUs\n0, 600, 2\n90, 60.5, 1\n",
+        b"num_gpus;timestamp;duration\n2;0;600\n1;90;60.5\n",
+        b"job_id\tgpu_num\tstate\tsubmit_time\tduration\n1\t2\tCOMPLETED\t0\t600\n2\t1\tFAILED\t90\t60.5\n",
+        b"timestamp,duration,num_gpus\n90,60.5,1\n0,600,2\n5,0,1\n5,10,0\n",
+        b"timestamp,duration,num_gpus\n2020-04-01 00:00:00,600,2\n2020-04-01T02:01:30+02:00,60.5,1\n",
+        b"timestamp,duration,num_gpus\n2020-04-01,600,2\n2020-04-01T00:01:30Z,60.5,1\n",
+        b"timestamp,duration,num_gpus,more\n1e9,6e2,2.0,x\n1000000090,60.5,1\n",
+    ],
+)
+def test_all_ways_to_write_a_table_give_the_same_jobs(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.csv"
+    path.write_bytes(content)
+    found = sorted((job.submitted_at, job.requested) for job in read_csv(path))
+    assert found == [(0.0, 2), (90.0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "t.csv:1: timestamp (or submit_time, submitted_time"),
+        (b"timestamp,num_gpus\n0,1\n", "t.csv:1: duration: no such column; the header must name timestamp, duration"),
+        (b"0,600,2\n", "t.csv:1: timestamp (or submit_time"),
+        (b"timestamp,duration,num_gpus\nnan,9,1\n", "t.csv:2: timestamp: is 'nan'; it must be seconds"),
+        (b"timestamp,duration,num_gpus\n-inf,9,1\n", "t.csv:2: timestamp: is '-inf'; it must be seconds"),
+        (
+            b"timestamp,duration,num_gpus\n0,1e300,1\n",
+            "t.csv:2: duration: is '1e300'; it must be a number of at least 0",
+        ),
+        (b"timestamp,duration,num_gpus\n0,9,1\n2017-10-09,9,1\n", "t.csv:3: timestamp: is '2017-10-09', 1.50751e+09 s"),
+        (b"submit_time,duration,gpu_num\n0,9,some\n", "t.csv:2: gpu_num: is 'some'; it must be a number"),
+        (b"timestamp,duration,num_gpus\n\n0,9,99\n", "t.csv:3: num_gpus: job job-3: needs 99 GPUs; the cluster has 8"),
+        (b"\xff\xfet\0", "t.csv: cannot be read: it is no text in UTF-8"),
+        (gzip.compress(b"timestamp", mtime=0)[:-5], "t.csv: cannot be read: Compressed file ended"),
+        (b"\x1f\x8bnonsense", "t.csv: cannot be read: "),
+        (b'timestamp,duration,num_gpus\n0,9,"' + b"9" * 200_000 + b'"\n', "t.csv:2: cannot be read: field larger than"),
+    ],
+)
+def test_what_cannot_be_used_is_named(content: bytes, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    done = simulated(path, "--cluster", "2x4")
+    assert done.exit_code == 2
+    assert complaint in done.output
+
+
+def test_pollux_workloads_take_the_same_liberties(pollux: Path, tmp_path: Path) -> None:
+    from espalier_operator.simulation.profiles import Profiles
+
+    original = pollux / "workloads" / "workload-1.csv"
+    lines = original.read_text().splitlines()
+    path = tmp_path / "w.csv.gz"
+    path.write_bytes(gzip.compress("\r\n".join([lines[0].upper(), *reversed(lines[1:]), ""]).encode("utf-8-sig")))
+    profiles = Profiles(pollux / "traces")
+    ours, theirs = (
+        {(job.name, job.submitted_at, job.requested) for job in read_pollux(each, profiles)}
+        for each in (path, original)
+    )
+    assert ours == theirs
+    path.write_bytes(f"{lines[0]}\n{lines[1]}\n\n{lines[1]}\n".encode())
+    with pytest.raises(TraceError, match=r"w.csv.gz:4: name: two jobs are called"):
+        read_pollux(path, profiles)
+
+
+TYPE = "Transformer (batch size 128)"
+TEN = [TYPE, "python3", ".", "-step", "1", "5000", "2", "1", "-1.000000", "60"]
+SEVEN = [TYPE, "cd %s && python3", "-step", "1", "5000", "60.000000", "2"]
+TWELVE = [*TEN[:7], "static", *TEN[7:9], "3164", TEN[9]]
+
+
+@pytest.mark.parametrize("fields", [TEN, SEVEN, TWELVE])
+@pytest.mark.parametrize("wrap", [str.encode, lambda text: gzip.compress(text.replace("\n", "\r\n").encode())])
+def test_all_layouts_of_gavel_give_the_same_jobs(fields: list[str], wrap: object, gavel: Path, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.trace"
+    earlier = ["0" if field.startswith("60") else field for field in fields]
+    assert callable(wrap)
+    path.write_bytes(wrap("\n".join(["\t".join(fields), "", "\t".join(earlier), ""])))
+    jobs = read_gavel(path, Throughputs(gavel))
+    assert [(job.submitted_at, job.kind, job.remaining_steps, job.priority) for job in jobs] == [
+        (60.0, (TYPE, 2), 5000, 0),
+        (0.0, (TYPE, 2), 5000, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "complaint"),
+    [
+        (6, "3", "t.trace:1: job type: is 'Transformer (batch size 128)'; with 3 GPUs it is not in"),
+        (6, "3", "it was measured with 1, 2, 4"),
+        (5, "1" + "0" * 18, "t.trace:1: steps: is 1000000000000000000; at "),
+        (7, "accordion", "t.trace:1: mode: is 'accordion'; jobs that change their batch size are not simulated"),
+        (
+            6,
+            "4",
+            "t.trace:1: GPUs: job job-0: needs 4 GPUs of one type on which it was measured; the cluster has 3 v100",
+        ),
+    ],
+)
+def test_jobs_of_gavel_that_cannot_run_are_named(
+    place: int, value: str, complaint: str, gavel: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.trace"
+    path.write_text("\t".join([*TWELVE[:place], value, *TWELVE[place + 1 :]]) + "\n")
+    done = simulated(path, "--cluster", "3:3:3", "--format", "gavel", "--profiles", gavel)
+    assert done.exit_code == 2
+    assert complaint in done.output
+
+
+def test_the_lines_of_gavel_may_have_any_order_and_any_cluster(gavel: Path, tmp_path: Path) -> None:
+    lines = (gavel / "max_min_fairness.trace").read_text().splitlines()
+    path = tmp_path / "t.trace"
+    path.write_text("\n".join(sorted(lines, reverse=True)))
+    for cluster in ("36:36:36", "0:9:48"):
+        done = simulated(
+            path, "--cluster", cluster, "--format", "gavel", "--profiles", gavel, "--policy", "fifo", "--json"
+        )
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["runs"][0]["jobs"] == 96

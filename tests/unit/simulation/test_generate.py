@@ -1,0 +1,143 @@
+"""Jobs drawn at random: by a seed, as many as asked for, with the load that was asked for; intervals over seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier_cli.simulate_command import simulate
+from espalier_cli.simulation_report import Interval
+from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.gavel import Throughputs
+from espalier_operator.simulation.generate import GENERATORS, Diurnal, Poisson, generate, generate_typed
+
+
+def simulated(*arguments: object) -> Result:
+    return CliRunner().invoke(simulate, [str(each) for each in arguments], catch_exceptions=False)
+
+
+@given(st.sampled_from(sorted(GENERATORS)), st.integers(0, 99), st.integers(2, 60), st.sampled_from([1, 3, 64]))
+@settings(max_examples=40, deadline=None)
+def test_a_seed_always_gives_the_same_jobs_that_fit(name: str, seed: int, count: int, gpus: int) -> None:
+    first, again = (GENERATORS[name](jobs=count).draw(seed, gpus, gpus) for _ in range(2))
+    assert first == again
+    assert first != GENERATORS[name](jobs=count).draw(seed + 1, gpus, gpus)
+    moments = [job.submitted_at for job in first]
+    assert moments == sorted(moments)
+    assert moments[0] == 0
+    assert all(1 <= job.gpus <= gpus and 0 < job.duration <= 86_400 for job in first)
+
+
+def test_the_load_is_that_which_was_asked_for() -> None:
+    for seed in range(3):
+        jobs = Poisson(jobs=5000, load=0.7, sigma=1.0).draw(seed, 64, 64)
+        work = sum(job.gpus * job.duration for job in jobs)
+        assert work / (64 * jobs[-1].submitted_at) == pytest.approx(0.7, rel=0.05)
+
+
+@pytest.mark.parametrize("durations", ["lognormal", "pareto"])
+def test_durations_have_their_median(durations: str) -> None:
+    jobs = Poisson(jobs=5000, durations=durations).draw(0, 64, 64)  # type: ignore[arg-type]
+    assert statistics.median(job.duration for job in jobs) == pytest.approx(1144, rel=0.1)
+
+
+def test_sizes_are_those_of_philly_or_as_chosen() -> None:
+    philly = Poisson(jobs=5000).draw(0, 64, 64)
+    assert sum(job.gpus == 1 for job in philly) / 5000 == pytest.approx(76_627 / 82_224, abs=0.01)
+    chosen = Poisson(jobs=3000, sizes=(2, 8)).draw(0, 64, 64)
+    assert sum(job.gpus == 2 for job in chosen) / 3000 == pytest.approx(0.5, abs=0.05)
+    assert {job.gpus for job in chosen} == {2, 8}
+
+
+def test_by_day_more_jobs_come_than_by_night() -> None:
+    jobs = Diurnal(jobs=4000, amplitude=1.0, sigma=0.5).draw(1, 8, 8)
+    assert jobs[-1].submitted_at > 3 * 86_400
+    whole = [job.submitted_at for job in jobs if job.submitted_at < jobs[-1].submitted_at // 86_400 * 86_400]
+    by_day = sum(moment % 86_400 < 43_200 for moment in whole) / len(whole)
+    assert by_day == pytest.approx(0.5 + 1 / math.pi, abs=0.03)  # the mean of 1 + sin over half a period
+
+
+def test_jobs_on_types_of_gpu_are_kinds_that_were_measured(gavel: Path) -> None:
+    throughputs = Throughputs(gavel)
+    jobs = generate_typed("generate:poisson:jobs=60,sizes=1/4", 3, {"v100": 8, "p100": 16, "k80": 24}, throughputs)
+    assert {job.gpus for job in jobs} == {1, 4}
+    assert all(throughputs.steps_per_second("v100", job.kind) > 0 for job in jobs)
+    with pytest.raises(TraceError, match=r"sizes: 3 GPUs were not measured"):
+        generate_typed("generate:poisson:sizes=3", 0, {"v100": 8}, throughputs)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("generate:pareto", "'pareto' is no generator; known: poisson, diurnal"),
+        ("generate:poisson:jobs=0", "jobs: 0 is not between 1 and 1,000,000"),
+        ("generate:poisson:load=0", "load: 0 is not above 0"),
+        ("generate:poisson:load=nan", "load: nan is not above 0"),
+        ("generate:poisson:durations=uniform", "durations: 'uniform': Input should be 'lognormal' or 'pareto'"),
+        ("generate:poisson:amplitude=1", "amplitude: unknown setting of generator poisson; it takes jobs, load"),
+        ("generate:diurnal:amplitude=2", "amplitude: 2 is not between 0 and 1"),
+        ("generate:poisson:sizes=1/0", "sizes: 1/0: each must be 1 GPU or more"),
+        ("generate:poisson:sizes=16", "sizes: 16 GPUs do not fit; a job may have 8"),
+    ],
+)
+def test_bad_settings_are_named(text: str, complaint: str) -> None:
+    with pytest.raises(TraceError) as error:
+        generate(text, 0, 8)
+    assert complaint in str(error.value)
+    assert text in str(error.value)
+    assert simulated(text, "--cluster", "2x4").exit_code == 2
+
+
+def test_the_interval_of_a_mean_is_student_s() -> None:
+    found = Interval.of([1.0, 2.0, 3.0, 4.0])
+    half = 3.182446 * statistics.stdev([1, 2, 3, 4]) / 2  # t of 3 degrees of freedom at 97.5 %
+    assert found == pytest.approx((2.5, 2.5 - half, 2.5 + half))
+    assert Interval.of([7.0]) == (7.0, None, None)
+
+
+def test_seeds_have_runs_means_and_paired_differences() -> None:
+    trace = "generate:poisson:jobs=30,load=2,sigma=1"
+    done = simulated(trace, "--cluster", "2x4", "--policy", "fifo", "--policy", "las", "--seeds", 3, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    jcts: dict[str, list[float]] = {"fifo": [], "las": []}
+    for run in found["runs"]:
+        assert run["trace"] == trace
+        assert run["seed"] == len(jcts[run["policy"]])
+        jcts[run["policy"]].append(run["averageJctSeconds"])
+    assert len(set(jcts["fifo"])) == 3
+    for mean in found["means"]:
+        assert mean["averageJctSeconds"]["mean"] == pytest.approx(statistics.fmean(jcts[mean["policy"]]))
+    (difference,) = found["differences"]
+    assert (difference["policy"], difference["minus"]) == ("las", "fifo")
+    pairs = list(zip(jcts["las"], jcts["fifo"], strict=True))
+    assert difference["averageJctSeconds"]["mean"] == pytest.approx(statistics.fmean(a - b for a, b in pairs))
+    assert difference["lowerJctSeeds"] == sum(a < b for a, b in pairs)
+    table = simulated(trace, "--cluster", "2x4", "--policy", "fifo", "--policy", "las", "--seeds", 3)
+    assert "±" in table.stdout
+    assert f"{difference['lowerJctSeeds']} of 3" in table.stdout
+
+
+def test_seeds_are_those_of_policies_too_where_they_draw(gavel: Path, tmp_path: Path) -> None:
+    trace = gavel / "max_min_fairness.trace"
+    options = ["--format", "gavel", "--cluster", "8:16:24"]
+    done = simulated(trace, *options, "--policy", "gandiva", "--policy", "goodput", "--seeds", 2, "--json")
+    assert done.exit_code == 0, done.output
+    runs = json.loads(done.stdout)["runs"]
+    jcts = {
+        policy: {run["averageJctSeconds"] for run in runs if run["policy"] == policy}
+        for policy in ("gandiva", "goodput")
+    }
+    assert {policy: len(values) for policy, values in jcts.items()} == {"gandiva": 2, "goodput": 1}
+    plain = tmp_path / "t.csv"
+    plain.write_text("timestamp,duration,num_gpus\n0,60,1\n")
+    refused = simulated(plain, "--cluster", "1x1", "--policy", "fifo", "--seeds", 2)
+    assert refused.exit_code == 2
+    assert "--seeds 2: nothing is drawn at random" in refused.output

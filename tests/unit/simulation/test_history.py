@@ -1,0 +1,177 @@
+"""The history of a cluster, written by the operator's own planner and audit log, and replayed under another policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from espalier_cli.simulate_command import simulate
+from espalier_operator.actions import Plan
+from espalier_operator.facts import Snapshot
+from espalier_operator.kube.audit import DECISIONS, EARLIER, AuditLog
+from espalier_operator.policies.settings import configured
+from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.history import read_history
+from espalier_operator.simulation.jobs import RESTART_SECONDS, FixedJob, SimulatedJob
+from espalier_operator.simulation.latencies import LATENCIES
+from espalier_operator.simulation.planned import Planned
+from espalier_operator.simulation.rounds import Node
+
+NODES = (Node("a", 4), Node("b", 2))
+EPOCH = 1_700_000_000.0
+
+
+def jobs_of() -> list[SimulatedJob]:
+    jobs: list[SimulatedJob] = [
+        FixedJob(f"team/job-{index}", EPOCH + 400.0 * index, 1 + index % 4, 900.0 + 350.0 * (index * 7 % 5))
+        for index in range(12)
+    ]
+    jobs[9].priority = 2
+    return jobs
+
+
+async def write(log: AuditLog, plans: Iterable[tuple[Snapshot, Plan]]) -> None:
+    writing = asyncio.create_task(log.run())
+    for snapshot, plan in plans:
+        log.add(snapshot, plan)
+        await log.written()
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+
+
+def operated(folder: Path, policy: str, monkeypatch: pytest.MonkeyPatch) -> list[SimulatedJob]:
+    """Run jobs through the planner and the job state machine; have its decisions written by the operator's log."""
+    jobs = jobs_of()
+    planned = Planned(jobs, NODES, configured(policy), LATENCIES["realistic"])
+    planned.now = EPOCH
+    backend, seen = planned._backend, list[tuple[Snapshot, Plan]]()
+    observe, apply = backend.observe, backend.apply
+    latest: list[Snapshot] = []
+
+    def observed(*arguments: object) -> Snapshot:
+        snapshot = observe(*arguments)  # type: ignore[arg-type]
+        # As on a cluster, where jobs have budgets: here a day.
+        terms = [replace(job, terms=replace(job.terms, time_budget_seconds=86_400.0)) for job in snapshot.jobs]
+        latest[:] = [replace(snapshot, jobs=tuple(terms))]
+        return snapshot
+
+    def applied(plan: Plan, now: float) -> None:
+        seen.append((latest[0], plan))
+        apply(plan, now)
+
+    monkeypatch.setattr(backend, "observe", observed)
+    monkeypatch.setattr(backend, "apply", applied)
+    planned.run()
+    asyncio.run(write(AuditLog(folder, 1 << 30), seen))
+    return jobs
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    operated(tmp_path / "audit", "las:thresholds=600/1200,lend=false", monkeypatch)
+    return tmp_path / "audit"
+
+
+def replayed(folder: Path, *options: object) -> Result:
+    return CliRunner().invoke(simulate, [str(folder), "--format", "audit", *map(str, options)], catch_exceptions=False)
+
+
+def test_what_happened_is_read_as_it_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = operated(tmp_path / "audit", "las:thresholds=600/1200,lend=false", monkeypatch)
+    history = read_history(tmp_path / "audit")
+    assert history.nodes == list(NODES)
+    assert history.left_out == 0
+    happened = {job.name: job for job in history.happened}
+    assert happened.keys() == {job.name for job in jobs}
+    assert sum(job.evictions for job in jobs) > 0, "nobody was preempted"
+    for job in jobs:
+        past = happened[job.name]
+        assert past.submitted_at == pytest.approx(job.submitted_at - EPOCH)
+        assert (past.requested, past.evictions, past.priority) == (job.requested, job.evictions, job.priority)
+        assert job.completed_at is not None
+        assert past.completed_at is not None
+        assert 0 <= past.completed_at - (job.completed_at - EPOCH) <= 60, "recorded by the next plan"
+        assert past.service == pytest.approx(job.service, rel=0.1)
+
+
+def test_jobs_are_replayed_with_their_arrivals_sizes_priorities_and_durations(folder: Path) -> None:
+    found = {job.name: job for job in read_history(folder).jobs()}
+    originals = jobs_of()
+    for original in originals:
+        job = found[original.name]
+        assert (job.submitted_at, job.requested) == (pytest.approx(original.submitted_at - EPOCH), original.requested)
+        assert (job.priority, job.preemptible) == (original.priority, True)
+        starts, rest = divmod(job.seconds_alone() - original.seconds_alone(), RESTART_SECONDS)
+        assert (rest, starts >= 1) == (0, True), "its leader also ran while it started"
+
+
+def test_the_same_policy_gives_about_what_happened_and_another_one_does_not(folder: Path) -> None:
+    same = "las:thresholds=600/1200,lend=false"
+    options = ("--driver", "plan", "--latency", "realistic", "--policy", same, "--policy", "fifo", "--json")
+    done = replayed(folder, *options)
+    assert done.exit_code == 0, done.output
+    happened, again, other = json.loads(done.stdout)["runs"]
+    assert (happened["policy"], happened["driver"], happened["jobs"]) == ("happened", "history", 12)
+    assert again["averageJctSeconds"] == pytest.approx(happened["averageJctSeconds"], rel=0.1)
+    assert other["evictions"] == 0 < happened["evictions"]
+    table = replayed(folder, "--policy", "fifo", "--cluster", "1x64")
+    assert table.exit_code == 0, table.output
+    assert "happened" in table.stdout
+
+
+def test_a_log_that_ends_before_its_jobs_replays_them_for_their_budget(folder: Path) -> None:
+    lines = (folder / DECISIONS).read_text().splitlines(keepends=True)
+    (folder / EARLIER).write_text("".join(lines[:5]))
+    (folder / DECISIONS).write_text("".join(lines[5:12]))
+    history = read_history(folder)
+    assert 0 < len(history.happened) < len(history.jobs())
+    ended = {job.name for job in history.happened}
+    rest = [job.seconds_alone() for job in history.jobs() if job.name not in ended]
+    assert set(rest) == {86_400.0}
+    for file in sorted(folder.glob("*.json.gz"))[:3]:  # the oldest snapshots are removed first
+        file.unlink()
+    assert read_history(folder).jobs()
+    done = replayed(folder, "--policy", "fifo", "--json")
+    assert done.exit_code == 0, done.output
+    assert len({run["jobs"] for run in json.loads(done.stdout)["runs"]}) == 1, "the same jobs are compared"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "decisions.jsonl:1: is no line of an audit log"),
+        ("[1]", "decisions.jsonl:1: is no line of an audit log"),
+        ('{"at": 1, "actions": []}', "decisions.jsonl:1: snapshot: is missing"),
+        ('{"at": "noon", "snapshot": "a", "actions": []}', "decisions.jsonl:1: is no line of an audit log: could not"),
+        ('{"at": 1, "snapshot": "a", "actions": [{"job": 3}]}', "decisions.jsonl:1: "),
+        ('{"at": 1, "snapshot": "bad.json.gz", "actions": []}', "bad.json.gz: "),
+        ('{"at": 1, "snapshot": "../gone", "actions": []}', "no job of the audit log ran on a GPU"),
+    ],
+)
+def test_damaged_logs_are_named(line: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / DECISIONS).write_text(line + "\n")
+    (tmp_path / "bad.json.gz").write_text('{"kind": "Pod"}')
+    with pytest.raises(TraceError) as error:
+        read_history(tmp_path)
+    assert complaint in str(error.value)
+
+
+def test_options_of_a_history_are_checked(folder: Path, tmp_path: Path) -> None:
+    for arguments, complaint in (
+        ((tmp_path / "nowhere",), "is not a folder; name that of --audit-dir"),
+        ((tmp_path,), f"has no {DECISIONS}"),
+        ((folder, "--seeds", 2), "nothing is drawn at random"),
+        ((folder, "--cluster", "1x1", "--policy", "fifo"), "needs 2 GPUs; the cluster has 1"),
+    ):
+        done = replayed(*arguments)  # type: ignore[arg-type]
+        assert done.exit_code == 2
+        assert complaint in done.output
+    done = CliRunner().invoke(simulate, ["t.csv"])
+    assert done.exit_code != 0
+    assert "--cluster: is missing; only --format audit knows its cluster" in str(done.output) + str(done.exception)

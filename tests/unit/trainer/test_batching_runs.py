@@ -1,0 +1,272 @@
+"""Runs whose batch size follows the goodput: in the ready loop, in a user's, alone and together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from espalier_api.events import BatchSizeChanged
+from espalier_api.job import AdaptiveTrainingJob, Insertion
+from espalier_api.report import TrainerPhase
+from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.core.services import Services
+from espalier_trainer.data import Data
+from espalier_trainer.models import build_model
+from espalier_trainer.net2net.modules import copied
+from espalier_trainer.network import new_network
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready import steps
+from espalier_trainer.ready.trainer import Trainer
+from espalier_trainer.report import MemoryReporter
+from espalier_trainer.scheduler import VirtualScheduler
+
+pytestmark = pytest.mark.slow
+
+Jobs = Callable[..., AdaptiveTrainingJob]
+GOODPUT = {"batch": "Goodput", "maxBatchSize": 512, "schedule": {"name": "Constant"}, "evaluateEveryEpochs": 1000}
+
+
+@dataclass
+class Clock(VirtualScheduler):
+    """Time that passes in steps: 10 ms each, and 10 µs more an example."""
+
+    def step_finished(self, architecture: object) -> None:
+        """Nothing: `pass_by` has moved the time."""
+
+    def pass_by(self, examples: int) -> None:
+        """Move the time by a step of `examples` examples."""
+        self._used += 0.01 + 0.00001 * examples
+
+
+@dataclass
+class Timed:
+    """A finished run."""
+
+    trainer: Trainer
+    result: Any
+    reporter: MemoryReporter
+
+    @property
+    def changes(self) -> list[BatchSizeChanged]:
+        return [event for event in self.reporter.events if isinstance(event, BatchSizeChanged)]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [64, *(change.batch_size for change in self.changes)]
+
+
+@pytest.fixture
+def timed(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timed]:
+    """Run the digits net on a device whose steps take a known time, and run out of memory beyond `capacity`."""
+    # Every tenth step, whatever the estimate costs on this machine.
+    monkeypatch.setattr("espalier_trainer.measuring.sampling.Sampling.due", lambda self: self._steps >= 10)
+    # The functions themselves: a test may run twice.
+    plain, by_parts = steps.optimize, steps.accumulate
+
+    def runner(job: AdaptiveTrainingJob, *, store: Path | None = None, capacity: int = 10**6, **options: Any) -> Timed:
+        clock, asked = Clock(job.spec.time_budget_seconds, lambda _: 0.0), []
+
+        def optimize(network: Any, inputs: Tensor, labels: Tensor, criterion: Any = None) -> float:
+            asked.append(len(labels))
+            if len(labels) > capacity:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            clock.pass_by(len(labels))
+            return plain(network, inputs, labels, criterion)
+
+        def accumulate(network: Any, inputs: Tensor, labels: Tensor, criterion: Any, passes: int, *rest: Any) -> Any:
+            asked.append(len(labels))
+            for _ in range(passes):
+                clock.pass_by(len(labels) // passes)
+            return by_parts(network, inputs, labels, criterion, passes, *rest)
+
+        monkeypatch.setattr(steps, "optimize", optimize)
+        monkeypatch.setattr(steps, "accumulate", accumulate)
+        seed_everything(job.spec.training.seed)
+        model = build_model(job.spec.training.model, digits.classes, digits.example_input())
+        reporter = MemoryReporter()
+        kept = None if store is None else CheckpointStore(store)
+        services = Services(clock, reporter, checkpoints=kept, clock=clock.used_seconds, **options)
+        trainer = Trainer(job, model, digits, services)
+        done = Timed(trainer, trainer.run(), reporter)
+        done.asked = asked  # type: ignore[attr-defined]
+        return done
+
+    return runner
+
+
+def test_the_batch_grows_within_its_limits_and_the_run_says_so(timed: Callable[..., Timed], make_job: Jobs) -> None:
+    done = timed(make_job(timeBudgetSeconds=4, adaptation={"mode": "Off"}, training=GOODPUT))
+    assert done.result.phase is TrainerPhase.COMPLETED
+    assert done.sizes[:3] == [64, 128, 256]
+    assert max(done.sizes) <= 512
+    report = done.reporter.report
+    figures = {metric.name: metric.value for metric in report.metrics}
+    assert figures["batch_size"] == done.sizes[-1]
+    last = done.changes[-1]
+    assert figures["learning_rate_factor"] == pytest.approx(last.learning_rate_factor)
+    assert 1 < last.learning_rate_factor < (last.batch_size / 64) ** 0.5  # Adam: the square root of AdaScale's gain
+    assert {speed.batch_size for speed in report.measurements.speeds} == set(done.sizes)
+    # The device takes 10 ms a step and 0.64 ms for 64 examples: a batch of 512 takes 1.4 times as long as one of 64.
+    fixed = timed(make_job(timeBudgetSeconds=4, adaptation={"mode": "Off"}, training={**GOODPUT, "batch": "Fixed"}))
+    assert fixed.sizes == [64]
+    assert done.result.epochs > 1.5 * fixed.result.epochs
+    assert "batch_size" not in {metric.name for metric in fixed.reporter.report.metrics}
+
+
+def test_the_same_seed_gives_the_same_run(timed: Callable[..., Timed], make_job: Jobs) -> None:
+    job = make_job(timeBudgetSeconds=2.5, adaptation={"mode": "Off"}, training=GOODPUT)
+    one, other = (timed(job) for _ in range(2))
+    assert one.sizes == other.sizes != [64]
+    for name, tensor in one.trainer.network.module.state_dict().items():
+        assert torch.equal(tensor, other.trainer.network.module.state_dict()[name]), name
+
+
+def test_a_size_that_does_not_fit_into_memory_is_tried_once(timed: Callable[..., Timed], make_job: Jobs) -> None:
+    done = timed(make_job(timeBudgetSeconds=4, adaptation={"mode": "Off"}, training=GOODPUT), capacity=200)
+    assert done.result.phase is TrainerPhase.COMPLETED
+    assert sum(size > 200 for size in done.asked) == 1  # type: ignore[attr-defined]
+    (back,) = (change for change in done.changes if change.goodput is None)
+    assert (back.before, back.batch_size) == (256, 128)
+    assert "out of memory" in back.message
+    assert done.sizes[-1] == 128
+
+
+def test_a_run_that_resumes_goes_on_with_its_size(
+    timed: Callable[..., Timed], make_job: Jobs, tmp_path: Path, stop_after: Callable[[int], Any]
+) -> None:
+    job = make_job(timeBudgetSeconds=4, adaptation={"mode": "Off"}, training=GOODPUT)
+    first = timed(job, store=tmp_path, stop=stop_after(300))
+    assert first.result.phase is TrainerPhase.STOPPED
+    assert first.sizes[-1] > 64
+    kept = CheckpointStore(tmp_path).load_latest()
+    assert kept is not None
+    assert kept.state.batching is not None
+    assert kept.state.batching.batches == first.sizes[-1] // 64
+    again = timed(job, store=tmp_path)
+    left = 17 - kept.state.cursor  # of the 17 batches of the epoch
+    assert again.asked[0] == min(first.sizes[-1], 64 * left)  # type: ignore[attr-defined]
+    figures = {metric.name: metric.value for metric in again.reporter.report.metrics}
+    assert figures["batch_size"] >= first.sizes[-1]
+    assert again.trainer._run.batching.state().progress > kept.state.batching.progress
+
+
+def test_gradients_that_add_up_over_passes_are_those_of_the_batch(digits: Data, make_job: Jobs) -> None:
+    training = make_job().spec.training
+    seed_everything(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    inputs, labels = digits.train.batch(torch.arange(101), None)
+    found = []
+    for passes in (1, 4):
+        network, _ = new_network(copied(model), training.optimizer, digits.example_input(), Insertion.EXACT)
+        if passes == 1:
+            loss = steps.optimize(network, inputs, labels)
+        else:
+            loss = steps.accumulate(network, inputs, labels, lambda rows: None, passes).loss
+        found.append((loss, [parameter.grad for parameter in network.module.parameters()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+DEAR_STEPS = """
+import time, torch
+from torch.nn import functional
+quick = functional.cross_entropy
+def dear(logits, labels, **named):
+    time.sleep(0.01)
+    if len(labels) > {capacity}:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    return quick(logits, labels, **named)
+functional.cross_entropy = dear
+"""
+"""A step costs the same however many examples it has, up to the memory of the device."""
+
+
+def until(condition: Callable[[], Any], place: Any, seconds: float = 60.0) -> Any:
+    """Return what `condition` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "\n".join([place.log, place.logs(0)])
+        time.sleep(0.02)
+    return found
+
+
+def changes(place: Any) -> list[BatchSizeChanged]:
+    return [event for event in place.events() if isinstance(event, BatchSizeChanged)]
+
+
+def test_two_processes_agree_on_the_size_and_on_giving_it_up(workplace: Callable[..., Any], make_job: Jobs) -> None:
+    training = {**GOODPUT, "elasticBatch": "keepGlobal"}
+    place = workplace(make_job(timeBudgetSeconds=120, adaptation={"mode": "Off"}, training=training))
+    place.allocate(2)
+    place.prelude = DEAR_STEPS.format(capacity=10**6)
+    leader = place.start()
+    place.prelude = DEAR_STEPS.format(capacity=100)  # the other worker has the smaller device
+    place.start(0)
+    until(lambda: any(change.goodput is None for change in changes(place)), place)
+    *grown, back = changes(place)[: [change.goodput for change in changes(place)].index(None) + 1]
+    assert grown[-1].workers == 2
+    assert grown[-1].batch_size > 200  # more than 100 examples for each
+    assert back.batch_size <= 200
+    assert "out of memory" in back.message
+    before = place.report().step
+    until(lambda: place.report().step > before + 30, place)
+    assert "broke" not in place.log
+    assert [change.batch_size for change in changes(place) if change.passes == 1][-1] <= 200
+    os.kill(leader.pid, signal.SIGTERM)
+    leader.join(20)
+    assert leader.exitcode == 143
+    kept = CheckpointStore(place.checkpoints).load_latest()
+    assert kept is not None
+    assert kept.state.batching is not None
+    assert kept.state.batching.pass_limit is not None
+    assert kept.state.batching.pass_limit <= 100
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from espalier_trainer.own import join
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(200, 8), torch.randint(0, 3, (200,)))
+loader = torch.utils.data.DataLoader(data, batch_size=20, shuffle=True)
+model = nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=.01)
+loop, batches = join(model, optimizer, loader)
+for epoch in loop.epochs(60):
+    for inputs, labels in batches:
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loop.backward(loss)
+        optimizer.step()
+        assert optimizer.param_groups[0]["lr"] == .01  # scaled for the step alone
+        optimizer.zero_grad()
+"""
+
+
+def test_a_script_of_the_user_gets_larger_batches_and_outlives_one_that_does_not_fit(
+    workplace: Callable[..., Any], make_job: Jobs
+) -> None:
+    training = {"batch": "Goodput", "batchSize": 20, "maxBatchSize": 160}
+    job = make_job(timeBudgetSeconds=120, adaptation={"mode": "Off"}, training=training)
+    place = workplace(job, run=SCRIPT, prelude=DEAR_STEPS.format(capacity=60))
+    place.allocate(1)
+    first = place.start()
+    first.join(60)
+    assert first.exitcode not in (0, None), place.log  # the error is the script's
+    assert [change.batch_size for change in changes(place)] == [40, 80]
+    again = place.start()
+    again.join(60)
+    assert again.exitcode == 0, place.log
+    assert {change.batch_size for change in changes(place)[2:]} <= {60}
+    assert {speed.batch_size for speed in place.report().measurements.speeds} <= {20, 40, 60}
+    figures = {metric.name: metric.value for metric in place.report().metrics}
+    assert figures["batch_size"] in (40, 60)

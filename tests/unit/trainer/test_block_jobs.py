@@ -1,0 +1,92 @@
+"""Jobs that may add whole blocks: offered, carried out, kept over a stop; the agent and the fallback cope with them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.files import default_policy
+from espalier_api.advice import Action
+from espalier_api.events import Warned
+from espalier_api.job import Fallback
+from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_trainer.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
+from espalier_trainer.net2net import BlockAdded
+
+ADD = Action(kind="AddBlock", target="3")
+
+MODEL = """
+import sys
+sys.path.insert(0, {cases!r})
+from block_cases import BasicBlock
+from torch import nn
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), BasicBlock(8), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(8, 10),
+    )
+"""
+
+
+@pytest.fixture
+def blocks(tmp_path, monkeypatch, make_job):
+    """Return what makes jobs of a small residual network."""
+    cases = Path(__file__).parents[1] / "net2net"
+    (tmp_path / "residual_net.py").write_text(MODEL.format(cases=str(cases)))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield lambda **adaptation: make_job(
+        timeBudgetSeconds=0.4,
+        adaptation={"actions": ["Deepen", "AddBlock"]} | adaptation,
+        training={"model": {"entrypoint": "residual_net:net"}, "evaluateEveryEpochs": 10**6},
+    )
+    sys.modules.pop("residual_net", None)
+
+
+def test_a_block_is_offered_added_and_kept_over_a_stop(run, blocks, tmp_path, stop_after):
+    script = (ADD, Action.deepen("3.conv1"), ADD)
+    whole = run(blocks(), advisor=Scripted(script), up_at=0.1)
+    assert [(one.action, one.result) for one in whole.result.adaptations] == [
+        (str(action), AdaptationResult.GROWN) for action in script
+    ]
+    assert whole.result.adaptations[0].depth_after - whole.result.adaptations[0].depth_before == 2
+    network = whole.trainer.network
+    assert network.history[0] == BlockAdded(run="3")
+    assert network.architecture.block_point("3").grown == 2
+    first = run(blocks(), advisor=Scripted(script), up_at=0.1, store=tmp_path / "run", stop=stop_after(71))
+    assert first.result.phase is TrainerPhase.STOPPED
+    second = run(blocks(), advisor=Scripted(script), up_at=0.1, store=tmp_path / "run")
+    assert second.trainer.network.architecture == network.architecture
+    wanted, found = network.module.state_dict(), second.trainer.network.module.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert "3_added_1.conv1.weight" in wanted
+
+
+def test_the_heuristic_adds_a_block_where_it_may_only_do_that(run, blocks):
+    advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC))
+    done = run(blocks(actions=["AddBlock"], maxAdaptations=1), advisor=advisor, up_at=0.1)
+    (grown,) = done.result.adaptations
+    assert (grown.action, grown.result) == ("AddBlock(3)", AdaptationResult.GROWN)
+
+
+def test_the_shipped_policy_answers_and_gives_blocks_no_probability(run, blocks):
+    advisor = Scripted(())
+    run(blocks(maxAdaptations=1), advisor=advisor, up_at=0.1)
+    (asked,) = advisor.asked
+    assert ADD in asked.actions()
+    answer = decide(default_policy(), asked)
+    assert answer.action in asked.actions()
+    given = {one.action.kind: one.probability for one in answer.probabilities}
+    assert given.get("AddBlock", 0.0) == 0.0
+
+
+def test_a_job_that_also_widens_gets_no_blocks_and_says_why(run, blocks):
+    advisor = Scripted(())
+    done = run(blocks(actions=["Deepen", "Widen", "AddBlock"], maxAdaptations=1), advisor=advisor, up_at=0.1)
+    assert {action.kind for action in advisor.asked[0].actions()} == {"Deepen", "Widen", "Nothing"}
+    (warning,) = [event for event in done.reporter.events if isinstance(event, Warned)]
+    assert "allow Widen or AddBlock, not both" in warning.message

@@ -1,0 +1,322 @@
+"""Trainer processes that fail: what they say, with which exit code, and whether a start again could help."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+import torch
+
+from espalier_api.causes import cause_in
+from espalier_api.documents import write_document, write_text_atomically
+from espalier_api.events import CheckpointSaved, TrainerStarted, Warned
+from espalier_api.reasons import Reason
+from espalier_api.report import Report, TrainerPhase
+from espalier_trainer.causes import may_pass
+from espalier_trainer.errors import DatasetError
+
+PATIENCE = 60.0
+USERS = """
+import errno, os
+import torch
+from torch import nn
+
+def bad_constructor(width=4):
+    raise RuntimeError(f"no {width} heads")
+
+class Trains(nn.Sequential):
+    def forward(self, inputs):
+        if self.training:
+            return super().forward(inputs, None)
+        return super().forward(inputs)
+
+def bad_in_training():
+    return Trains(nn.Flatten(), nn.Linear(64, 10))
+
+class Late(nn.Sequential):
+    steps = 0
+    def forward(self, inputs):
+        self.steps += self.training
+        if self.steps == 3:
+            raise TypeError("late")
+        return super().forward(inputs)
+
+def bad_later():
+    return Late(nn.Flatten(), nn.Linear(64, 10))
+
+def far_data():
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+"""
+
+
+def _join(process) -> int:
+    process.join(PATIENCE)
+    assert not process.is_alive(), "the trainer did not end"
+    return process.exitcode
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(USERS.splitlines(), start=1) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("training", "code", "reason", "said", "line", "function"),
+    [
+        (
+            {"model": {"entrypoint": "users:bad_constructor"}},
+            2,
+            Reason.INVALID_SPEC,
+            "RuntimeError: no 4 heads",
+            "raise RuntimeError",
+            "bad_constructor",
+        ),
+        (
+            {"model": {"entrypoint": "users:bad_in_training"}},
+            2,
+            Reason.INVALID_SPEC,
+            "TypeError: Sequential.forward() takes 2 positional arguments but 3 were given",
+            "return super().forward(inputs, None)",
+            "forward",
+        ),
+        (
+            {"model": {"entrypoint": "users:bad_later"}},
+            1,
+            Reason.TRAINER_FAILED,
+            "TypeError: late",
+            'raise TypeError("late")',
+            "forward",
+        ),
+        (
+            {"dataset": {"entrypoint": "users:far_data"}},
+            1,
+            Reason.TRAINER_FAILED,
+            "OSError: [Errno 5] Input/output error",
+            "raise OSError",
+            "far_data",
+        ),
+    ],
+    ids=["constructor", "first step", "third step", "input/output"],
+)
+def test_the_cause_is_reported_with_its_place_and_decides_whether_the_job_is_started_again(
+    workplace, make_job, tmp_path, training, code, reason, said, line, function
+):
+    (tmp_path / "users.py").write_text(USERS)
+    place = workplace(make_job(training=training, timeBudgetSeconds=60), python_path=(str(tmp_path),))
+    place.allocate(1)
+    assert _join(place.start()) == code, place.log
+    report = place.report()
+    sentence = f"{said} ({tmp_path / 'users.py'}:{line_of(line)}, in {function})"
+    assert (report.phase, report.reason, report.message) == (TrainerPhase.FAILED, reason, sentence)
+    assert place.log.splitlines()[-1] == sentence
+    assert "Traceback (most recent call last):" in place.log
+    assert cause_in(place.log) == sentence
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from espalier_trainer.own import join
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        if WHEN == "before":
+            raise KeyError("heads")
+
+    def forward(self, inputs):
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps > 1:
+            raise KeyError("heads")
+        return super().forward(inputs)
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loop, loader = join(model, optimizer, DataLoader(TensorDataset(torch.rand(8, 2), torch.arange(8) % 2), batch_size=2))
+for epoch in loop.epochs(1):
+    for inputs, labels in loader:
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loop.backward(loss)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "reason", "function"),
+    [
+        ("before", Reason.INVALID_SPEC, "__init__"),
+        ("second", Reason.TRAINER_FAILED, "forward"),
+    ],
+)
+def test_a_script_reports_the_exception_that_ended_it(workplace, make_job, when, reason, function):
+    """Its exit code is the interpreter's; the scheduler goes by the report."""
+    place = workplace(make_job(timeBudgetSeconds=60, adaptation={"mode": "Off"}))
+    place.allocate(1)
+    write_text_atomically(place.folder / "job.json", place.job.model_dump_json(by_alias=True, exclude_none=True))
+    script = place.folder / "script.py"
+    script.write_text(f"WHEN = {when!r}\n{SCRIPT}")
+    environment = {**os.environ, **place.variables()}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    report = place.report()
+    assert (report.phase, report.reason) == (TrainerPhase.FAILED, reason), done.stderr
+    assert report.message.startswith(f"KeyError: 'heads' ({script}:")
+    assert report.message.endswith(f", in {function})")
+
+
+def test_a_budget_that_was_used_up_before_the_first_step_is_a_failure(workplace, make_job):
+    job = make_job(timeBudgetSeconds=5, adaptation={"mode": "Off"})
+    place = workplace(job)
+    place.allocate(1)
+    earlier = Report(job=job.key, incarnation="earlier", used_seconds=5.0, updated_time=datetime.now(UTC))
+    write_document(place.folder / "report.json", earlier)
+    assert _join(place.start()) == 2, place.log
+    assert (place.report().phase, place.report().reason) == (TrainerPhase.FAILED, Reason.NOTHING_TRAINED)
+    assert not list(place.checkpoints.glob("checkpoint-*"))
+
+
+SMALL_DISK = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+os.makedirs({folder!r}, exist_ok=True)
+for call in (
+    lambda: libc.unshare(0x00020000),  # CLONE_NEWNS
+    lambda: libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None),  # MS_REC | MS_PRIVATE
+    lambda: libc.mount(b"tmpfs", {folder!r}.encode(), b"tmpfs", 0, {size!r}.encode()),
+):
+    if call() != 0:
+        raise OSError(ctypes.get_errno(), "a small file system cannot be mounted")
+"""
+"""A file system of a few KiB for checkpoints, which only this process sees."""
+
+
+def require_mounts() -> None:
+    """Skip the test where no file system can be mounted; never in CI, where tests run as root."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if ctypes.CDLL(None).unshare(0x00020000) == 0 else 1)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
+        reason = "a private mount namespace needs root (CAP_SYS_ADMIN): run this test as root"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+def on_a_disk_of(kib, workplace, make_job, tmp_path):
+    """Train with checkpoints on a disk of this size; returns the place, the exit code and the checkpoints left."""
+    require_mounts()
+    job = make_job(timeBudgetSeconds=1, adaptation={"mode": "Off"}, checkpoint={"intervalSeconds": 0.2})
+    place = workplace(job)
+    # Only the process sees the disk.
+    place.run = (
+        f"from espalier_trainer.main import main; code = main(); import shutil; "
+        f"shutil.copytree({str(place.checkpoints)!r}, {str(tmp_path / 'kept')!r}); sys.exit(code)"
+    )
+    place.prelude = SMALL_DISK.format(folder=str(place.checkpoints), size=f"size={kib}k")
+    place.allocate(1)
+    code = _join(place.start())
+    return place, code, len(list((tmp_path / "kept").glob("checkpoint-*")))
+
+
+@pytest.mark.parametrize(("kib", "left"), [(16, 0), (88, 1)])
+def test_a_disk_that_is_full_at_the_end_is_no_complete_job(workplace, make_job, tmp_path, kib, left):
+    """A checkpoint has about 52 KiB: there is no room for one, or for one and no second beside it."""
+    place, code, checkpoints = on_a_disk_of(kib, workplace, make_job, tmp_path)
+    report = place.report()
+    assert (code, report.phase, report.reason) == (2, TrainerPhase.FAILED, Reason.CHECKPOINT_NOT_WRITTEN), place.log
+    assert os.strerror(errno.ENOSPC) in report.message
+    assert checkpoints == left
+    assert ("there is none yet" in report.message) == (left == 0)
+    assert "CheckpointFailed" in {event.reason for event in place.events() if isinstance(event, Warned)}
+
+
+def test_the_older_checkpoint_gives_way_where_three_do_not_fit(workplace, make_job, tmp_path):
+    place, code, checkpoints = on_a_disk_of(144, workplace, make_job, tmp_path)
+    assert (code, place.report().phase, checkpoints) == (0, TrainerPhase.COMPLETED, 2), place.log
+    assert sum(isinstance(event, CheckpointSaved) for event in place.events()) >= 3
+    assert not [event for event in place.events() if isinstance(event, Warned)]
+
+
+def test_a_new_job_of_the_same_name_goes_on_from_the_checkpoint_of_one_that_failed(workplace, make_job, tmp_path):
+    """So on Kubernetes, where a job is created again: the other job's UID, its attempts begin at 0."""
+    (tmp_path / "users.py").write_text(USERS)
+    job = make_job(
+        training={"model": {"entrypoint": "users:bad_later"}},
+        timeBudgetSeconds=1.5,
+        checkpoint={"intervalSeconds": 0.001},
+        adaptation={"mode": "Off"},
+    )
+    place = workplace(job, python_path=(str(tmp_path),))
+    place.prelude = "os.environ.update(ESPALIER_JOB_UID='first', ESPALIER_ATTEMPT='3')"
+    place.allocate(1)
+    assert _join(place.start()) == 1, place.log
+    assert list(place.checkpoints.glob("checkpoint-*")), "one was written before the step that failed"
+    (place.folder / "report.json").unlink()  # it goes with the job
+    (tmp_path / "users.py").write_text(USERS.replace("self.steps == 3", "False"))
+    place.prelude = "os.environ.update(ESPALIER_JOB_UID='second', ESPALIER_ATTEMPT='0')"
+    assert _join(place.start()) == 0, place.log
+    started = [event for event in place.events() if isinstance(event, TrainerStarted)][-1]
+    assert started.resumed
+    assert started.step > 0
+    assert started.used_seconds > 0
+    place.job = place.job.model_copy(update={"metadata": place.job.metadata.model_copy(update={"name": "other"})})
+    place.allocate(1)
+    assert _join(place.start()) == 2, "a job of another name does not take it over"
+    assert "is of another training run (job: 'default/t' there, 'default/other' here)" in place.report().message
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (OSError(errno.EIO, "x"), True),
+        (OSError(errno.ESTALE, "x"), True),
+        (ConnectionResetError(errno.ECONNRESET, "x"), True),
+        (TimeoutError(), True),
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), True),
+        (FileNotFoundError(errno.ENOENT, "x"), False),
+        (PermissionError(errno.EACCES, "x"), False),
+        (ImportError("x"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (KeyError("x"), False),
+        (DatasetError("x"), False),
+    ],
+)
+def test_what_may_pass(error, passes):
+    assert may_pass(error) is passes
+    try:
+        raise ValueError("the user's own words") from error
+    except ValueError as wrapped:
+        assert may_pass(wrapped) is passes
+
+
+def test_a_cause_names_the_line_of_a_syntax_error_and_of_what_an_error_was_raised_from():
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/u/mine.py", line 3, in load\n    open(path)\n'
+        "FileNotFoundError: [Errno 2] No such file or directory: 'x'\n\n"
+        "The above exception was the direct cause of the following exception:\n\n"
+        "Traceback (most recent call last):\n"
+        '  File "/v/lib/python3.11/site-packages/lib.py", line 9, in get\n    raise Bad("x") from error\n'
+        "lib.Bad: x\nsecond line\n"
+        "2026-01-01 INFO the last line of the log\n"
+    )
+    assert cause_in(log) == "lib.Bad: x (/home/u/mine.py:3, in load)"
+    syntax = (
+        "Traceback (most recent call last):\n"
+        '  File "<frozen runpy>", line 1, in run\n'
+        "  File \"/home/u/net.py\", line 4\n    def f(\n         ^\nSyntaxError: '(' was never closed\n"
+    )
+    assert cause_in(syntax) == "SyntaxError: '(' was never closed (/home/u/net.py:4)"
+    assert cause_in("one\ntwo\n\n") == "two"
+    assert cause_in("") == ""

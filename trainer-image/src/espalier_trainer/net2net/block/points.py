@@ -1,0 +1,266 @@
+"""Where whole blocks can be added to a model, and for every run of blocks where they cannot, why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from espalier_api.architecture import BlockPoint, GrowthError
+from espalier_api.job import Insertion
+from espalier_trainer.net2net.block.insertion import Place, add_blocks
+from espalier_trainer.net2net.block.projections import Closing, NotClosedError, closing
+from espalier_trainer.net2net.block.runs import Run, candidates
+from espalier_trainer.net2net.block.trial import block_point, check_layers, misfits, not_identities, with_choice
+from espalier_trainer.net2net.blocks import base_class
+from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.refusals import Refusal, source_of
+from espalier_trainer.net2net.trace.graph import Graph
+from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.widening.trial import PerturbedModel
+
+
+@dataclass(frozen=True)
+class Places:
+    """The runs of a model that can be continued, in execution order, and those that cannot."""
+
+    found: tuple[Place, ...]
+    refused: tuple[Refusal, ...]
+
+    def get(self, point_id: str) -> Place:
+        """Return the place with this id; raises `GrowthError` with the reason, or with the known ids."""
+        for place in self.found:
+            if place.id == point_id:
+                return place
+        for one in self.refused:
+            if one.layer == point_id:
+                raise GrowthError(f"no block can be added to {point_id!r}: {one.reason}; {one.remedy}")
+        known = ", ".join(place.id for place in self.found) or "none"
+        raise GrowthError(f"{point_id!r} is not a run of blocks of this model; its runs: {known}")
+
+
+def is_whole(insertion: Insertion) -> bool:
+    """Return whether this insertion copies a whole run."""
+    return insertion is Insertion.SCALED
+
+
+def block_points(
+    model: nn.Module, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
+) -> list[BlockPoint]:
+    """Return the runs of equal residual blocks that `add_block` can continue, in execution order. Each was tried.
+
+    A run's id is the path of its first block, which does not change while the model grows. Raises `GrowthError` if the
+    model cannot be run on the example, or on random values like it.
+    """
+    whole = is_whole(insertion)
+    found = tried_places(model, trace(model, example_input), example_input, whole=whole).found
+    return [block_point(place, whole=whole) for place in found]
+
+
+def refused_blocks(
+    model: nn.Module, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
+) -> tuple[Refusal, ...]:
+    """Return why other runs of blocks cannot be continued: those of several blocks, and what looks like a block."""
+    return tried_places(model, trace(model, example_input), example_input, whole=is_whole(insertion)).refused
+
+
+def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool = False) -> Places:
+    """Return the places of `model` that pass the trials; `graph` is its trace on the example.
+
+    Raises `GrowthError` if the model cannot be run on random values.
+    """
+    places, choices, refused = _found(model, graph, whole=whole)
+    failed = misfits(model, graph, example_input, places, whole=whole)
+    refused += [
+        _refusal(model, place.run, failed[place.id], "let the model's forward take one more block in this list")
+        for place in places
+        if place.id in failed
+    ]
+    places = [place for place in places if place.id not in failed]
+    if not whole and places:
+        places, opened = _closed(model, example_input, places, choices)
+        refused += [_refusal(model, place.run, why, _REMEDY) for place, why in opened]
+    order = {name: number for number, name in enumerate(graph.operations)}
+    return Places(tuple(sorted(places, key=lambda place: order[place.gives[0]])), tuple(refused))
+
+
+_REMEDY = "let each branch end in a linear layer, a convolution or a scale, with nothing after it but dropout"
+
+
+def untried_places(model: nn.Module, graph: Graph, *, whole: bool = False) -> tuple[list[Place], list[Refusal]]:
+    """Return the places of `model` before any trial."""
+    places, _, refused = _found(model, graph, whole=whole)
+    return places, refused
+
+
+def add_block(
+    model: nn.Module, point_id: str, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
+) -> nn.Module:
+    """Return a copy of `model` with one more block in a run; `model` itself is not changed.
+
+    The new block is a copy of the run's last one with its last projections at zero: the model computes the same, bit
+    for bit, in eval and in train mode. With `Insertion.SCALED` the whole run is copied, and the last projections of all
+    its blocks are halved: the model computes something else, its loss jumps and recovers.
+
+    Raises `GrowthError` with the reason if the id is not a run of blocks, or if the block is not exact.
+    """
+    whole = is_whole(insertion)
+    graph = trace(model, example_input)
+    places, choices, refused = _found(model, graph, whole=whole)
+    place = Places(tuple(places), tuple(refused)).get(point_id)
+    why = ""
+    for choice in (place.closing[-1],) if whole else choices[place.id]:
+        place = place if whole else with_choice(place, choice)
+        grown = copied(model)
+        new = add_blocks(grown, place, whole=whole)
+        check_layers(grown, graph, example_input, [place], whole=whole)
+        problems = {} if whole else not_identities(copied(grown), dict.fromkeys(new, place.entry), example_input)
+        if not problems:
+            return grown
+        why = next(iter(problems.values()))
+    raise GrowthError(f"no block can be added to {point_id!r}: {why}; {_REMEDY}")
+
+
+def _closed(
+    model: nn.Module, example_input: ExampleInput, places: list[Place], choices: dict[str, tuple[frozenset[str], ...]]
+) -> tuple[list[Place], list[tuple[Place, str]]]:
+    """Return the places that are closed on values, by the first of their choices that does it, and the others."""
+    perturbed = PerturbedModel.of(model, example_input)
+    arguments: ExampleInput = perturbed.kwargs if perturbed.kwargs else perturbed.args
+    found: list[Place] = []
+    problems: dict[str, str] = {}
+    waiting, attempt = places, 0
+    while waiting:
+        trial = copied(perturbed.model)
+        blocks = {path: place for place in waiting for path in add_blocks(trial, place, whole=False)}
+        entries = {path: place.entry for path, place in blocks.items()}
+        failed = {blocks[path].id: why for path, why in not_identities(trial, entries, arguments).items()}
+        found += [place for place in waiting if place.id not in failed]
+        problems |= failed
+        attempt += 1
+        waiting = [
+            with_choice(place, choices[place.id][attempt])
+            for place in waiting
+            if place.id in failed and attempt < len(choices[place.id])
+        ]
+    closed = {place.id for place in found}
+    return found, [(place, problems[place.id]) for place in places if place.id not in closed]
+
+
+def _found(
+    model: nn.Module, graph: Graph, *, whole: bool
+) -> tuple[list[Place], dict[str, tuple[frozenset[str], ...]], list[Refusal]]:
+    """Return places before any trial, the choices that may close their blocks, and what is refused."""
+    tried: list[tuple[Run, tuple[Place, tuple[frozenset[str], ...]] | NotClosedError]] = []
+    for run in candidates(model):
+        try:
+            tried.append((run, _place(model, graph, run, whole=whole)))
+        except NotClosedError as reason:
+            tried.append((run, reason))
+    blocks = [run for run, found in tried if not isinstance(found, NotClosedError) or found.is_block]
+    # Of blocks within blocks the inner ones are taken if there are several: then the outer one is a stage.
+    stages = {
+        run.id
+        for run in blocks
+        for inner in blocks
+        if inner is not run and len(inner.keys) - inner.grown > 1 and any(_within(inner.id, one) for one in run.blocks)
+    }
+    units = [block for run in blocks if run.id not in stages for block in run.blocks]
+    places: list[Place] = []
+    choices: dict[str, tuple[frozenset[str], ...]] = {}
+    refused: list[Refusal] = []
+    for run, found in tried:
+        if run.id in stages or any(_within(run.id, block) for block in units if block not in run.blocks):
+            continue
+        if not isinstance(found, NotClosedError):
+            places.append(found[0])
+            choices[run.id] = found[1]
+        elif run.listed and (len(run.keys) > 1 or found.is_block or _may_be_residual(model, graph, run)):
+            refused.append(_refusal(model, run, str(found), found.remedy))
+    return places, choices, refused
+
+
+def _place(model: nn.Module, graph: Graph, run: Run, *, whole: bool) -> tuple[Place, tuple[frozenset[str], ...]]:
+    blocks = run.blocks if whole else run.blocks[-1:]
+    spans = {block: graph.spans.get(block, ()) for block in blocks}
+    if not all(spans.values()):
+        raise NotClosedError(
+            "it is not called by itself in the model's forward",
+            "call each block of the list: `for block in self.blocks: x = block(x)`",
+        )
+    closings: list[list[Closing]] = [[closing(model, graph, block, span) for span in spans[block]] for block in blocks]
+    last = closings[-1]
+    if run.indexed and not run.last:
+        raise NotClosedError(
+            "other modules come after it in its list, and a new block would change their names",
+            "keep equal blocks in a list of their own",
+            is_block=True,
+        )
+    shared = next((why for block in blocks if (why := _shared(model, block))), None)
+    if shared:
+        raise NotClosedError(shared, "give each block its own", is_block=True)
+    if last[0].norms and not whole:
+        norm = last[0].norms[0]
+        raise NotClosedError(
+            f"what it is given passes the norm {norm!r} on the way to its output (post-norm), so no new block returns "
+            "it unchanged",
+            "put the norm before the branch (pre-norm, `norm_first=True`), or allow `insertion: Scaled`",
+            is_block=True,
+        )
+    if len({len(one) for one in closings}) > 1 or any(one.choices != last[0].choices for one in last):
+        raise NotClosedError(
+            "its calls are not alike", "call each block of the list equally often, in one way", is_block=True
+        )
+
+    def own(choice: frozenset[str], block: str) -> frozenset[str]:
+        return frozenset(name.removeprefix(f"{block}.") for name in choice)
+
+    ways = tuple(own(choice, blocks[-1]) for choice in last[0].choices)
+    place = Place(
+        run=run,
+        reads=tuple(one.read for one in last),
+        gives=tuple(span.outputs[0] for span in spans[blocks[-1]]),
+        first=tuple(one.read for one in closings[0]),
+        entry=last[0].entry,
+        closing=tuple(ways[0] for _ in run.keys),
+        exact=not last[0].norms,
+    )
+    return place, ways
+
+
+def _shared(model: nn.Module, block: str) -> str | None:
+    """Return what a block shares with the rest of the model; None where it shares nothing."""
+    module = model.get_submodule(block)
+    inside = {id(one) for one in module.modules()}
+    held = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    for path, other in model.named_modules(remove_duplicate=False):
+        if _within(path, block) or _within(block, path):
+            continue
+        if id(other) in inside:
+            return f"it shares the module {path!r} with another part of the model"
+        for name, tensor in (*other._parameters.items(), *other._buffers.items()):
+            if id(tensor) in held:
+                return f"it shares {held[id(tensor)]!r} with {f'{path}.{name}'!r}"
+    return None
+
+
+def _may_be_residual(model: nn.Module, graph: Graph, run: Run) -> bool:
+    """Return whether a single block returns the shape that it is given, and computes more than a norm or one layer."""
+    block = model.get_submodule(run.blocks[-1])
+    if sum(parameter.dim() > 1 for parameter in block.parameters()) < 2:
+        return False
+    return any(
+        span.inputs and span.outputs and span.inputs[0] and span.outputs[0]
+        and graph.operations[span.inputs[0]].shape == graph.operations[span.outputs[0]].shape is not None
+        for span in graph.spans.get(run.blocks[-1], ())
+    )  # fmt: skip
+
+
+def _within(path: str, module: str) -> bool:
+    return not module or path == module or path.startswith(f"{module}.")
+
+
+def _refusal(model: nn.Module, run: Run, reason: str, remedy: str) -> Refusal:
+    kind = base_class(model.get_submodule(run.id))
+    file, line = source_of(kind)
+    return Refusal(run.id, f"{kind.__name__} {run.id!r}: {reason}", file, line, remedy)

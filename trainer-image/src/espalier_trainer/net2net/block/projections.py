@@ -1,0 +1,224 @@
+"""What closes a block: parameters with which, at zero, it returns what it was given.
+
+The search walks back through the trace from what a block returns. It has to be a sum of what the block was given and of
+branches, and each branch has to end in parameters at zero of which the branch is zero: of a linear layer or
+convolution, of a norm after it, of a scale (LayerScale). Only dropout, changes of shape, pooling, products and
+activations may come after these. Where several choices close a branch, they are returned in order, that which is
+nearest to the sum first; a trial on values has the last word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from espalier_trainer.net2net.block.runs import FUSED
+from espalier_trainer.net2net.trace.graph import Graph, Operation, Span
+from espalier_trainer.net2net.trace.operators import BATCH_NORMS, IDEMPOTENT, LAYERS
+
+NORMS = BATCH_NORMS | {"LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"}
+
+_MOVES = frozenset(
+    {
+        *("Reshape", "View", "Flatten", "Unflatten", "Permute", "Transpose", "Contiguous", "Clone", "To", "Float"),
+        *("Identity", "Squeeze", "Unsqueeze", "Movedim", "Type", "TypeAs", "Roll", "GetItem"),
+    }
+)
+"""What may lie on the way of what was given: it changes no value."""
+
+_SUMS = frozenset({"Add", "Sub", "Concat", "Stack", "Where", "Lerp"})
+"""Zero only if everything that they read is."""
+
+_PRODUCTS = frozenset(
+    {
+        "Mul",
+        "MatMul",
+        "Linear",
+        "Einsum",
+        "Conv1d",
+        "Conv2d",
+        "Conv3d",
+        "Outer",
+        "ScaledDotProductAttention",
+    }
+)
+"""Zero if anything that they read is."""
+
+_AFFINE = frozenset({"Addmm", "Addbmm", "Baddbmm", "LayerNorm", "GroupNorm", "BatchNorm", "RmsNorm", "RMSNorm"})
+"""Functions of a weight and a bias: zero if both are."""
+
+_CHOICES = 3
+"""How many ways to close a branch are kept."""
+
+_PROJECTIONS: Mapping[type[nn.Module], tuple[str, ...]] = {
+    nn.MultiheadAttention: ("out_proj",),
+    nn.TransformerEncoderLayer: ("self_attn.out_proj", "linear2"),
+    nn.TransformerDecoderLayer: ("self_attn.out_proj", "multihead_attn.out_proj", "linear2"),
+}
+"""The last layers of modules that a trace sees as one operation."""
+
+
+class NotClosedError(Exception):
+    """No parameters close a block. The text says why; the remedy says what would help."""
+
+    def __init__(self, reason: str, remedy: str, *, is_block: bool = False) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+        self.is_block = is_block
+        """It is a residual block all the same: what is within it is a part of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What a block is given, and the choices of parameters that close it."""
+
+    read: str
+    """The operation that made what the block passes on."""
+    entry: int
+    """Which of the tensors among its arguments that is."""
+    choices: tuple[frozenset[str], ...]
+    """Each a set of paths of parameters within the block."""
+    norms: tuple[str, ...] = ()
+    """Norms that what was given passes, too: then no parameters make the block an identity."""
+
+
+def closing(model: nn.Module, graph: Graph, block: str, span: Span) -> Closing:
+    """Return how one call of a block is closed; raises `NotClosedError`."""
+    if not span.outputs:
+        raise NotClosedError("it returns no tensor", "return the tensor that the next block reads, first")
+    return _Walk(dict(model.named_modules()), graph, block, span).closing()
+
+
+class _Walk:
+    def __init__(self, modules: Mapping[str, nn.Module], graph: Graph, block: str, span: Span) -> None:
+        self._modules, self._graph, self._block, self._span = modules, graph, block, span
+        self._norms: list[str] = []
+
+    def closing(self) -> Closing:
+        module = self._modules[self._block]
+        output = self._graph.operations[self._span.outputs[0]]
+        if isinstance(module, FUSED):
+            read, choices = self._span.inputs[0], [self._layers(self._block, module)]
+            if not module.norm_first:
+                self._norms.append(self._block)
+        else:
+            given, branches = self._terms(output)
+            if len(given) != 1:
+                raise self._no_sum(output)
+            read = given[0]
+            if not branches:
+                raise NotClosedError("nothing is added to what it was given", "let it add a branch: `x + f(x)`")
+            ways = [self._zero(branch, frozenset()) for branch in branches]
+            for branch, found in zip(branches, ways, strict=True):
+                if not found:
+                    raise NotClosedError(
+                        f"the branch that ends in {branch.operator} {branch.name!r} has no last projection that could "
+                        "be zero",
+                        "end the branch in a linear layer or convolution, or multiply it by a parameter (LayerScale)",
+                    )
+            choices = _joined(ways)
+        if self._graph.operations[read].shape != output.shape:
+            raise self._no_sum(output)
+        return Closing(read, self._span.inputs.index(read), tuple(choices), tuple(self._norms))
+
+    def _terms(self, operation: Operation) -> tuple[list[str], list[Operation]]:
+        """Return what the block was given of the sum that an operation computes, and the branches."""
+        if operation.name in self._span.inputs:
+            return [operation.name], []
+        if operation.operator == "Add" and len(operation.inputs) > 1:
+            given: list[str] = []
+            branches: list[Operation] = []
+            for name in operation.inputs:
+                more, others = self._terms(self._graph.operations[name])
+                given, branches = given + more, branches + others
+            return given, branches
+        passes = operation.operator in _MOVES | IDEMPOTENT
+        if (passes or operation.operator in NORMS or self._is_norm(operation)) and operation.inputs:
+            values = [name for name in operation.inputs if self._graph.operations[name].operator != "Parameter"]
+            given, branches = self._terms(self._graph.operations[values[0]]) if values else ([], [])
+            if given:
+                if not passes:
+                    self._norms.append(operation.name)
+                return given, branches
+        return [], [operation]
+
+    def _is_norm(self, operation: Operation) -> bool:
+        """Return whether a product is the last step of a norm of the user's own class: `weight * normed`."""
+        scope = self._modules.get(operation.scope)
+        return operation.scope != self._block and scope is not None and "norm" in type(scope).__name__.lower()
+
+    def _no_sum(self, output: Operation) -> NotClosedError:
+        given = ", ".join(str(self._graph.operations[name].shape) for name in self._span.inputs if name) or "nothing"
+        return NotClosedError(
+            f"its output ({output.operator} {output.name!r}, shape {output.shape}) is no sum of what it was given "
+            f"({given}) and of branches, so it is not residual",
+            "add what the block is given to its output: `return x + f(x)`, in one shape",
+        )
+
+    def _zero(self, operation: Operation, seen: frozenset[str]) -> list[frozenset[str]]:
+        """Return the choices of parameters of the block with which, at zero, an operation's output is zero."""
+        if operation.name in seen or operation.name in self._span.inputs:
+            return []
+        seen |= {operation.name}
+        reads = [self._graph.operations[name] for name in operation.inputs]
+        if operation.operator == "Parameter":
+            return [frozenset({operation.name})] if self._own(operation.name) else []
+        if operation.module is not None:
+            return self._of_module(operation, reads, seen)
+        if operation.operator in _SUMS:
+            return _joined([self._zero(one, seen) for one in reads]) if reads else []
+        if operation.operator in _AFFINE:
+            own = [one.name for one in reads if one.operator == "Parameter" and self._own(one.name)]
+            return [frozenset(own)] if own else self._first(reads, seen)
+        if operation.operator in _PRODUCTS:
+            direct = [self._zero(one, seen) for one in reads if self._is_weight(one)]
+            others = [self._zero(one, seen) for one in reads if not self._is_weight(one)]
+            # A bias beside the weight is no factor: `F.linear(x, weight, bias)`.
+            together = [_joined(direct)] if operation.operator in ("Linear", *LAYERS) and len(direct) > 1 else direct
+            return [choice for found in (*together, *others) for choice in found][:_CHOICES]
+        return self._first(reads, seen)
+
+    def _first(self, reads: list[Operation], seen: frozenset[str]) -> list[frozenset[str]]:
+        return self._zero(reads[0], seen) if reads else []
+
+    def _of_module(self, operation: Operation, reads: list[Operation], seen: frozenset[str]) -> list[frozenset[str]]:
+        path, module = str(operation.module), self._modules[str(operation.module)]
+        if type(module) in _PROJECTIONS:
+            return [self._layers(path, module)]
+        own = frozenset(f"{path}.{name}" for name, _ in module.named_parameters(recurse=False))
+        if operation.operator in LAYERS:
+            return [own] if all(map(self._own, own)) and own else []
+        before = self._first(reads, seen)
+        if operation.operator in NORMS and own and all(map(self._own, own)):
+            return [own, *before][:_CHOICES]
+        return before
+
+    def _layers(self, path: str, module: nn.Module) -> frozenset[str]:
+        return frozenset(
+            f"{path}.{layer}.{name}"
+            for layer in next(found for kind, found in _PROJECTIONS.items() if isinstance(module, kind))
+            for name, _ in module.get_submodule(layer).named_parameters()
+        )
+
+    def _own(self, path: str) -> bool:
+        """Return whether a parameter is one of the block's that trains."""
+        module, _, name = path.rpartition(".")
+        owner = self._modules.get(module)
+        parameter = None if owner is None else owner._parameters.get(name)
+        return path.startswith(f"{self._block}.") and parameter is not None and parameter.requires_grad
+
+    def _is_weight(self, operation: Operation) -> bool:
+        """Return whether an operation is a parameter, perhaps in another shape."""
+        while operation.operator in _MOVES and operation.module is None and operation.inputs:
+            operation = self._graph.operations[operation.inputs[0]]
+        return operation.operator == "Parameter"
+
+
+def _joined(ways: list[list[frozenset[str]]]) -> list[frozenset[str]]:
+    """Return the choices that close all branches: the first of each, the second of each that has one, ..."""
+    if not ways or not all(ways):
+        return []
+    count = max(map(len, ways))
+    return [frozenset().union(*(way[min(place, len(way) - 1)] for way in ways)) for place in range(count)][:_CHOICES]

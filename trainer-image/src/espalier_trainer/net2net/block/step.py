@@ -1,0 +1,79 @@
+"""Adding blocks as a growth operation: one `add_block`."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from torch import nn
+from torch.optim import Optimizer
+
+from espalier_api.advice import Action
+from espalier_api.architecture import Architecture, GrowthError
+from espalier_api.growth.block import ADD_BLOCK
+from espalier_api.job import Insertion
+from espalier_trainer.net2net.block.points import add_block, is_whole, tried_places, untried_places
+from espalier_trainer.net2net.block.trial import block_point
+from espalier_trainer.net2net.blocks import STACK
+from espalier_trainer.net2net.history import GrowthStep, Traced
+from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.optimizer import grow_optimizer
+
+
+class BlockAdded(GrowthStep):
+    """One `add_block`."""
+
+    kind: Literal["BlockAdded"] = "BlockAdded"
+    run: str
+    insertion: Insertion = Insertion.EXACT
+
+    @classmethod
+    def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
+        """Return the description with its runs of blocks; see `GrowthStep.described`.
+
+        Each run is tried on values, unless `before` lists those that passed. Raises `GrowthError` for a model that may
+        be widened: the channels of new blocks would have to join its groups.
+        """
+        if architecture.channels is not None:
+            raise GrowthError("a model that may be widened gets no whole blocks; allow Widen or AddBlock, not both")
+        whole = is_whole(traced.insertion)
+        if before is None:
+            places = list(tried_places(traced.model, traced.graph, traced.example_input, whole=whole).found)
+        else:
+            known = {point.id: place for place, point in enumerate(before.blocks or ())}
+            found, _ = untried_places(traced.model, traced.graph, whole=whole)
+            places = sorted((one for one in found if one.id in known), key=lambda one: known[one.id])
+        return architecture.model_copy(update={"blocks": tuple(block_point(place, whole=whole) for place in places)})
+
+    @classmethod
+    def planned(cls, action: Action, architecture: Architecture, insertion: Insertion, seed: int) -> Self:
+        """Return the `add_block` at the action's run."""
+        return cls(run=str(action.target), insertion=insertion)
+
+    @property
+    def action(self) -> Action:
+        """`AddBlock` with the run."""
+        return Action(kind=ADD_BLOCK.name, target=self.run)
+
+    def again(self, model: nn.Module, example_input: ExampleInput) -> nn.Module:
+        """Return the grown copy; raises `GrowthError` as `add_block` does."""
+        return add_block(model, self.run, example_input, self.insertion)
+
+    def grown(self, model: nn.Module, optimizer: Optimizer, example_input: ExampleInput) -> tuple[nn.Module, Optimizer]:
+        """Return the grown copy and its optimizer; see `GrowthStep.grown`."""
+        longer = self.again(model, example_input)
+        return longer, grow_optimizer(optimizer, model, longer)
+
+
+def blocks_of(architecture: Architecture) -> tuple[tuple[BlockAdded, ...], bool]:
+    """Return the steps that added the blocks in a description, and whether layers were grown in them before."""
+    steps: list[BlockAdded] = []
+    late = False
+    for point in architecture.blocks or ():
+        times = point.grown
+        if point.whole and point.grown:  # each doubled the run
+            times = (len(point.copied) // (len(point.copied) - point.grown)).bit_length() - 1
+        insertion = Insertion.SCALED if point.whole else Insertion.EXACT
+        steps += [BlockAdded(run=point.id, insertion=insertion)] * times
+        new = tuple(f"{point.stem}{point.number - 1 - place}." for place in range(point.grown))
+        late = late or any(f".{STACK}." in layer.name and layer.name.startswith(new) for layer in architecture.layers)
+    return tuple(steps), late

@@ -1,0 +1,155 @@
+"""Tries runs of blocks before they are offered.
+
+First on the meta device: with one more block, does the model run each block once more, and everything else as before?
+Then on values: does each new block return, bit for bit, what it was given, in eval and in train mode? Its weights are
+perturbed for that, because a block that is closed already (a zero-initialised one) would hide what does not close it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from espalier_api.architecture import Architecture, BlockPoint, GrowthError
+from espalier_api.growth.block import block_added
+from espalier_trainer.net2net.block.insertion import Place, add_blocks
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, mode, undisturbed
+from espalier_trainer.net2net.trace.graph import Graph
+from espalier_trainer.net2net.trace.tracing import trace
+
+
+def block_point(place: Place, *, whole: bool) -> BlockPoint:
+    """Return the api's point for a place."""
+    stem, number = place.run.stem_and_number
+    return BlockPoint(
+        id=place.id,
+        copied=tuple(place.new(whole=whole)),
+        whole=whole,
+        reads=place.first if whole else place.reads,
+        gives=place.gives,
+        stem=stem,
+        number=number,
+        grown=place.run.grown,
+    )
+
+
+def misfits(
+    model: nn.Module, graph: Graph, example_input: ExampleInput, places: Sequence[Place], *, whole: bool
+) -> dict[str, str]:
+    """Return the ids of the places where the model's forward does not take another block, with the reasons.
+
+    Each is tried alone: two lists may fit together that do not fit alone.
+    """
+    tried = {place.id: _misfit(model, graph, example_input, whole, [place]) for place in places}
+    return {name: why for name, why in tried.items() if why is not None}
+
+
+def check_layers(
+    grown: nn.Module, graph: Graph, example_input: ExampleInput, places: Iterable[Place], *, whole: bool
+) -> None:
+    """Raise `GrowthError` unless `grown` runs what the description, `graph` grown at these places, says."""
+    points = tuple(block_point(place, whole=whole) for place in places)
+    wanted = Architecture(layers=graph.layers(), outputs=graph.outputs, blocks=points)
+    for point in points:
+        wanted = block_added(wanted, point.id)
+    after = trace(grown, example_input)
+    layers = after.layers()
+    for found, expected in zip(layers, wanted.layers, strict=False):
+        if found != expected:
+            raise GrowthError(
+                "the model's forward does not run another block as it runs the last one (expected "
+                f"{expected.operator} {expected.name!r} reading {expected.inputs}, found {found.operator} "
+                f"{found.name!r} reading {found.inputs}); {_LOOP}"
+            )
+    if len(layers) != len(wanted.layers) or after.outputs != wanted.outputs:
+        raise GrowthError(
+            f"the model's forward runs {len(layers)} operations with another block, expected {len(wanted.layers)}; "
+            f"{_LOOP}"
+        )
+
+
+_LOOP = "let it run all blocks of the list in a loop, each on what the one before returned"
+
+
+def _misfit(
+    model: nn.Module, graph: Graph, example_input: ExampleInput, whole: bool, places: Sequence[Place]
+) -> str | None:
+    try:
+        trial = _shared(model, places)
+        for place in places:
+            add_blocks(trial, place, whole=whole)
+        check_layers(trial, graph, example_input, places, whole=whole)
+    except GrowthError as reason:
+        cause = reason.__cause__
+        return str(reason) if cause is None else f"the model's forward fails with one more block ({cause})"
+    return None
+
+
+def _shared(model: nn.Module, places: Sequence[Place]) -> nn.Module:
+    """Return a copy with the model's tensors, but for those of the blocks that growth changes."""
+    trial = copied(model, share=True)
+    for place in places:
+        for block, names in zip(place.run.blocks, place.closing, strict=True):
+            module = trial.get_submodule(block)
+            for name in names:
+                owner, _, own = name.rpartition(".")
+                held = module.get_submodule(owner)
+                held._parameters[own] = nn.Parameter(module.get_parameter(name).detach().clone())
+    return trial
+
+
+def not_identities(grown: nn.Module, blocks: Mapping[str, int], example_input: ExampleInput) -> dict[str, str]:
+    """Return, for each of these blocks that does not return what it is given, what it does instead.
+
+    `blocks` says by path which tensor among a block's arguments it is to return. Both modes are tried, train mode where
+    the model has one on the example. `grown` may be changed: batch norms move their statistics.
+    """
+    problems: dict[str, str] = {}
+    args, kwargs = as_arguments(example_input)
+    for training in (False, True):
+        with ExitStack() as hooks, undisturbed(grown), mode(grown, training=training):
+            for path, entry in blocks.items():
+                watch = _Watch(path, entry, "train" if training else "eval", problems)
+                module = grown.get_submodule(path)
+                hooks.callback(module.register_forward_pre_hook(watch.before, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(watch.after).remove)
+            try:
+                grown(*args, **kwargs)
+            except ValueError:
+                if not training:
+                    raise
+    return problems
+
+
+class _Watch:
+    """Compares what a block returns with a copy of what it was given."""
+
+    def __init__(self, path: str, entry: int, mode: str, problems: dict[str, str]) -> None:
+        self._path, self._entry, self._mode, self._problems = path, entry, mode, problems
+        self._given: list[Tensor] = []
+
+    def before(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self._given.append(tensors[self._entry].detach().clone())
+
+    def after(self, _module: nn.Module, _args: Any, result: Any) -> None:
+        given = self._given.pop()
+        returned = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)), given[:0])
+        if not torch.equal(returned, given):
+            apart = (returned - given).abs().max().item() if returned.shape == given.shape else float("nan")
+            self._problems.setdefault(
+                self._path,
+                f"with its last projections at zero it still changes what it is given, by up to {apart:.1e} in "
+                f"{self._mode} mode",
+            )
+
+
+def with_choice(place: Place, choice: frozenset[str]) -> Place:
+    """Return the place closed by other parameters, the same in each block."""
+    return replace(place, closing=tuple(choice for _ in place.run.keys))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from espalier_trainer.architecture import describe
-from espalier_trainer.net2net.deepening.identity import identity_kernel_, padding_sides
+from espalier_trainer.net2net.deepening.identity import identity_kernel_, padding_sides, tap_index
 from espalier_trainer.net2net.trace.operators import snake_case
 
 
@@ -99,8 +99,9 @@ def test_functions_are_named_as_torch_names_them(operator: str, name: str) -> No
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_an_identity_kernel_returns_its_input(size: int, groups: int, dtype: torch.dtype) -> None:
     kernel = torch.full((6, 6 // groups, size, size), torch.nan, dtype=dtype)
-    identity_kernel_(kernel, groups)
-    sides = padding_sides(size, dilation=2)
+    taps = (tap_index(size), size - 1)
+    identity_kernel_(kernel, taps)
+    rows, columns = (padding_sides(size, 2, tap) for tap in taps)
     images = torch.randn(2, 6, 7, 5)
-    padded = functional.pad(images, (*sides, *sides))
+    padded = functional.pad(images, (*columns, *rows))
     assert torch.equal(functional.conv2d(padded, kernel.float(), dilation=2, groups=groups), images)

@@ -25,9 +25,9 @@ from espalier_trainer.net2net import (
     widened,
     widening_groups,
 )
-from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.trace.tracing import trace, traces
 from espalier_trainer.net2net.widening.groups import find_groups
-from espalier_trainer.net2net.widening.trial import Traces, executes_alike
+from espalier_trainer.net2net.widening.trial import executes_alike
 
 IMAGE = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(4))
 
@@ -351,8 +351,9 @@ def _alike(model: nn.Module, group_id: str) -> bool:
     graph = trace(model, IMAGE)
     groups = find_groups(model, graph)
     widening = Widening(groups.get(group_id), groups.get(group_id).replication(2 * groups.get(group_id).width, 0))
-    traces = Traces(graph, trace(model, IMAGE, training=False))
-    return executes_alike(widened(model, widening), traces, groups, {widening.group: widening.replication}, IMAGE)
+    return executes_alike(
+        widened(model, widening), traces(model, IMAGE), groups, {widening.group: widening.replication}, IMAGE
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -15,10 +15,10 @@ from growth_cases import TORCHVISION, materialise, relative_error, tensors, torc
 from torch import Tensor, nn
 
 from espalier_trainer.net2net import GrowthError, WideningGroup, widen
-from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.trace.tracing import trace, traces
 from espalier_trainer.net2net.widening.groups import Groups, apply_in_place
 from espalier_trainer.net2net.widening.replication import Replication
-from espalier_trainer.net2net.widening.trial import Traces, executes_alike, tried_groups
+from espalier_trainer.net2net.widening.trial import executes_alike, tried_groups
 
 GROUPS = {
     "resnet18": 12, "resnet50": 37, "vgg11_bn": 10, "mobilenet_v2": 24, "densenet121": 120, "googlenet": 57,
@@ -100,8 +100,7 @@ def test_all_groups_together_keep_what_the_model_computes(name: str) -> None:
     changed = copy.deepcopy(model)
     apply_in_place(changed, wider)
     # ConvNeXt hands the number of channels to a functional layer norm.
-    traces = Traces(graph, trace(model, example, training=False))
-    assert executes_alike(changed, traces, groups, wider, example) == (name != "convnext_tiny")
+    assert executes_alike(changed, traces(model, example), groups, wider, example) == (name != "convnext_tiny")
     reordered = {group: _reordered(group) for group in groups.found}
     wanted = _outputs(model, example, {})
     evaluated, trained = map(relative_error, _outputs(model, example, wider), wanted)

@@ -33,6 +33,7 @@ def describe(
 
     Growing for real and on the description commute:
     `describe(deepen(model, p, x, i), x, i) == deepened(describe(model, x, i), p)`, and likewise for every operation.
+    After blocks were added, this needs `before`: without it, it is measured again how far a growth point may look.
     `insertion` determines what the next growth would add. The layers are those of the model now, grown or not.
 
     A model whose execution depends on tensor values is described as it ran on the example, in call order, and has

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -14,11 +15,13 @@ from espalier_trainer.net2net.blocks import attach
 from espalier_trainer.net2net.deepening.conditions import RefusedError
 from espalier_trainer.net2net.deepening.identity import channel_moments, identity_scale_
 from espalier_trainer.net2net.deepening.insertion import build
-from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints, find_insertion_points
+from espalier_trainer.net2net.deepening.looking import looking_no_further
+from espalier_trainer.net2net.deepening.modes import find_in_both_modes
+from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints
 from espalier_trainer.net2net.deepening.trial import check_insertions, checked_insertion_points
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, undisturbed
 from espalier_trainer.net2net.trace.graph import Graph
-from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.trace.tracing import trace, traces
 
 
 def growth_points(
@@ -38,6 +41,8 @@ def deepen(
     point_id: str,
     example_input: ExampleInput,
     insertion: Insertion = Insertion.EXACT,
+    *,
+    pointwise: bool | None = None,
 ) -> nn.Module:
     """Return a copy of `model` with one more layer at a growth point; `model` itself is not changed.
 
@@ -50,22 +55,35 @@ def deepen(
     optimizer to `grow_optimizer`, because the copy has new parameters. A convolution in reduced precision (TF32 on
     CUDA) rounds the values that pass an identity layer, as it rounds any input.
 
+    A new convolution looks to the sides to which the one before it is padded (`alignment`). Where an output would then
+    depend on what it may not depend on (`reach`), it is pointwise. This is measured; `pointwise` sets it instead.
+
     Raises `GrowthError` with the layer and the reason if `point_id` is not a growth point.
     """
     grown = copied(model)
-    deepen_in_place(grown, point_id, example_input, insertion)
+    deepen_in_place(grown, point_id, example_input, insertion, pointwise=pointwise)
     return grown
 
 
 def deepen_in_place(
-    model: nn.Module, point_id: str, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
+    model: nn.Module,
+    point_id: str,
+    example_input: ExampleInput,
+    insertion: Insertion = Insertion.EXACT,
+    *,
+    pointwise: bool | None = None,
 ) -> None:
     """Do what `deepen` does, but to `model` itself; after a `GrowthError` the model may hold an incomplete block."""
-    graph = trace(model, example_input)
-    place = _judged(model, graph, find_insertion_points(model, graph)).get(point_id)
+    both = traces(model, example_input)
+    places = _judged(model, both.training, find_in_both_modes(model, both))
+    place = places.get(point_id)
+    if pointwise is None:
+        place = looking_no_further(model, both, replace(places, found=(place,)), example_input).get(point_id)
+    elif pointwise:
+        place = place.without_neighbours()
     insert(model, place, example_input, insertion)
     try:
-        check_insertions(model, [place], graph, example_input)
+        check_insertions(model, [place], both, example_input)
     except RefusedError as reason:
         raise GrowthError(f"{point_id!r} cannot be deepened: {reason}") from reason
 

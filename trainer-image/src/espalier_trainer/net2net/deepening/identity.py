@@ -15,9 +15,8 @@ def tap_index(kernel_size: int) -> int:
     return (kernel_size - 1) // 2
 
 
-def padding_sides(kernel_size: int, dilation: int) -> tuple[int, int]:
-    """Return the padding before and after at which, with stride 1, tap `tap_index` is aligned with the output."""
-    tap = tap_index(kernel_size)
+def padding_sides(kernel_size: int, dilation: int, tap: int) -> tuple[int, int]:
+    """Return the padding before and after at which, with stride 1, tap `tap` is aligned with the output."""
     return dilation * tap, dilation * (kernel_size - 1 - tap)
 
 
@@ -29,13 +28,12 @@ def identity_matrix_(weight: Tensor) -> None:
 
 
 @torch.no_grad()
-def identity_kernel_(weight: Tensor, groups: int) -> None:
+def identity_kernel_(weight: Tensor, taps: tuple[int, ...]) -> None:
     """Make a kernel (channels, channels / groups, *size) return its input, within each group of channels."""
     channels, in_group = weight.shape[:2]
     weight.zero_()
     output = torch.arange(channels, device=weight.device)
-    taps = tuple(torch.full_like(output, tap_index(size)) for size in weight.shape[2:])
-    weight[(output, output % in_group, *taps)] = 1
+    weight[(output, output % in_group, *(torch.full_like(output, tap) for tap in taps))] = 1
 
 
 @torch.no_grad()

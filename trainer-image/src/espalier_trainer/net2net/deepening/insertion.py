@@ -13,7 +13,7 @@ layers is the same as above. All four forms are exact in eval and in train mode.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from espalier_api.architecture import AttributeValue, Layer
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import InsertedBlock, InsertedResidual
+from espalier_trainer.net2net.deepening.alignment import taps_of
 from espalier_trainer.net2net.deepening.identity import (
     identity_kernel_,
     identity_matrix_,
@@ -64,6 +65,8 @@ class Block:
     """The host's output is the activation's input."""
     kernel_size: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
+    taps: tuple[int, ...] = ()
+    """Per spatial dimension the kernel's tap that carries the identity."""
     groups: int = 1
     padding_mode: str = "zeros"
     norm: Norm | None = None
@@ -77,11 +80,21 @@ class Block:
     @property
     def sides(self) -> tuple[tuple[int, int], ...]:
         """Padding before and after, per spatial dimension."""
-        return tuple(map(padding_sides, self.kernel_size, self.dilation))
+        return tuple(map(padding_sides, self.kernel_size, self.dilation, self.taps))
 
     def widened(self, channels: int) -> Block:
         """Return the block for `channels` channels: a depthwise convolution stays one."""
         return replace(self, channels=channels, groups=channels if self.groups == self.channels > 1 else self.groups)
+
+    @property
+    def pointwise(self) -> bool:
+        """Return whether it mixes channels only, and no positions."""
+        return all(size == 1 for size in self.kernel_size)
+
+    def without_neighbours(self) -> Block:
+        """Return the pointwise block, which looks no further than what it reads."""
+        ones = (1,) * len(self.kernel_size)
+        return replace(self, kernel_size=ones, dilation=ones, taps=(0,) * len(ones), padding_mode="zeros")
 
     def variant(self, insertion: Insertion) -> Block:
         """Return the block as this insertion makes it: the exact one has no batch norm."""
@@ -89,9 +102,9 @@ class Block:
 
 
 def block_like(
-    module: nn.Module, layer: Operation, activation: Operation, activation_first: bool, norm: Norm | None
+    module: nn.Module, graph: Graph, layer: Operation, activation: Operation, activation_first: bool, norm: Norm | None
 ) -> Block:
-    """Return what one insertion after `layer` consists of."""
+    """Return what one insertion after `layer` of a traced model consists of."""
     attributes = tuple(sorted(activation.attributes.items()))
     if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         channels = int(str(layer.attributes["out_features"]))
@@ -104,6 +117,7 @@ def block_like(
         activation_first=activation_first,
         kernel_size=tuple(module.kernel_size),
         dilation=tuple(module.dilation),
+        taps=taps_of(graph, layer, module),
         # A depthwise convolution stays one where it multiplies its channels; other groups divide the output anyway.
         groups=module.out_channels if module.groups == module.in_channels > 1 else module.groups,
         padding_mode=module.padding_mode,
@@ -116,6 +130,12 @@ def _fits(block: Block, size: tuple[int, ...]) -> bool:
     """Return whether a map of this size is large enough for the padding mode."""
     room = {"reflect": 1, "circular": 0}.get(block.padding_mode)
     return room is None or all(max(sides) + room <= side for sides, side in zip(block.sides, size, strict=True))
+
+
+def is_pointwise(inserted: Iterable[Layer]) -> bool:
+    """Return whether an insertion mixes channels only; a linear layer always does."""
+    sizes = [layer.attributes.get("kernel_size", (1,)) for layer in inserted]
+    return all(isinstance(size, tuple) and set(size) == {1} for size in sizes)
 
 
 def build(block: Block, like: Tensor | None = None) -> nn.Module:
@@ -164,7 +184,7 @@ def initialise(module: nn.Module, block: Block) -> None:
             elif isinstance(layer, nn.Linear):
                 identity_matrix_(layer.weight)
             else:
-                identity_kernel_(layer.weight, layer.groups)
+                identity_kernel_(layer.weight, block.taps)
 
 
 @lru_cache(maxsize=1024)

@@ -8,8 +8,8 @@ everything that growth has added, so ids are the same before and after any growt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -48,6 +48,10 @@ class InsertionPoint:
     """The operation whose output the next insertion reads."""
     grown: int
 
+    def without_neighbours(self) -> InsertionPoint:
+        """Return the point with an insertion that mixes channels only, and no positions."""
+        return replace(self, block=self.block.without_neighbours())
+
     @property
     def stack(self) -> str:
         """Path of the host's `GrownStack`."""
@@ -71,6 +75,12 @@ class InsertionPoints:
 
     found: tuple[InsertionPoint, ...]
     refused: dict[str, str]
+
+    def without(self, failed: Mapping[str, str]) -> InsertionPoints:
+        """Return the places without those that failed a trial, and keep the reasons."""
+        return InsertionPoints(
+            tuple(place for place in self.found if place.id not in failed), self.refused | dict(failed)
+        )
 
     def get(self, point_id: str) -> InsertionPoint:
         """Return the place with this id; raises `GrowthError` with the reason, or with the known ids."""
@@ -185,7 +195,9 @@ class _Search:
                 f"{dict(activation.attributes)}, of slope 0 at 0, where a zero branch never learns; use ReLU"
             )
         host, activation_first = self._host(point_id, activation)
-        block = block_like(self._modules[str(layer.module)], layer, activation, activation_first, self._norm(chain))
+        block = block_like(
+            self._modules[str(layer.module)], self._graph, layer, activation, activation_first, self._norm(chain)
+        )
         stack = f"{host}.{STACK}" if host else STACK
         before = getattr(self._modules[host], STACK, None)
         if before is not None and not isinstance(before, GrownStack):
@@ -193,6 +205,9 @@ class _Search:
         if isinstance(before, GrownStack):
             last = self._grown.operations[self._grown.stacks[stack].output]
             block = block.widened(channels_of(layer, last.shape or ()))
+            inserted = getattr(before[-1], "conv", None)
+            if isinstance(inserted, nn.modules.conv._ConvNd) and max(inserted.kernel_size) == 1:
+                block = block.without_neighbours()
             return InsertionPoint(point_id, str(layer.module), host, block, last.name, len(before))
         after = activation.inputs[0] if activation_first else activation.name
         return InsertionPoint(point_id, str(layer.module), host, block, after, 0)

@@ -1,13 +1,15 @@
-"""Tries places before they are offered: does the model run as before when their hosts have one more child?
+"""Tries places before they are offered.
 
 Growth changes a host's class and adds the child `grown`. A forward that iterates over its children, counts them or
 reads `type(child)` may then behave differently, which shows only when it runs. The trial runs on a copy that shares the
 model's tensors and has its new blocks on the meta device, first for all places together; if that fails, for subsets.
+
+Then `looking` tries whether outputs would come to depend on what they may not depend on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -18,37 +20,47 @@ from espalier_api.job import Insertion
 from espalier_trainer.net2net.blocks import attach, base_class
 from espalier_trainer.net2net.deepening.conditions import RefusedError
 from espalier_trainer.net2net.deepening.insertion import build
-from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints, find_insertion_points
+from espalier_trainer.net2net.deepening.looking import looking_no_further
+from espalier_trainer.net2net.deepening.modes import executes, find_in_both_modes
+from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints
 from espalier_trainer.net2net.modules import ExampleInput, copied, failing
 from espalier_trainer.net2net.trace.graph import Graph
-from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.trace.tracing import Traces, trace, traces
 
 
-def checked_insertion_points(model: nn.Module, graph: Graph, example_input: ExampleInput) -> InsertionPoints:
-    """Return the places of `model` that pass the trial; `graph` is its trace on the example."""
-    places = find_insertion_points(model, graph)
+def checked_insertion_points(
+    model: nn.Module, graph: Graph, example_input: ExampleInput, settled: Mapping[str, bool] | None = None
+) -> InsertionPoints:
+    """Return the places of `model` that pass the trial; `graph` is its trace on the example.
+
+    `settled` says of all the places that there were before the model grew whether their insertions are pointwise: there
+    are no others, and how far they look is not measured again.
+    """
+    both = Traces(graph, trace(model, example_input, training=False))
+    places = find_in_both_modes(model, both)
     # What is grown already has stood it.
     new = [place for place in places.found if not place.grown]
-    failed = {place.id: why for place, why in failing(new, partial(_problem, model, graph, example_input))}
-    return InsertionPoints(
-        found=tuple(place for place in places.found if place.id not in failed),
-        refused=places.refused | failed,
+    places = places.without(dict(_named(failing(new, partial(_problem, model, both, example_input)))))
+    if settled is None:
+        return looking_no_further(model, both, places, example_input)
+    found = tuple(
+        place.without_neighbours() if settled[place.id] else place for place in places.found if place.id in settled
     )
+    return InsertionPoints(found, places.refused)
 
 
 def check_insertions(
-    model: nn.Module, places: Sequence[InsertionPoint], before: Graph, example_input: ExampleInput
+    model: nn.Module, places: Sequence[InsertionPoint], before: Traces, example_input: ExampleInput
 ) -> None:
     """Raise `RefusedError` unless `model`, grown at `places`, runs each new block once and the rest as `before`."""
     problem = "behaves differently with one more module in it"
     try:
-        after = trace(model, example_input)
+        after = traces(model, example_input)
     except GrowthError as error:
         after, problem = None, f"fails with one more module in it ({error.__cause__ or error})"
-    if (
-        after is None
-        or any(after.calls.get(place.stack) != 1 or place.stack not in after.stacks for place in places)
-        or after.ungrown().operations != before.ungrown().operations
+    if after is None or not all(
+        _runs_as_before(places, one, other)
+        for one, other in ((before.training, after.training), (before.evaluation, after.evaluation))
     ):
         hosts = ", ".join(
             f"{place.host!r} ({base_class(model.get_submodule(place.host)).__name__})" for place in places
@@ -59,16 +71,28 @@ def check_insertions(
         )
 
 
+def _runs_as_before(places: Sequence[InsertionPoint], before: Graph, after: Graph) -> bool:
+    executed = [place for place in places if executes(before, place)]
+    return all(after.calls.get(place.stack) == 1 and place.stack in after.stacks for place in executed) and (
+        after.ungrown().operations == before.ungrown().operations
+    )
+
+
+def _named(failed: Sequence[tuple[InsertionPoint, str]]) -> list[tuple[str, str]]:
+    return [(place.id, why) for place, why in failed]
+
+
 def _problem(
-    model: nn.Module, graph: Graph, example_input: ExampleInput, places: Sequence[InsertionPoint]
+    model: nn.Module, both: Traces, example_input: ExampleInput, places: Sequence[InsertionPoint]
 ) -> str | None:
     """Return why `places` fail the trial together, None where they do not."""
     try:
         trial = copied(model, share=True)
+        real = both.training.real or both.evaluation.real
         for place in places:
-            like = cast(Tensor, trial.get_submodule(place.layer).weight) if graph.real else None
+            like = cast(Tensor, trial.get_submodule(place.layer).weight) if real else None
             attach(trial.get_submodule(place.host), build(place.block.variant(Insertion.EXACT), like))
-        check_insertions(trial, places, graph, example_input)
+        check_insertions(trial, places, both, example_input)
     except (RefusedError, GrowthError) as reason:
         return str(reason)
     return None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,19 @@ from espalier_api.architecture import GrowthError
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, held, mode, undisturbed
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a model executes in train mode, and in eval mode."""
+
+    training: Graph
+    evaluation: Graph
+
+
+def traces(model: nn.Module, example_input: ExampleInput) -> Traces:
+    """Return what `model` executes in each mode; see `trace`."""
+    return Traces(trace(model, example_input), trace(model, example_input, training=False))
 
 
 def trace(model: nn.Module, example_input: ExampleInput, *, training: bool = True) -> Graph:

@@ -13,6 +13,7 @@ from espalier_api.architecture import Architecture
 from espalier_api.channel_groups import Channels
 from espalier_api.growth.widen import WIDEN
 from espalier_api.job import Insertion
+from espalier_trainer.net2net.deepening.insertion import is_pointwise
 from espalier_trainer.net2net.deepening.points import find_insertion_points
 from espalier_trainer.net2net.history import GrowthStep, Traced
 from espalier_trainer.net2net.modules import ExampleInput
@@ -47,8 +48,12 @@ class Widened(GrowthStep):
             only = {group.id for group in before.channel_groups}
             channels = channels_of(model, graph, find_groups(model, graph), only)
         blocks = {place.id: place.block for place in find_insertion_points(model, graph).found}
+        near = {
+            point.id: blocks[point.id].without_neighbours() if is_pointwise(point.insertion) else blocks[point.id]
+            for point in architecture.growth_points
+        }
         points = tuple(
-            point.model_copy(update={"channels": insertion_channels(blocks[point.id].variant(traced.insertion))})
+            point.model_copy(update={"channels": insertion_channels(near[point.id].variant(traced.insertion))})
             for point in architecture.growth_points
         )
         return architecture.model_copy(update={"growth_points": points, "channels": channels})

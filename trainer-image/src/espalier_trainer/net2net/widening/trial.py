@@ -11,21 +11,20 @@ Dropout is disabled: it drops copies independently, so a wider model is equal on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier_api.architecture import GrowthError
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, failing, held, mode, undisturbed
+from espalier_trainer.net2net.probe import WithoutDropout, random_like
 from espalier_trainer.net2net.trace.graph import Graph
-from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.trace.tracing import Traces, traces
 from espalier_trainer.net2net.widening.flow import RESHAPES
 from espalier_trainer.net2net.widening.groups import Groups, WideningGroup, apply_in_place, find_groups
 from espalier_trainer.net2net.widening.replication import Replication
@@ -33,13 +32,6 @@ from espalier_trainer.net2net.widening.replication import Replication
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-5}
 """Maximum difference relative to the greatest value of the output. A wrong channel count causes 1 / width or more;
 rounding in float64 reached 5e-10, after batch norms that computed their variance from two values."""
-
-_DROPOUTS = frozenset(
-    {
-        *(functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d),
-        *(functional.alpha_dropout, functional.feature_alpha_dropout),
-    }
-)
 
 
 def tried_groups(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Groups:
@@ -51,28 +43,20 @@ def tried_groups(model: nn.Module, graph: Graph, example_input: ExampleInput) ->
     failed = perturbed.failing(groups.found)
     if len(groups.found) > 1:
         # What passed together with others may depend on their width: `one.view_as(other)`.
-        traces = Traces(graph, trace(model, example_input, training=False))
+        both = traces(model, example_input)
         for group in groups.found:
-            if group.id not in failed and not _alone_alike(model, group, traces, groups, example_input):
+            if group.id not in failed and not _alone_alike(model, group, both, groups, example_input):
                 failed |= perturbed.failing([group])
     return groups.without(failed)
 
 
 def _alone_alike(
-    model: nn.Module, group: WideningGroup, traces: Traces, groups: Groups, example_input: ExampleInput
+    model: nn.Module, group: WideningGroup, both: Traces, groups: Groups, example_input: ExampleInput
 ) -> bool:
     replications = {group: group.replication(group.next_width, seed=1)}
     wider = copied(model, share=True)
     apply_in_place(wider, replications)
-    return executes_alike(wider, traces, groups, replications, example_input)
-
-
-@dataclass(frozen=True)
-class Traces:
-    """What a model executes in train mode, and in eval mode."""
-
-    training: Graph
-    evaluation: Graph
+    return executes_alike(wider, both, groups, replications, example_input)
 
 
 def executes_alike(
@@ -91,7 +75,7 @@ def executes_alike(
     layer norm) may be right or wrong, so they need the trial.
     """
     try:
-        after = Traces(trace(wider, example_input), trace(wider, example_input, training=False))
+        after = traces(wider, example_input)
     except GrowthError:
         return False
     replications = {group.space: replication for group, replication in widened.items()}
@@ -110,17 +94,6 @@ def _alike(graph: Graph, after: Graph, groups: Groups, replications: Mapping[int
         and (now.shape == groups.widened_shape(before, replications) or before.operator in ("Parameter", "Buffer"))
         for before, now in zip(graph.operations.values(), after.operations.values(), strict=True)
     )
-
-
-class _WithoutDropout(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return args[0].clone() if func in _DROPOUTS and args else func(*args, **dict(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -147,7 +120,7 @@ class PerturbedModel:
             with undisturbed(model):
                 torch.manual_seed(0)
                 _disturb(trial)
-                args, kwargs = tree_map_only(Tensor, partial(_random_like, dtype=dtype), (args, kwargs))
+                args, kwargs = tree_map_only(Tensor, partial(random_like, dtype=dtype), (args, kwargs))
             # Whatever the user's forward raises in float64 (a constant of another type): float32 decides.
             try:
                 return cls(trial, args, kwargs, _TOLERANCE[dtype], _run(trial, args, kwargs))
@@ -188,16 +161,12 @@ def _disturb(model: nn.Module) -> None:
             parameter.add_(torch.randn_like(parameter), alpha=spread)
 
 
-def _random_like(given: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.randn_like(given, dtype=dtype) if given.is_floating_point() else given
-
-
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[list[Tensor]]:
     """Return the outputs in eval, train and again eval mode; the given copy is modified."""
     results = []
     model = copied(model)
     for training in (False, True, False):
-        with undisturbed(model), mode(model, training=training), _WithoutDropout():
+        with undisturbed(model), mode(model, training=training), WithoutDropout():
             torch.manual_seed(2)
             try:
                 result = model(*args, **kwargs)

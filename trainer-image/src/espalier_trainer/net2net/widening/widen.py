@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from espalier_trainer.net2net.modules import ExampleInput, copied
-from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.trace.tracing import trace, traces
 from espalier_trainer.net2net.widening.groups import WideningGroup, apply_in_place, find_groups
 from espalier_trainer.net2net.widening.replication import Replication
-from espalier_trainer.net2net.widening.trial import PerturbedModel, Traces, executes_alike, tried_groups
+from espalier_trainer.net2net.widening.trial import PerturbedModel, executes_alike, tried_groups
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ def _widened_by_plan(
     found = groups.get(group)
     widening = Widening(found, found.replication(new_width, seed))
     wider = widened(model, widening)
-    traces = Traces(graph, trace(model, example_input, training=False))
-    if not executes_alike(wider, traces, groups, {found: widening.replication}, example_input):
+    if not executes_alike(wider, traces(model, example_input), groups, {found: widening.replication}, example_input):
         groups.without(PerturbedModel.of(model, example_input).failing([found])).get(group)
     return widening, wider
 

@@ -64,6 +64,7 @@ def test_decisions_are_counted_by_policy_and_version(database: Path) -> None:
                 "decisions": 3,
                 "deepened": 2,
                 "widened": 0,
+                "extended": 0,
                 "outcomes": 2,
                 "meanAccuracy": pytest.approx(0.65),
                 "shadowed": 2,
@@ -75,6 +76,7 @@ def test_decisions_are_counted_by_policy_and_version(database: Path) -> None:
                 "decisions": 1,
                 "deepened": 0,
                 "widened": 0,
+                "extended": 0,
                 "outcomes": 0,
                 "meanAccuracy": None,
                 "shadowed": 0,
@@ -87,9 +89,9 @@ def test_decisions_are_counted_by_policy_and_version(database: Path) -> None:
 def test_people_get_a_table(database: Path) -> None:
     result = CliRunner().invoke(agent, ["outcomes", "--db", str(database.parent)])
     assert [line.split() for line in result.stdout.splitlines()] == [
-        ["policy", "decisions", "deepened", "widened", "outcomes", "accuracy", "agreement"],
-        ["mine@1", "3", "2", "0", "2", "0.6500", "0.5000"],
-        ["mine@2", "1", "0", "0", "0", "-", "-"],
+        ["policy", "decisions", "deepened", "widened", "extended", "outcomes", "accuracy", "agreement"],
+        ["mine@1", "3", "2", "0", "0", "2", "0.6500", "0.5000"],
+        ["mine@2", "1", "0", "0", "0", "0", "-", "-"],
     ]
 
 

@@ -16,7 +16,7 @@ class AddBlock(GrowthOperation):
 
     name = "AddBlock"
     verb = "add a block to"
-    participle = "given whole blocks"
+    participle = "extended"
     target_is = "run of blocks"
     targets_are = "runs of blocks"
     sizes = ("blocks added", "parameters that the next growth adds", "layers that the next growth adds")

@@ -10,6 +10,7 @@ This needs the model to run on random values and to pass gradients to its input;
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
@@ -25,6 +26,8 @@ from espalier_trainer.net2net.modules import ExampleInput, copied, failing, held
 from espalier_trainer.net2net.probe import Sample, perturbed, samples, scatter
 from espalier_trainer.net2net.reach import forbidden
 from espalier_trainer.net2net.trace.tracing import Traces
+
+logger = logging.getLogger(__name__)
 
 
 def looking_no_further(
@@ -60,6 +63,7 @@ def _problems(
             base = perturbed(start(model))
             before = _dependences(base, modes, example_input)
     except Exception:
+        logger.debug("insertions are aligned by their padding: the model fails on random values", exc_info=True)
         return None
     complete = all(sample.complete for samples_ in before for sample in samples_)
 

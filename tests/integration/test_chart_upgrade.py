@@ -57,6 +57,7 @@ def lives_through(world: World, operators: Operators, name: str, change: Callabl
         until_it_lives(world, before)
         world.jobs.make(name, maxReplicas=2, preemption={"cooldownSeconds": 0})
         world.until("both workers run", lambda: len(world.running(name)) == 2, PATIENCE)
+        world.until_lent(name)
         world.until_condition(name, "Running", "True", "Running", PATIENCE)
         world.until("it trains", lambda: used(world, name) > 0, PATIENCE)
         stays, spent = what_stays(world, name), used(world, name)

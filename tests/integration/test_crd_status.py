@@ -68,6 +68,8 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
         width_after=12,
         accuracy_before=0.5,
         accuracy_after=1.0,
+        loss_before=0.5,
+        loss_after=1e300,
         seconds=0.0,
     )
     status = JobStatus(
@@ -84,6 +86,7 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
             epoch=2,
             step=10**9,
             progress_percentage=100,
+            done_percentage=99,
             metrics=(Metric(name="val_accuracy", value=-1e300),),
             depth=4,
             parameters=10**10,

@@ -63,6 +63,7 @@ NOT_IN_THIS_RUN = {
     "espalier_operator_errors_total": "nothing that the operator does fails here",
     "espalier_agent_records_lost_total": "the agent's disk has room",
     "espalier_trainer_advice_problems_total": "the agent answers the trainer",
+    "espalier_job_done_ratio": "only programs say it",
 }
 """Metrics that have no series after such a run, and why."""
 EMPTY_HERE = {

@@ -130,7 +130,10 @@ def test_a_job_may_begin_to_widen_after_its_checkpoint(run, make_job, tmp_path, 
     store.save(Checkpoint(saved.state.model_copy(update={"growth": ()}), saved.model, saved.training))
     done = run(make_job(adaptation=BOTH | {"maxAdaptations": 2}), advisor=script, up_at=0.1, store=tmp_path)
     assert [one.result for one in done.result.adaptations] == [AdaptationResult.GROWN] * 2
-    assert done.trainer.network.history == (Deepened(point="block0"), Widened(group="block0.0", width=12, seed=1))
+    assert done.trainer.network.history == (
+        Deepened(point="block0", pointwise=False),
+        Widened(group="block0.0", width=12, seed=1),
+    )
     again = run(make_job(adaptation=BOTH), store=tmp_path)
     _assert_equal_weights(done, again)
 

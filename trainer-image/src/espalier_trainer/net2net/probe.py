@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,15 @@ _FLAT = frozenset(
         *(torch.relu, torch.relu_, Tensor.relu, Tensor.relu_),
     }
 )
+_MEANS: Mapping[object, Callable[..., Any]] = {
+    functional.max_pool1d: functional.avg_pool1d,
+    functional.max_pool2d: functional.avg_pool2d,
+    functional.max_pool3d: functional.avg_pool3d,
+    functional.adaptive_max_pool1d: functional.adaptive_avg_pool1d,
+    functional.adaptive_max_pool2d: functional.adaptive_avg_pool2d,
+    functional.adaptive_max_pool3d: functional.adaptive_avg_pool3d,
+}
+"""Instead of a maximum, which has a gradient at one of its entries, the mean of the same entries."""
 _FRACTIONS = (0.5, 0.25, 0.75, 0.125, 0.875)
 """Where along its axes the entries of an output are taken: enough to see whether a window moves with them."""
 _MAX_OUTPUTS = 8
@@ -71,6 +80,8 @@ class _Watching(WithoutDropout):
     ) -> Any:
         if func in _FLAT and args:
             return functional.leaky_relu(args[0], 0.3)
+        if func in _MEANS and args and (mean := _mean(_MEANS[func], *args, **dict(kwargs or {}))) is not None:
+            return mean
         result = super().__torch_function__(func, types, args, kwargs)
         if not isinstance(result, Tensor) or not self._known:
             return result
@@ -83,6 +94,17 @@ class _Watching(WithoutDropout):
             self._sources.append(result.detach().requires_grad_())
             return self._sources[-1].clone()
         return result
+
+
+def _mean(pool: Callable[..., Any], given: Tensor, size: object, *args: object, **kwargs: object) -> Tensor | None:
+    """Return the means of the windows of a maximum pooling; None if they have gaps, or if the places are asked for."""
+    names = ("stride", "padding", "dilation", "ceil_mode", "return_indices")
+    asked = {**dict(zip(names, args, strict=False)), **kwargs}
+    if "adaptive" in pool.__name__:
+        return None if args or any(kwargs.values()) else cast(Tensor, pool(given, size))
+    if asked.pop("return_indices", False) or asked.pop("dilation", 1) not in (1, (1,), (1, 1), (1, 1, 1)):
+        return None
+    return cast(Tensor, pool(given, size, **{name: value for name, value in asked.items() if value is not None}))
 
 
 @dataclass(frozen=True)

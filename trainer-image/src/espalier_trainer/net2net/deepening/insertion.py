@@ -92,7 +92,9 @@ class Block:
         return all(size == 1 for size in self.kernel_size)
 
     def without_neighbours(self) -> Block:
-        """Return the pointwise block, which looks no further than what it reads."""
+        """Return the pointwise block, which looks no further than what it reads; this one if it is that already."""
+        if self.pointwise:
+            return self
         ones = (1,) * len(self.kernel_size)
         return replace(self, kernel_size=ones, dilation=ones, taps=(0,) * len(ones), padding_mode="zeros")
 

@@ -165,7 +165,7 @@ class Trainers:
 
     def _measured(self, leader: Raw) -> Measurements:
         """Return the speed on the type of GPU that the pod names, as a trainer does."""
-        variables = {entry["name"]: entry.get("value", "") for entry in leader["spec"]["containers"][0]["env"]}
+        variables = {entry["name"]: entry.get("value", "") for entry in leader["spec"]["containers"][0].get("env", ())}
         gpu_type = variables.get(GPU_TYPE, "")
         if gpu_type not in self.step_seconds:
             return Measurements()

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from espalier_api.environment import LEADER_FILE
 from espalier_api.events import EVENT, TrainerFinished, TrainerStarted
 from espalier_api.report import TrainerPhase
 from espalier_trainer import checkpoint as module
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
 from espalier_trainer.errors import SupersededError
-from espalier_trainer.fencing import FILE, Fence, LeaderClaim
+from espalier_trainer.fencing import Fence, LeaderClaim
 from espalier_trainer.own import join
 
 
@@ -53,7 +54,7 @@ def test_a_leader_that_was_replaced_writes_nothing_more(tmp_path, make_checkpoin
     ):
         old.save(make_checkpoint(2))
     new.save(make_checkpoint(3))
-    assert names(tmp_path) == ["checkpoint-00000001", "checkpoint-00000002", FILE]
+    assert names(tmp_path) == ["checkpoint-00000001", "checkpoint-00000002", LEADER_FILE]
     assert new.load_latest().state.step == 3
 
 
@@ -70,7 +71,7 @@ def test_a_successor_that_starts_during_a_save_stops_it_before_the_rename(tmp_pa
     monkeypatch.setattr(module, "_write", write)
     with pytest.raises(SupersededError):
         old.save(make_checkpoint(2))
-    assert names(tmp_path) == ["checkpoint-00000001", FILE]
+    assert names(tmp_path) == ["checkpoint-00000001", LEADER_FILE]
 
 
 def test_a_successor_that_removes_what_is_being_written_is_no_full_disk(tmp_path, make_checkpoint, monkeypatch):
@@ -92,7 +93,7 @@ def test_an_earlier_attempt_that_starts_late_does_not_begin(tmp_path):
     begun(tmp_path, 4)
     with pytest.raises(SupersededError, match="attempt 4"):
         begun(tmp_path, 3)
-    assert json.loads((tmp_path / FILE).read_text())["attempt"] == 4
+    assert json.loads((tmp_path / LEADER_FILE).read_text())["attempt"] == 4
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_what_cannot_be_compared_goes_by_who_started_last(tmp_path, make_checkpo
 @pytest.mark.parametrize("damage", ["", "{", '{"version": 1, "kind": "Other"}'])
 def test_a_damaged_claim_stops_who_writes_and_not_who_starts(tmp_path, make_checkpoint, damage):
     old = begun(tmp_path, 1)
-    (tmp_path / FILE).write_text(damage)
+    (tmp_path / LEADER_FILE).write_text(damage)
     with pytest.raises(SupersededError, match="cannot be understood"):
         old.save(make_checkpoint(1))
     begun(tmp_path, 2).save(make_checkpoint(2))
@@ -119,9 +120,9 @@ def test_a_damaged_claim_stops_who_writes_and_not_who_starts(tmp_path, make_chec
 
 def test_a_claim_that_was_removed_is_made_again(tmp_path, make_checkpoint):
     store = begun(tmp_path, 1)
-    (tmp_path / FILE).unlink()
+    (tmp_path / LEADER_FILE).unlink()
     store.save(make_checkpoint(1))
-    assert names(tmp_path) == ["checkpoint-00000001", FILE]
+    assert names(tmp_path) == ["checkpoint-00000001", LEADER_FILE]
 
 
 def test_a_claim_that_could_not_be_written_is_made_up_for(tmp_path, make_checkpoint, monkeypatch):
@@ -129,7 +130,7 @@ def test_a_claim_that_could_not_be_written_is_made_up_for(tmp_path, make_checkpo
     begun(tmp_path, 0, "", "old")
     store = store_of(tmp_path, 0, "", "new")
     store.save(make_checkpoint(1))
-    assert json.loads((tmp_path / FILE).read_text())["incarnation"] == "new"
+    assert json.loads((tmp_path / LEADER_FILE).read_text())["incarnation"] == "new"
 
 
 @settings(deadline=None)

@@ -15,15 +15,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, read_document, write_document
+from espalier_api.environment import LEADER_FILE
 from espalier_trainer.errors import SupersededError
 
 logger = logging.getLogger(__name__)
-
-FILE: Final = "leader.json"
 
 
 class LeaderClaim(Record):
@@ -60,7 +58,7 @@ class Fence:
         if found is not None and self.claim.precedes(found):
             raise self._superseded(found)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_document(self.folder / FILE, self.claim)
+        write_document(self.folder / LEADER_FILE, self.claim)
         self._claimed = True
 
     def require(self) -> None:
@@ -79,11 +77,11 @@ class Fence:
             return
         if found is not None and not found.precedes(self.claim):
             raise self._superseded(found)
-        write_document(self.folder / FILE, self.claim)
+        write_document(self.folder / LEADER_FILE, self.claim)
 
     def _found(self) -> LeaderClaim | None:
         try:
-            return read_document(self.folder / FILE, LeaderClaim)
+            return read_document(self.folder / LEADER_FILE, LeaderClaim)
         except FileNotFoundError:
             return None
 

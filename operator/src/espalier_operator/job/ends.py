@@ -68,7 +68,7 @@ def judge_exit(code: int, report: Report | None, said: str = "") -> Ended | Fail
         return Preemption(_describe(code))
     if code == ExitCode.SUPERSEDED:
         message = said or "its checkpoints or its report are of a later attempt of the job; see its log"
-    return Failure(f"{_describe(code)}{': ' + message if message else '; see its log'}")
+    return Failure(_with_cause(_describe(code), message))
 
 
 def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: float, timing: Timing) -> JobState:
@@ -152,13 +152,11 @@ def _judge_leader(
     code = 1 if end.code is None else end.code
     verdict = judge_exit(code, report, end.message)
     if end.overran:
-        verdict = Failure(
-            _joined(_describe(code), end.message)
-        )  # it may have ended in order on SIGTERM, and would be ended again
+        # It may have ended in order on SIGTERM, and would be ended again.
+        verdict = Failure(_joined(_describe(code), end.message))
     elif leader.started_at is None:
-        verdict = Failure(
-            _joined(f"it could not be started, exit code {code}", end.message)
-        )  # of an init container, or the runtime's
+        # The code is that of an init container, or the runtime's.
+        verdict = Failure(_joined(_describe_unstarted(code), end.message))
     if isinstance(verdict, Ended):
         message = verdict.message
         if verdict.reason is Reason.NOTHING_TRAINED and state.last_failure:
@@ -184,8 +182,8 @@ def _judge_program(
     if end.code == 0 and not end.overran:
         return replace(state, ended=Ended(reason=Reason.COMPLETED, failed=False, message=end.message[:MAX_MESSAGE]))
     code = 1 if end.code is None else end.code
-    text = _describe(code) if leader.started_at is not None else f"it could not be started, exit code {code}"
-    return failed(state, 0, f"{text}: {end.message}" if end.message else f"{text}; see its log", terms, now, timing)
+    text = _describe(code) if leader.started_at is not None else _describe_unstarted(code)
+    return failed(state, 0, _with_cause(text, end.message), terms, now, timing)
 
 
 def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
@@ -234,6 +232,15 @@ def _ended_by_others(state: JobState, index: int, reason: Reason, not_before: fl
     return replace(
         again, restarts=state.restarts + 1, preemptions=state.preemptions + 1, last_failure=SENTENCES[reason]
     )
+
+
+def _describe_unstarted(code: int) -> str:
+    return f"it could not be started, exit code {code}"
+
+
+def _with_cause(text: str, cause: str) -> str:
+    """Return `text` with its cause, or where to look for one."""
+    return f"{text}: {cause}" if cause else f"{text}; see its log"
 
 
 def _joined(*texts: str) -> str:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, read_document
+from espalier_api.environment import LEADER_FILE
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Requeue
@@ -24,8 +25,6 @@ from espalier_operator.local.layout import CHECKPOINT_FOLDER, STATE_FILE
 from espalier_operator.local.settings import LocalRunError
 
 LOCK_FILE = ".lock"
-LEADER_FILE = "leader.json"
-"""The claim of a leader to the folder of checkpoints: no checkpoint itself."""
 
 
 class KeptJob(Record):

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     RECLAIM_FORCED = "ReclaimForced"
     AGENT_UNAVAILABLE = "AgentUnavailable"
     ILLEGAL_ADVICE = "IllegalAdvice"
+    ACTIONS_UNKNOWN = "ActionsUnknown"
     STILL_CARRIED = "StillCarried"
     NOT_CHEAPER = "NotCheaper"
     TOO_LATE_TO_DISTIL = "TooLateToDistil"
@@ -89,6 +90,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",
+    Reason.ACTIONS_UNKNOWN: "the agent's policy knows none of the allowed actions; adaptation.fallback decided",
     Reason.ILLEGAL_ADVICE: "the agent's advice was not legal for the model; adaptation.fallback decided",
     Reason.STILL_CARRIED: "GPUs were taken back, but the grown model is about as fast on the rest; it is kept",
     Reason.NOT_CHEAPER: "GPUs were taken back, but no smaller model has much cheaper steps; the grown one is kept",

@@ -19,6 +19,7 @@ from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_api.task import Score, accuracy_of, other_than_accuracy, score_in
 from espalier_trainer.advisor import Advisor, Decision
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Progress
@@ -110,6 +111,7 @@ class Adapter:
         )
         decision = self.advisor.advise(request, patience)
         grown, result, message = self._carry_out(decision, network)
+        before = score_in(progress.metrics, "validation")
         jumps = result is AdaptationResult.GROWN and not exact(decision.action, spec.insertion)
         adaptation = Adaptation(
             decision_id=decision.id,
@@ -132,7 +134,8 @@ class Adapter:
             width_after=_width(grown, decision.action, result),
             loss_before=_finite(self.loss(network.module)) if jumps else None,
             loss_after=_finite(self.loss(grown.module)) if jumps else None,
-            accuracy_before=progress.metrics.get("validation_accuracy"),
+            accuracy_before=accuracy_of(before),
+            score_before=other_than_accuracy(before),
             seconds=self.clock() - started,
         )
         wanted = decision.action.grows
@@ -191,9 +194,12 @@ def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation
 
 
 def report_outcome(
-    job: AdaptiveTrainingJob, advisor: Advisor | None, progress: Progress, final_accuracy: float
+    job: AdaptiveTrainingJob, advisor: Advisor | None, progress: Progress, final: Score, quality: float
 ) -> None:
-    """Report to the advisor how the job ended, if decisions of the advisor were carried out; best effort."""
+    """Report to the advisor how the job ended, if decisions of the advisor were carried out; best effort.
+
+    `quality` is that of `final`.
+    """
     decisions = tuple(
         adaptation.decision_id
         for adaptation in progress.adaptations
@@ -205,7 +211,8 @@ def report_outcome(
             OutcomeReport(
                 job=job.key,
                 decision_ids=decisions,
-                final_accuracy=final_accuracy,
+                final_accuracy=quality,
+                measure=final.measure,
                 time_budget_seconds=job.spec.time_budget_seconds,
             )
         )

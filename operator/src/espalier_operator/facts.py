@@ -147,6 +147,8 @@ class Terms:
     min_replicas: int
     max_replicas: int
     gpus_per_worker: int = 1
+    gpu_resource: str = DEFAULT_GPU_RESOURCE
+    """The extended resource by which its workers request their GPUs."""
     priority: int = 0
     queue: str = "default"
     gpu_type: str | None = None
@@ -198,6 +200,7 @@ class Terms:
             min_replicas=spec.min_replicas,
             max_replicas=spec.max_replicas,
             gpus_per_worker=spec.gpus_per_worker(resource),
+            gpu_resource=resource,
             priority=spec.priority,
             queue=spec.queue,
             gpu_type=gpu_type,
@@ -347,6 +350,19 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceLimit:
+    """What a ResourceQuota allows the pods of its namespace to request of one resource, all together."""
+
+    namespace: str
+    quota: str
+    """Name of the ResourceQuota."""
+    resource: str
+    """As `constraints.Amounts` names it, or the resource of GPUs."""
+    hard: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """The scheduler's own settings; part of the snapshot, so that a replay decides by the same ones."""
 
@@ -404,6 +420,8 @@ class Snapshot:
     jobs: tuple[JobFacts, ...] = ()
     queues: tuple[Queue, ...] = ()
     """Without any, no job needs one."""
+    namespace_limits: tuple[NamespaceLimit, ...] = ()
+    """By the ResourceQuotas of the namespaces in which jobs are."""
     placements: Mapping[str, Placement] = field(default_factory=dict, hash=False)
     """By job: what the last plan chose for workers that are not seen yet, so that this one keeps to it."""
     rules: Rules = Rules()

@@ -68,6 +68,7 @@ from espalier_operator.lifecycle import (
     stop_seconds,
     turning_points,
 )
+from espalier_operator.namespaces import NamespaceLedger
 from espalier_operator.order import Order, Rank
 from espalier_operator.policies import Policy
 from espalier_operator.policy_view import decided
@@ -168,6 +169,9 @@ class _Tick:
             self._extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
             own += promised
         self._reclaims = ReclaimQueue(self._running, self._extras, leaving, self._order, now)
+        self._namespaces = NamespaceLedger(
+            snapshot.namespace_limits, snapshot.jobs, snapshot.workers, leaving, self._kept
+        )
         self._pool = Pool(self._capacity, self._reclaims)
         self._reservations = Reservations(
             self._capacity, snapshot.rules.reservations, self._running_until, self._reclaims.loans
@@ -259,9 +263,28 @@ class _Tick:
             self._refuse(job, Reason.QUOTA_EXCEEDED)
             self._reclaim_quota(job, types)
             self._ledger.wait(job.claim, types)
+        elif not self._has_room_in_namespace(job):
+            self._refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
         else:
             self._start_or_wait(job, allowed)
         return True
+
+    def _has_room_in_namespace(self, job: JobFacts) -> bool:
+        """Return whether the ResourceQuotas of its namespace have room for all base workers of a waiting job.
+
+        Where they would have it without extra workers that are lent in the namespace, these are reclaimed.
+        """
+        workers = job.terms.min_replicas
+        if self._namespaces.is_closed(job):
+            return False
+        if self._namespaces.fits(job, workers):
+            return True
+        if self._namespaces.could_ever_fit(job, workers):
+            lacks = self._namespaces.lacks(job, workers)
+            if self._reclaims.leave_namespace(self._capacity, job.key, lacks):
+                self._namespaces.hold(job, workers)
+            self._namespaces.wait(job)
+        return False
 
     def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> None:
         """Stop jobs that hold the quota that `job` needs, as few as free enough of one type.
@@ -344,6 +367,10 @@ class _Tick:
             job = self._running[place]
             if self._reclaims.is_asked(job.key):
                 continue
+            if not self._namespaces.fits(job, 1):
+                if job.key not in hoped and job.key not in granted:
+                    self._refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
+                continue
             extra, mark = hoped.get(job.key, job.extra), self._capacity.mark()
             supply = self._supply_extra(job, extra, granted)
             if supply is Supply.NOW:
@@ -352,6 +379,7 @@ class _Tick:
                 self._near(job).update(lent)
                 self._lent_nodes[job.key] += lent
                 granted[job.key] = granted.get(job.key, job.extra) + 1
+                self._namespaces.hold(job, 1)
             elif job.key not in hoped and job.key not in granted:
                 self._refuse(job, Reason.NO_FREE_GPU)
             if supply is not Supply.NEVER and most > 1:
@@ -492,7 +520,7 @@ class _Tick:
         fitting = (site for site in sites if self._capacity.could_hold_without_jobs(site, gpus, workers))
         reserved = self._reservations.reserve(fitting, gpus, workers, self._now, until - self._now)
         if reserved is not None:
-            self._ledger.hold(job.claim, reserved[1].gpu_type)
+            self._hold_quota(job, reserved[1])
         self._refuse(job, reason, starts_by=None if reserved is None else reserved[0])
 
     def _start(self, job: JobFacts, sites: Sequence[Site]) -> Holding | Reason | None:
@@ -523,7 +551,7 @@ class _Tick:
             if supply is Supply.LATER:
                 if self._reclaims.surplus > surplus:
                     self._vain.clear()
-                self._ledger.hold(job.claim, site.gpu_type)
+                self._hold_quota(job, site)
                 self._refuse(job, reason)
                 return None
         return reason
@@ -555,16 +583,21 @@ class _Tick:
         taken = Holding(self._capacity.placed_since(mark), Goods(job.terms.gpus_per_worker, site.requests))
         self._reservations.replace(map(self._base_holding, yielding), until, taken)
         self._stop(yielding, Reason.PREEMPTED_BY_POLICY)
-        self._ledger.hold(job.claim, site.gpu_type)
+        self._hold_quota(job, site)
         self._refuse(job, reason)
         return True
 
     def _admit(self, job: JobFacts, site: Site, mark: int) -> Holding:
         """Admit a job whose workers were placed on `site` since `mark`; return what they hold."""
         self._base_nodes[job.key].update(enumerate(self._placed(job, mark)))
-        self._ledger.hold(job.claim, site.gpu_type)
+        self._hold_quota(job, site)
         self._act(Admit(job=job.key, gpu_type=site.gpu_type))
         return Holding(self._capacity.placed_since(mark), Goods(job.terms.gpus_per_worker, site.requests))
+
+    def _hold_quota(self, job: JobFacts, site: Site) -> None:
+        """Count what a job was granted, or is to have, on `site`: for its queue, and for its namespace."""
+        self._ledger.hold(job.claim, site.gpu_type)
+        self._namespaces.hold(job, job.terms.min_replicas)
 
     def _running_until(self) -> Iterator[tuple[float, Holding]]:
         """Yield until when at the latest the jobs that run hold what."""

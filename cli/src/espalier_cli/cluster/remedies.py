@@ -32,6 +32,10 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     Reason.QUOTA_EXCEEDED: Remedy(
         "A job of queue {queue} or of its cohort that ends, or a larger quota.", ("kubectl get queue {queue}", _TOP)
     ),
+    Reason.RESOURCE_QUOTA_EXCEEDED: Remedy(
+        "A pod of the namespace that ends, a larger ResourceQuota, or workers that request less.",
+        ("kubectl get resourcequota -n {namespace}", _EDIT),
+    ),
     Reason.QUEUE_NOT_FOUND: Remedy(
         "Set spec.queue to a queue that the namespace may use, or let an administrator make queue {queue} or add the "
         "namespace to its spec.namespaces.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from espalier_operator.facts import Terms, grace_of
 from espalier_operator.kube.objects import template
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import constraints_of, request_of
+from espalier_operator.kube.objects.volumes import Terms as VolumeTerms
+from espalier_operator.kube.objects.volumes import claims_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
 
@@ -74,11 +76,14 @@ class InvalidJob:
 
 
 def parse_job(
-    raw: Mapping[str, Any], settings: KubeSettings, priorities: Mapping[str, int] | None = None
+    raw: Mapping[str, Any],
+    settings: KubeSettings,
+    priorities: Mapping[str, int] | None = None,
+    affinity: Callable[[str], VolumeTerms | None] = lambda claim: None,
 ) -> KubeJob | InvalidJob:
     """Parse an object of the API server; `priorities` are the values of the PriorityClasses by name, None: unknown.
 
-    Never raises.
+    `affinity` returns the node affinity of the volume of a claim, by `namespace/name`. Never raises.
     """
     metadata = mapping(raw, "metadata")
     key = f"{text(metadata, 'namespace') or 'default'}/{text(metadata, 'name')}"
@@ -97,7 +102,9 @@ def parse_job(
         return InvalidJob(key=key, uid=uid, generation=generation, problems=problems)
     return KubeJob(
         job=job,
-        terms=_terms(job, settings, (priorities or {}).get(job.spec.priority_class_name or "", job.spec.priority)),
+        terms=_terms(
+            job, settings, (priorities or {}).get(job.spec.priority_class_name or "", job.spec.priority), affinity
+        ),
         uid=uid,
         generation=generation,
         created_at=time(metadata, "creationTimestamp") or 0.0,
@@ -139,13 +146,22 @@ def trainer_document(job: AdaptiveTrainingJob) -> dict[str, Any]:
     }
 
 
-def _terms(job: AdaptiveTrainingJob, settings: KubeSettings, priority: int) -> Terms:
+def _terms(
+    job: AdaptiveTrainingJob,
+    settings: KubeSettings,
+    priority: int,
+    affinity: Callable[[str], VolumeTerms | None],
+) -> Terms:
     pod_spec = {} if job.spec.template is None else job.spec.template.spec.to_json()
+    bound = (affinity(f"{job.metadata.namespace}/{claim}") for claim in sorted(set(claims_of(pod_spec))))
     terms = Terms.of(
         job,
         grace_seconds=grace_of(job, settings.grace_seconds),
         gpu_type=text(pod_spec, "nodeSelector", settings.gpu_type_label) or None,
-        constraints=constraints_of(pod_spec, settings.gpu_resource, settings.tolerated_taints),
+        constraints=replace(
+            constraints_of(pod_spec, settings.gpu_resource, settings.tolerated_taints),
+            volumes=tuple(terms for terms in bound if terms is not None),
+        ),
         resource=settings.gpu_resource,
     )
     deadline = terms.pre_running_deadline_seconds or settings.pre_running_deadline_seconds

@@ -215,13 +215,18 @@ def constraints_of(spec: Raw, gpu_resource: str, tolerated: Iterable[str] = ()) 
     selector = mapping(spec, "nodeSelector")
     return Constraints(
         node_selector=tuple(sorted((key, str(value)) for key, value in selector.items())),
-        affinity=tuple(map(_term, entries(required, "nodeSelectorTerms"))) if required else None,
+        affinity=terms_of(required) if required else None,
         tolerations=(
             *map(_toleration, entries(spec, "tolerations")),
             *(Toleration(key, "Exists") for key in tolerated),
         ),
         requests=requests_of(spec, gpu_resource),
     )
+
+
+def terms_of(required: Raw) -> tuple[Term, ...]:
+    """Return the terms of a required node affinity."""
+    return tuple(map(_term, entries(required, "nodeSelectorTerms")))
 
 
 def _toleration(raw: Raw) -> Toleration:

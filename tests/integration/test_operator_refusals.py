@@ -70,7 +70,8 @@ def test_a_job_that_a_quota_keeps_from_starting_gives_its_gpus_back(world: World
     world.operate(placement_seconds=1.0)
     hard = {"pods": "0"}
     path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
-    world.server.request("POST", path, {"metadata": {"name": "none"}, "spec": {"hard": hard, "scopes": ["NotTerminating"]}})
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": hard, "scopes": ["NotTerminating"]}}
+    world.server.request("POST", path, quota)
     world.server.request("PATCH", f"{path}/none/status", {"status": {"hard": hard, "used": hard}})
     world.jobs.make("job")
     world.until_condition("job", "Admitted", "False", "PodRejected")

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     GPU_LOST = "GPULost"
     QUOTA_RECLAIMED = "QuotaReclaimed"
     PREEMPTED_BY_POLICY = "PreemptedByPolicy"
+    NODE_DEPARTING = "NodeDeparting"
     RECLAIM_ACKNOWLEDGED = "ReclaimAcknowledged"
     RECLAIM_FORCED = "ReclaimForced"
     AGENT_UNAVAILABLE = "AgentUnavailable"
@@ -88,6 +89,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.GPU_LOST: "a GPU that it used is gone, or is announced to go",
     Reason.QUOTA_RECLAIMED: "its queue had borrowed its base GPUs, and their queue needs them; it resumes later",
     Reason.PREEMPTED_BY_POLICY: "the scheduling policy gives its base GPUs to another job; it resumes later",
+    Reason.NODE_DEPARTING: "a node of its base workers is about to go; it saves a checkpoint and resumes elsewhere",
     Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",

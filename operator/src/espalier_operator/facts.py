@@ -62,11 +62,17 @@ class WorkerState(StrEnum):
     TERMINATING = "terminating"
 
 
+def host_of(node: str) -> str:
+    """Return the name of the machine of a node."""
+    return node.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine with GPUs of one type."""
+    """A machine with GPUs of one type; a machine with several kinds of GPUs is one for each kind."""
 
     name: str
+    """Name of the machine, and for a further kind of GPUs, after a slash, their resource."""
     gpu_type: str
     allocatable: int
     ready: bool = True
@@ -84,9 +90,19 @@ class Node:
     """GPUs of `allocatable` that are announced to go at `departs_at`."""
     departs_at: float | None = None
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether all its GPUs are announced to go."""
+        return 0 < self.allocatable <= self.departing
+
+    @property
+    def host(self) -> str:
+        """The name of the machine."""
+        return host_of(self.name)
+
     def admits(self, constraints: Constraints) -> bool:
         """Return whether a pod with `constraints` may be bound to it, as far as its labels and taints decide."""
-        return constraints.admit(self.name, self.labels, self.taints)
+        return constraints.admit(self.host, self.labels, self.taints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

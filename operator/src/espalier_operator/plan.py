@@ -12,7 +12,7 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     though they are free, the whole job waits again with its budget kept; the latter with back-off. Only a job that
     allows it is stopped, with notice and not before `minRuntimeSeconds`: where its queue has borrowed its GPUs and a
     job waits for their quota, or where the policy preempts and an earlier job waits for them, or its own share is of
-    another type of GPU and enough of these are free (`preemption`).
+    another type of GPU and enough of these are free (`preemption`), or where its node is about to go.
 5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold, by its terms or by
     its share, is reclaimed. A GPU is reclaimed by a notice, followed by the holder's acknowledgement or the deadline.
     Only GPUs that no longer exist are released without a notice.
@@ -196,9 +196,15 @@ class _Tick:
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
 
     def leave_departing_gpus(self) -> None:
-        """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there."""
+        """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there.
+
+        Where that is not enough on a node whose GPUs are announced to go, jobs that allow it are moved.
+        """
         for node, gpus in self._capacity.overdrawn():
             self._reclaims.leave_node(self._capacity, node, gpus, by=self._departures.get(node))
+        left = {node for node, _ in self._capacity.overdrawn() if node in self._departures}
+        moves = (job for job in self._preemptible if left.intersection(self._bound[job.key].values())) if left else ()
+        self._stop([job for job in moves if job.stopping is None and not self._is_busy(job)], Reason.NODE_DEPARTING)
 
     def place_claims(self) -> None:
         """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others."""

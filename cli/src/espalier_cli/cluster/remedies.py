@@ -85,6 +85,11 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "Never it would keep its base GPUs.",
         ("kubectl get queues",),
     ),
+    Reason.NODE_DEPARTING: Remedy(
+        "No action is needed: it saves a checkpoint and resumes where GPUs are free. With spec.preemption.base: Never "
+        "it would stay until the node has gone.",
+        ("kubectl get nodes", _TOP),
+    ),
     Reason.PREEMPTED_BY_POLICY: Remedy(
         "No action is needed: it saves a checkpoint, waits for its turn, and resumes. With spec.preemption.base: Never "
         "it would keep its base GPUs.",

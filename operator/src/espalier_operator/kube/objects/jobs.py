@@ -13,9 +13,9 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.status import JobStatus
 from espalier_api.validation import JobFileError, parse_jobs
 from espalier_operator.facts import Terms, grace_of
-from espalier_operator.kube.objects import template
+from espalier_operator.kube.objects import gpus, template
 from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import constraints_of, request_of
+from espalier_operator.kube.objects.pods import constraints_of, request_of, resource_of
 from espalier_operator.kube.objects.volumes import Terms as VolumeTerms
 from espalier_operator.kube.objects.volumes import claims_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
@@ -153,22 +153,23 @@ def _terms(
     affinity: Callable[[str], VolumeTerms | None],
 ) -> Terms:
     pod_spec = {} if job.spec.template is None else job.spec.template.spec.to_json()
+    resource, selected = resource_of(pod_spec, settings), text(pod_spec, "nodeSelector", settings.gpu_type_label)
     bound = (affinity(f"{job.metadata.namespace}/{claim}") for claim in sorted(set(claims_of(pod_spec))))
     terms = Terms.of(
         job,
         grace_seconds=grace_of(job, settings.grace_seconds),
-        gpu_type=text(pod_spec, "nodeSelector", settings.gpu_type_label) or None,
+        gpu_type=gpus.type_of(selected, resource, settings) if selected else None,
         constraints=replace(
-            constraints_of(pod_spec, settings.gpu_resource, settings.tolerated_taints),
+            gpus.restricted(constraints_of(pod_spec, resource, settings.tolerated_taints), resource, settings),
             volumes=tuple(terms for terms in bound if terms is not None),
         ),
-        resource=settings.gpu_resource,
+        resource=resource,
     )
     deadline = terms.pre_running_deadline_seconds or settings.pre_running_deadline_seconds
     return replace(
         terms,
         priority=priority,
-        gpus_per_worker=max(terms.gpus_per_worker, request_of(pod_spec, settings.gpu_resource)),
+        gpus_per_worker=max(terms.gpus_per_worker, request_of(pod_spec, resource)),
         pre_running_deadline_seconds=deadline,
     )
 
@@ -176,13 +177,17 @@ def _terms(
 def _template_problems(job: AdaptiveTrainingJob, settings: KubeSettings) -> tuple[str, ...]:
     if job.spec.template is None:
         return ()
-    place, resource = "spec.template.spec.containers", settings.gpu_resource
+    place, known = "spec.template.spec.containers", settings.gpu_resources
     shape = tuple(template.problems(job.spec.template.model_dump(mode="json", by_alias=True, exclude_unset=True)))
     try:
-        gpus = job.spec.gpus_per_worker(resource)
+        requested = [resource for resource in known if job.spec.gpus_per_worker(resource)]
     except ValueError as error:
         return (*shape, f"{place}: {error}")
-    return shape if gpus else (*shape, f"{place}: no container has a limit of {resource}; a worker needs one")
+    if len(requested) == 1:
+        return shape
+    if requested:
+        return (*shape, f"{place}: has limits of {' and '.join(requested)}; a worker can use one of them")
+    return (*shape, f"{place}: no container has a limit of {' or '.join(known)}; a worker needs one")
 
 
 def _size_problems(job: AdaptiveTrainingJob) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
 from espalier_operator.facts import NamespaceLimit, Node, Worker
+from espalier_operator.kube.objects import gpus
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
@@ -378,14 +379,20 @@ class Store:
     def _see_node(self, name: str) -> None:
         """Bring what the planner sees of a node up to date."""
         node = self.nodes.get(name)
-        if node is None:
-            self.planned_nodes.pop(name, None)
-            return
-        # Nothing is placed on a node without GPUs, whatever comes and goes there.
-        seen = replace(node, used=dict(+self._used.get(name, Counter()))) if node.allocatable else node
-        if self.planned_nodes.get(name) != seen:
-            self.planned_nodes[name] = seen
-            self._announce()
+        seen: dict[str, Node] = {}
+        if node is not None:
+            # Nothing is placed on a node without GPUs, whatever comes and goes there.
+            if node.allocatable or any(node.resources.get(each) for each in self._settings.other_gpu_resources):
+                node = replace(node, used=dict(+self._used.get(name, Counter())))
+            seen = {each.name: each for each in gpus.nodes_of(node, self._settings)}
+        before = (name, *(gpus.place_of(name, each, self._settings) for each in self._settings.other_gpu_resources))
+        for place in filter(None, before):
+            if place not in seen:
+                self.planned_nodes.pop(place, None)
+        for place, each in seen.items():
+            if self.planned_nodes.get(place) != each:
+                self.planned_nodes[place] = each
+                self._announce()
 
     def _node_changed(self, key: str, before: Node | None, after: Node | None) -> None:
         if before == after:

@@ -98,7 +98,7 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
         workers=tuple(workers),
         promises=tuple(job.promise for job in planned if job.promise is not None),
         jobs=tuple(job.facts for job in planned if job.facts is not None and (not job.facts.finished or job.workers)),
-        queues=tuple(sorted(store.queues.values(), key=lambda queue: queue.name)),
+        queues=tuple(sorted((each.queue for each in store.queue_objects.values()), key=lambda queue: queue.name)),
         namespace_limits=tuple(
             limit for limits in store.quotas.values() for limit in limits if limit.namespace in namespaces
         ),

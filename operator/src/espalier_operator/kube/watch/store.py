@@ -20,7 +20,7 @@ from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, p
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Load, Pod, parse_load, parse_pod
-from espalier_operator.kube.objects.queues import parse_queue
+from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.objects.quotas import parse_quota
 from espalier_operator.kube.objects.volumes import Terms, affinity_of, claims_of, volume_of
 from espalier_operator.kube.reading import mapping
@@ -31,7 +31,6 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, is_widespread, reach_of
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.indexer import Indexer
-from espalier_operator.queues import Queue
 
 CONSTRAINING: Final = (resources.RESOURCE_QUOTAS, resources.CLAIMS, resources.VOLUMES)
 """Kinds that say where and how many workers fit. Without the right to read them, kube-scheduler and the API server
@@ -90,7 +89,7 @@ class Store:
         self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
         self.reports: Indexer[ReportObject] = Indexer(lambda raw, _: self._parse_report(raw), self._report_changed)
         self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
-        self.queues: Indexer[Queue] = Indexer(lambda raw, _: parse_queue(raw), self._queue_changed)
+        self.queue_objects: Indexer[QueueObject] = Indexer(lambda raw, _: parse_queue_object(raw), self._queue_changed)
         self.quotas: Indexer[tuple[NamespaceLimit, ...]] = Indexer(
             lambda raw, _: parse_quota(raw) or None, self._quota_changed
         )
@@ -104,7 +103,7 @@ class Store:
             resources.JOBS: self.jobs,
             resources.CONFIG_MAPS: self.reports,
             resources.PRIORITY_CLASSES: self.priorities,
-            resources.QUEUES: self.queues,
+            resources.QUEUES: self.queue_objects,
             resources.RESOURCE_QUOTAS: self.quotas,
             resources.CLAIMS: self.claims,
             resources.VOLUMES: self.volumes,
@@ -436,8 +435,8 @@ class Store:
                 if key in (class_of(job.raw), self._settings.extra_priority_class):
                     self.jobs.reread({**job.raw, "status": job.status})
 
-    def _queue_changed(self, key: str, before: Queue | None, after: Queue | None) -> None:
-        if before != after:
+    def _queue_changed(self, key: str, before: QueueObject | None, after: QueueObject | None) -> None:
+        if _essence(before) != _essence(after):
             self._announce()
 
     def _quota_changed(
@@ -481,6 +480,11 @@ class Store:
     def _job_of(self, ref: JobRef) -> JobObject | None:
         job = self._by_uid.get(ref.uid)
         return job if job is not None and job.ref == ref else None
+
+
+def _essence(queue: QueueObject | None) -> object:
+    """Return what decides about jobs, and what the status of a queue says of its specification."""
+    return None if queue is None else (queue.queue, queue.generation)
 
 
 def _reach(node: Node | None) -> tuple[object, ...]:

@@ -18,8 +18,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
-from espalier_api.documents import read_document, write_document
+from espalier_api.documents import read_document
 from espalier_api.events import EVENT
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.report import Report
@@ -54,22 +53,6 @@ class Tensors:
 def made(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Linear(2, 2)
     return model, torch.optim.SGD(model.parameters(), lr=lr)
-
-
-@pytest.fixture
-def leader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: Callable[..., AdaptiveTrainingJob]
-) -> AdaptiveTrainingJob:
-    """Let this process be the leader of a job, alone; its signals and the end of the process stay the tests' own."""
-    job = make_job(timeBudgetSeconds=3600)
-    (tmp_path / "job.json").write_text(json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True)))
-    monkeypatch.setenv("ESPALIER_JOB_FILE", str(tmp_path / "job.json"))
-    monkeypatch.setenv("ESPALIER_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
-    monkeypatch.setenv("ESPALIER_REPORT_FILE", str(tmp_path / "report.json"))
-    monkeypatch.setenv("ESPALIER_EVENTS_FILE", str(tmp_path / "events.jsonl"))
-    monkeypatch.setattr("signal.signal", lambda *given: None)
-    monkeypatch.setattr("atexit.register", lambda function: function)
-    return job
 
 
 @settings(deadline=None)
@@ -130,29 +113,6 @@ def test_figures_of_the_script_are_in_the_report(leader: AdaptiveTrainingJob, tm
         (1, 0.5),
         (2, 0.75),
     ]
-
-
-@pytest.fixture
-def advised(
-    leader: AdaptiveTrainingJob,
-    agent_server: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., Any]:
-    """Give the job a second GPU, a seed, and an agent that answers as `answer` says; returns the agent."""
-
-    def start(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Any:
-        agent = agent_server(answer)
-        allocation = Allocation(generation=1, replicas=2, gpus=2)
-        budget = TimeBudget(budget_seconds=leader.spec.time_budget_seconds)
-        document = AllocationDocument(job=leader.key, allocation=allocation, time_budget=budget)
-        write_document(tmp_path / "allocation.json", document)
-        monkeypatch.setenv("ESPALIER_ALLOCATION_FILE", str(tmp_path / "allocation.json"))
-        monkeypatch.setenv("ESPALIER_AGENT_URL", agent.url)
-        monkeypatch.setenv("ESPALIER_SEED", "7")
-        return agent
-
-    return start
 
 
 def growing() -> tuple[Any, Any, nn.Module, torch.optim.Optimizer]:

@@ -99,7 +99,7 @@ class Run:
         """
         self.job, self.state, self.services = job, state, services
         self.hooks, self._study = hooks or Hooks(), study or Study()
-        self._identity, self._cannot_grow = identity, cannot_grow
+        self._identity, self._cannot_grow, self._example = identity, cannot_grow, example
         self.batching = batching or FixedBatching()
         self._scheduler = services.scheduler
         network = state.network
@@ -486,7 +486,8 @@ class Run:
 
     def _capture(self) -> Checkpoint:
         used = self._scheduler.used_seconds()
-        return saving.capture(self._identity, self.state, self.progress, used, self.hooks, self.batching)
+        progress, hooks, batching = self.progress, self.hooks, self.batching
+        return saving.capture(self._identity, self.state, progress, used, hooks, batching, self._example)
 
     def _capture_all(self) -> Checkpoint:
         """Return the run with what was measured of it, which members do not need."""

@@ -21,7 +21,7 @@ from espalier_api.job import Insertion
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
-from espalier_trainer.models import untrainable
+from espalier_trainer.models import signature_of, untrainable
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
 from espalier_trainer.net2net.modules import copied
@@ -151,10 +151,9 @@ class OwnState:
 
     def identity(self, job: str, examples: int, batch_size: int, seed: int) -> CheckpointIdentity:
         """Return the key that must be equal to resume from a checkpoint; it is of the model before any growth."""
-        shapes = [(name, list(tensor.shape)) for name, tensor in self.model.state_dict().items()]
         return CheckpointIdentity(
             job=job,
-            model=f"{type(self.model).__name__} {hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]}",
+            model=signature_of(self.model),
             dataset=f"{examples} examples",
             optimizer=type(self.optimizer).__name__,
             batch_size=batch_size,

@@ -59,6 +59,7 @@ def capture(
         random=random_values,
     )
     training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()} | random_tensors | kept
+    training |= trained.tensors()
     return Checkpoint(state, network.module.state_dict(), training)
 
 

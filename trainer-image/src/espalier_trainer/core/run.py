@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import nn
@@ -43,6 +43,8 @@ from espalier_trainer.measuring.meter import Meter, Place
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Ending, Progress, StepGaps
 from espalier_trainer.schedules import Moment
+
+Value = TypeVar("Value")
 
 _ENDLESS: Final = 1 << 60
 """Batches of an epoch that does not end."""
@@ -99,7 +101,7 @@ class Run:
         """
         self.job, self.state, self.services = job, state, services
         self.hooks, self._study = hooks or Hooks(), study or Study()
-        self._identity, self._cannot_grow = identity, cannot_grow
+        self._identity, self._cannot_grow, self._example = identity, cannot_grow, example
         self.batching = batching or FixedBatching()
         self._scheduler = services.scheduler
         network = state.network
@@ -165,12 +167,18 @@ class Run:
         self.end()
 
     def steps(
-        self, batches: int, rate: Callable[[], float] = lambda: 0.0, *, at_boundary: bool = False
+        self,
+        batches: int,
+        rate: Callable[[], float] = lambda: 0.0,
+        *,
+        at_boundary: bool = False,
+        moment: Callable[[], Moment] | None = None,
     ) -> Iterator[Due]:
         """Yield the steps to the end of an epoch of `batches` batches, or to the end of the run.
 
         A step that `stepped` does not count is repeated. `rate` returns the learning rate of a step of one batch.
-        `at_boundary`: no time has passed since `epochs` yielded. Raises the same errors as `epochs`.
+        `at_boundary`: no time has passed since `epochs` yielded. `moment` is what other workers are told of the budget;
+        None: how it stands. Raises the same errors as `epochs`.
         """
         while self.progress.cursor < batches:
             fresh = at_boundary and not (self.team is not None and self.team.broken)
@@ -179,7 +187,7 @@ class Run:
             at_boundary = False
             self._step_began, self._step_began_wall = self._scheduler.used_seconds(), self.services.clock()
             try:
-                due = self._due(batches, rate)
+                due = self._due(batches, rate, (moment or self.moment)())
             except GroupBrokenError:
                 continue  # at the boundary the members are gathered again
             yield due
@@ -195,6 +203,13 @@ class Run:
             self.team.stepped(joint)
         self._meter.look(joint, self.state.network)
         return joint
+
+    def apart(self, due: Due, compute: Callable[[], Value]) -> Value:
+        """Compute a part of a step that the members do not take together; leave the group if that fails."""
+        if due.group is None or self.team is None:
+            return compute()
+        with self.team.stepping():
+            return compute()
 
     def usable(self, loss: float) -> bool:
         """Return whether a step with this loss counts; raises `LossNotFiniteError` where training cannot continue."""
@@ -381,7 +396,7 @@ class Run:
     def _place(self) -> Place:
         return Place() if self.team is None else Place(self.team.nodes, self.team.world)
 
-    def _due(self, batches: int, rate: Callable[[], float]) -> Due:
+    def _due(self, batches: int, rate: Callable[[], float], moment: Moment) -> Due:
         team, progress, place = self.team, self.progress, self._place
         if self.hooks.may_grow:  # a trial compares steps of one size
             self._choose_batch_size(place)
@@ -392,7 +407,9 @@ class Run:
             return Due(None, scaled, self.batching.measurable(portion) if measured else portion, measured)
         team.share_news(self._capture)
         measured = self._meter.begin()
-        group = team.begin_step(progress.epoch, progress.cursor, scaled, portion=portion, measured=measured)
+        group = team.begin_step(
+            progress.epoch, progress.cursor, scaled, portion=portion, measured=measured, moment=moment
+        )
         return Due(group, scaled, portion, measured)
 
     def _choose_batch_size(self, place: Place) -> None:
@@ -486,7 +503,8 @@ class Run:
 
     def _capture(self) -> Checkpoint:
         used = self._scheduler.used_seconds()
-        return saving.capture(self._identity, self.state, self.progress, used, self.hooks, self.batching)
+        progress, hooks, batching = self.progress, self.hooks, self.batching
+        return saving.capture(self._identity, self.state, progress, used, hooks, batching, self._example)
 
     def _capture_all(self) -> Checkpoint:
         """Return the run with what was measured of it, which members do not need."""

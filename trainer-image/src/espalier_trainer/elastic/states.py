@@ -18,6 +18,7 @@ from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
 from espalier_trainer.optimizers import optimizer_state
 from espalier_trainer.packing import Packed, packed, unpacked
+from espalier_trainer.schedules import UNKNOWN, Moment
 
 
 class Code(IntEnum):
@@ -52,22 +53,28 @@ class Command:
     """Whether the members measure the noise of their gradients in this step."""
     portion: Portion = ONE
     """Of the epoch, in this step."""
+    moment: Moment = UNKNOWN
+    """Where the leader's loop stands in the budget, for the loops of the others."""
 
     def send(self, group: Group) -> None:
         """Send it to all members."""
         portion = self.portion
         numbers = [float(self.code), self.epoch, self.cursor, self.rate, self.size, float(self.measured)]
         numbers += [portion.batches, portion.passes, portion.rate, float(portion.full)]
+        numbers += [self.moment.used_seconds, self.moment.budget_seconds]
         group.broadcast(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
 
     @classmethod
     def receive(cls, group: Group) -> Command:
         """Wait for the leader's next command."""
-        tensor = torch.zeros(10, dtype=torch.float64, device=group.device)
+        tensor = torch.zeros(12, dtype=torch.float64, device=group.device)
         group.broadcast(tensor, 0)
-        code, epoch, cursor, rate, size, measured, batches, passes, factor, full = tensor.tolist()
+        code, epoch, cursor, rate, size, measured, *rest = tensor.tolist()
+        batches, passes, factor, full, used, budget = rest
         portion = Portion(int(batches), int(passes), factor, full > 0)
-        return cls(Code(int(code)), int(epoch), int(cursor), rate, int(size), measured > 0, portion)
+        return cls(
+            Code(int(code)), int(epoch), int(cursor), rate, int(size), measured > 0, portion, Moment(used, budget)
+        )
 
 
 def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:

@@ -22,6 +22,7 @@ from espalier_trainer.elastic.states import Code, Command, align, broadcast_note
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.elastic.stragglers import Speeds, observed
 from espalier_trainer.network import Network
+from espalier_trainer.schedules import UNKNOWN, Moment
 
 logger = logging.getLogger(__name__)
 
@@ -136,17 +137,25 @@ class Team:
         self._form(replicas, network, step, capture, restore, now)
 
     def begin_step(
-        self, epoch: int, cursor: int, rate: float = 0.0, *, portion: Portion = ONE, measured: bool = False
+        self,
+        epoch: int,
+        cursor: int,
+        rate: float = 0.0,
+        *,
+        portion: Portion = ONE,
+        measured: bool = False,
+        moment: Moment = UNKNOWN,
     ) -> Group:
         """Announce a step to all members; returns the group to take it in. Raises `GroupBrokenError`.
 
-        `portion` is what it takes of the epoch; `measured`: they measure the noise of their gradients.
+        `portion` is what it takes of the epoch; `measured`: they measure the noise of their gradients; `moment` is
+        where the loop stands in the budget.
         """
         group = self._group
         if group is None:
             raise GroupBrokenError("there is no group")
         with self.stepping():
-            Command(Code.STEP, epoch, cursor, rate, measured=measured, portion=portion).send(group)
+            Command(Code.STEP, epoch, cursor, rate, measured=measured, portion=portion, moment=moment).send(group)
         self._spoke = self._clock()
         return group
 

@@ -167,11 +167,11 @@ class Journal:
         )
         self.report(urgent=True)
 
-    def saved(self, path: str, seconds: float) -> None:
-        """Report that a checkpoint is complete."""
+    def saved(self, path: str, step: int, seconds: float) -> None:
+        """Report that the checkpoint of a step, which took `seconds` to write, is complete."""
         stamp = self._stamp()
         self.last_checkpoint = stamp["time"]
-        self.reporter.record(CheckpointSaved(**stamp, path=path, step=self.progress.step, seconds=seconds))
+        self.reporter.record(CheckpointSaved(**stamp, path=path, step=step, seconds=seconds))
 
     def finished(self, ending: Ending, test: Evaluation | None) -> None:
         """Report how the run ended."""

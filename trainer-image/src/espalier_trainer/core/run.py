@@ -9,6 +9,7 @@ the final checkpoint and the loop's last evaluation, which are announced (phase 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ from espalier_trainer.network import Network
 from espalier_trainer.progress import Ending, Progress, StepGaps
 from espalier_trainer.schedules import Moment
 
+logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 _ENDLESS: Final = 1 << 60
@@ -293,9 +295,16 @@ class Run:
             self.ending = Ending(TrainerPhase.FAILED, Reason.CHECKPOINT_NOT_WRITTEN, problem)
 
     def close(self, *, done: bool) -> None:
-        """Leave the other workers: permanently if the job is `done`; otherwise they wait for a leader."""
+        """Leave the other workers: permanently if the job is `done`; otherwise they wait for a leader.
+
+        A checkpoint in flight is waited for.
+        """
         if self.team is not None:
             self.team.close(done=done)
+        try:
+            self._saver.look(self.journal, self._scheduler.used_seconds, wait=True)
+        except SupersededError as error:
+            logger.info("the checkpoint in flight was not written: %s", error)
 
     def finish(self, ending: Ending, test: Evaluation | None = None) -> None:
         """Report how the run ended, and the accuracy of a complete run to the agent that advised it."""
@@ -374,9 +383,10 @@ class Run:
             return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
         for warning in scheduler.take_warnings():
             self.journal.warn("AllocationUnreadable", warning)
+        self._saver.look(self.journal, scheduler.used_seconds)
         if self._saver.is_due(scheduler.used_seconds()) and self._grown_from is None:
-            self._save()
-            if scheduler.time_left() <= 0:  # a large model takes a while to write
+            self._save(wait=False)
+            if scheduler.time_left() <= 0:  # a large model takes a while to copy
                 return self._out_of_time()
         self.journal.report()
         return None
@@ -524,9 +534,7 @@ class Run:
         self._note_batch_size()
         return self.state.network
 
-    def _save(self) -> str:
-        """Save; returns why no checkpoint was written, '' if one was."""
-        problem = self._saver.save(self._capture_all, self.state.network, self.progress, self.journal)
-        # From the end of a save: a model that takes an interval to write would otherwise be written at every step.
-        self._saver.begin(self._scheduler.used_seconds())
-        return problem
+    def _save(self, *, wait: bool = True) -> str:
+        """Save; returns why no checkpoint was written, '' if one was, or, without `wait`, will be."""
+        network, used = self.state.network, self._scheduler.used_seconds
+        return self._saver.save(self._capture_all, network, self.progress, self.journal, used, wait=wait)

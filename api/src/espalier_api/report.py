@@ -27,6 +27,8 @@ MAX_METRICS: Final = 64
 """Maximum number of figures of a report that the status keeps; the rest are left out."""
 MAX_PROBABILITIES: Final = 64
 """Maximum number of probabilities of an adaptation that the status keeps."""
+MAX_ARMS: Final = 16
+"""Maximum number of arms of a trial that the status keeps."""
 MAX_NAME: Final = 128
 """Maximum length of the name of a figure or an action, in characters; longer ones are left out."""
 
@@ -75,6 +77,21 @@ class AdaptationSource(StrEnum):
     FALLBACK = "fallback"
     RECLAIM = "reclaim"
     """The rule of `adaptation.onReclaim`; the agent was not asked."""
+
+
+class Arm(Record):
+    """What came of one action that was tried on an extra worker before the decision."""
+
+    action: str
+    """As in the adaptation; `Nothing` for the model as it is."""
+    loss: float | None = None
+    """Mean cross entropy on the validation split at the end of the trial; None if it was not finished."""
+    steps: int = Field(default=0, ge=0)
+    """Optimizer steps of the trial."""
+    seconds: float = Field(default=0.0, ge=0)
+    """Wall time of the trial, its evaluation included."""
+    message: str = ""
+    """Why it was not finished."""
 
 
 class Adaptation(Record):
@@ -128,6 +145,8 @@ class Adaptation(Record):
     """Of another task: the score on the validation split at the last evaluation before it."""
     score_after: Score | None = None
     """Of another task: that score at the end of the epoch after it."""
+    arms: tuple[Arm, ...] = ()
+    """What was tried on extra workers before it (`adaptation.trials`)."""
     seconds: float = Field(ge=0)
     """Duration of consultation and growth together, wall time."""
 

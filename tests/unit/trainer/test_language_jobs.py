@@ -14,7 +14,9 @@ from espalier_trainer.advisor import Scripted
 from espalier_trainer.averaging import AVERAGE, averaged
 from espalier_trainer.data import load_data
 from espalier_trainer.errors import ModelError
+from espalier_trainer.evaluation import evaluate
 from espalier_trainer.models import build_model
+from espalier_trainer.objective import objective_of
 from espalier_trainer.optimizers import build_optimizer
 from espalier_trainer.recomputing import blocks_of, recomputed
 
@@ -160,7 +162,7 @@ def test_the_average_of_the_weights_is_evaluated_and_begins_again_where_growth_c
     before = {name: parameter.detach().clone() for name, parameter in network.module.named_parameters()}
     with averaged(network.optimizer):
         assert not torch.equal(network.module.head.weight, before["head.weight"])
-        inside = done.trainer._evaluated(data.test, lambda: False)
+        inside = evaluate(network.module, data.test, 8, objective=objective_of(Task.LANGUAGE_MODEL))
     assert inside.score == done.result.test_score
     assert all(torch.equal(parameter, before[name]) for name, parameter in network.module.named_parameters())
 

@@ -7,13 +7,15 @@ average of that parameter begins again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from espalier_trainer.optimizers import SEPARATOR
 
 AVERAGE: Final = "average"
 """The key of the average in the state of a parameter."""
@@ -54,6 +56,12 @@ def averaged(optimizer: Optimizer) -> Iterator[None]:
     finally:
         for parameter, weights in kept:
             parameter.data = weights
+
+
+def averages_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the averages among the saved tensors of an optimizer (`optimizers.optimizer_state`), by parameter."""
+    ending = f"{SEPARATOR}{AVERAGE}"
+    return {name.removesuffix(ending): tensor for name, tensor in tensors.items() if name.endswith(ending)}
 
 
 def without_stale(optimizer: Optimizer, before: nn.Module, after: nn.Module) -> Optimizer:

@@ -31,7 +31,6 @@ from espalier_trainer.data import load_data
 from espalier_trainer.data.batches import epoch_order
 from espalier_trainer.data.source import Source
 from espalier_trainer.errors import LossNotFiniteError, TrainerError
-from espalier_trainer.evaluation import evaluate
 from espalier_trainer.method import method_of
 from espalier_trainer.models import build_model
 from espalier_trainer.network import Network, new_network
@@ -104,7 +103,7 @@ def check(job: AdaptiveTrainingJob) -> Iterator[tuple[str, str]]:
     for name, split in (("validation", data.validation), ("test", data.test)):
         yield STAGE, f"evaluating on a batch of the {name} split"
         batch = _FirstBatch(split, training.batch_size)
-        evaluate(network.module, batch, training.batch_size, objective=method.objective, forward=method.forward)
+        method.evaluation(network, batch, training.batch_size, lambda: False)
     yield FOUND, "evaluation: one batch each of the validation and the test split"
 
 

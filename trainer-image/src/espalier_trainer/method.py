@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from espalier_api.job import Precision, TrainingSpec
 from espalier_api.task import Task
 from espalier_trainer.averaging import average, averaged
+from espalier_trainer.data.source import Source
 from espalier_trainer.errors import ModelError
+from espalier_trainer.evaluation import Evaluation, evaluate
 from espalier_trainer.network import Network
 from espalier_trainer.objective import Objective, objective_of
 from espalier_trainer.recomputing import blocks_of, recomputed
@@ -51,11 +53,12 @@ class Method:
         if self.decay:
             average(network.optimizer, self.decay)
 
-    @contextmanager
-    def evaluated(self, network: Network) -> Iterator[nn.Module]:
-        """Within the context, the module is as it is evaluated."""
+    def evaluation(
+        self, network: Network, split: Source, batch_size: int, until: Callable[[], bool]
+    ) -> Evaluation | None:
+        """Evaluate a network on a split; None when `until` became true before the end."""
         with averaged(network.optimizer) if self.decay else nullcontext():
-            yield network.module
+            return evaluate(network.module, split, batch_size, until, self.objective, self.forward)
 
     def _numbers(self, inputs: Tensor) -> AbstractContextManager[object]:
         if self.precision is Precision.FLOAT32:

@@ -6,6 +6,8 @@ In the small nets and the paper's, each block that can grow is a `DeepenBlock`; 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -29,11 +31,13 @@ _TORCHVISION_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_model(spec: ModelSpec, classes: int, example_input: Tensor, task: Task = Task.CLASSIFICATION) -> nn.Module:
+def build_model(
+    spec: ModelSpec, classes: int, example_input: Tensor, task: Task | None = Task.CLASSIFICATION
+) -> nn.Module:
     """Return the starting model, untrained, on the CPU; `ModelError` names the field and what is allowed.
 
     `classes` is the number of outputs unless `options` say otherwise. Weights are drawn from torch's global
-    generator. The model is tried on `example_input` once.
+    generator. The model is tried on `example_input` once; `task` None: whatever it returns is right.
     """
     if spec.entrypoint is not None:
         function = load_entrypoint(spec.entrypoint, f"{_FIELD}.entrypoint", ModelError)
@@ -67,6 +71,12 @@ def untrainable(model: nn.Module) -> str:
         f"all {len(parameters)} parameters of the model are frozen (requires_grad is False); unfreeze those that are "
         "to be trained"
     )
+
+
+def signature_of(model: nn.Module) -> str:
+    """Return the class of `model`, and a hash of the names and shapes of its parameters and buffers."""
+    shapes = [(name, list(tensor.shape)) for name, tensor in model.state_dict().items()]
+    return f"{type(model).__name__} {hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]}"
 
 
 def conv_block(inputs: int, outputs: int, kernel: int, padding: int = 0) -> DeepenBlock:
@@ -181,7 +191,7 @@ def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor, task: Task) -> None:
+def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor, task: Task | None) -> None:
     """Run the model once in eval mode, to report one that does not fit the data before the budget runs."""
     shape = tuple(example_input.shape)
     try:
@@ -192,6 +202,8 @@ def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor, t
         raise ModelError(
             f"{_FIELD}: {name} does not take this data set's inputs of shape {shape}: {first_line}"
         ) from error
+    if task is None:
+        return
     if not isinstance(outputs, Tensor):
         raise ModelError(
             f"{_FIELD}: {name} returned {type(outputs).__name__} for inputs {shape}; it must return a tensor"

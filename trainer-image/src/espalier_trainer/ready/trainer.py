@@ -20,7 +20,7 @@ from espalier_trainer.distillation.shrinking import Manner, on_reclaim
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError
-from espalier_trainer.evaluation import Evaluation, evaluate
+from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.method import method_of
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.network import Network, new_network
@@ -75,6 +75,7 @@ class Trainer:
             hooks=self.hooks,
             study=study,
             loss=self._loss,
+            trials=job.spec.adaptation.trials,
             batching=batching_of(self._training, self._training.batch_size, start.optimizer),
         )
 
@@ -177,9 +178,7 @@ class Trainer:
             run.validated(evaluation)
 
     def _evaluated(self, split: Source, until: Callable[[], bool]) -> Evaluation | None:
-        method, size = self._method, self._training.batch_size
-        with method.evaluated(self.network) as module:
-            return evaluate(module, split, size, until, method.objective, method.forward)
+        return self._method.evaluation(self.network, split, self._training.batch_size, until)
 
     def _evaluate_test(self, ending: Ending) -> tuple[Ending, Evaluation | None]:
         test = self._evaluated(self._data.test, self._services.stop)

@@ -36,6 +36,7 @@ class Reason(StrEnum):
     RECLAIM_FORCED = "ReclaimForced"
     AGENT_UNAVAILABLE = "AgentUnavailable"
     ILLEGAL_ADVICE = "IllegalAdvice"
+    TRIAL_NOT_BETTER = "TrialNotBetter"
     STILL_CARRIED = "StillCarried"
     NOT_CHEAPER = "NotCheaper"
     TOO_LATE_TO_DISTIL = "TooLateToDistil"
@@ -94,6 +95,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",
     Reason.ILLEGAL_ADVICE: "the agent's advice was not legal for the model; adaptation.fallback decided",
+    Reason.TRIAL_NOT_BETTER: "the growth was tried on extra GPUs and trained no better than the model as it is",
     Reason.STILL_CARRIED: "GPUs were taken back, but the grown model is about as fast on the rest; it is kept",
     Reason.NOT_CHEAPER: "GPUs were taken back, but no smaller model has much cheaper steps; the grown one is kept",
     Reason.TOO_LATE_TO_DISTIL: "GPUs were taken back too late to teach a smaller model; the grown one is kept",

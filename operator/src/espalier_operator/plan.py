@@ -11,8 +11,9 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     Where they are physically gone and no lent GPU can replace them, or kube-scheduler finds no node for a worker
     though they are free, the whole job waits again with its budget kept; the latter with back-off. Only a job that
     allows it is stopped, with notice and not before `minRuntimeSeconds`: where its queue has borrowed its GPUs and a
-    job waits for their quota, or where the policy preempts and an earlier job waits for them, or its own share is of
-    another type of GPU and enough of these are free (`preemption`), or where its node is about to go.
+    job waits for their quota, or where the policy preempts and an earlier job waits for them (`preemption`), or its own
+    share is of another type of GPU and there is room for it there, or it has no share and makes that room (`moves`), or
+    its node is about to go.
 5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold, by its terms or by
     its share, is reclaimed. A GPU is reclaimed by a notice, followed by the holder's acknowledgement or the deadline.
     Only GPUs that no longer exist are released without a notice.
@@ -68,6 +69,7 @@ from espalier_operator.lifecycle import (
     stop_seconds,
     turning_points,
 )
+from espalier_operator.moves import Moves
 from espalier_operator.namespaces import NamespaceLedger
 from espalier_operator.order import Order, Rank
 from espalier_operator.policies import Policy
@@ -140,7 +142,9 @@ class _Tick:
         self._decision = decided(policy, snapshot, [job for job in unfinished if job.key not in over], now)
         if self._decision.until is not None:
             self._wake(self._decision.until)
-        self._order = Order(self._decision, open_jobs)
+        back = {action.job for action in self._actions if isinstance(action, Requeue)}
+        self._requeued = [job for job in unfinished if job.key in back]
+        self._order = Order(self._decision, [*open_jobs, *self._requeued])
         open_jobs = self._order.sorted(open_jobs)
         self._waiting = [job for job in open_jobs if job.admitted_at is None]
         self._running = [job for job in open_jobs if job.admitted_at is not None]
@@ -184,6 +188,15 @@ class _Tick:
             holding=self._base_holding,
             now=now,
             wake=self._wake,
+        )
+        self._moves = Moves(
+            preemption=self._preemption,
+            order=self._order,
+            capacity=self._capacity,
+            pool=self._pool,
+            is_busy=self._is_busy,
+            site_on=self._site_on,
+            kept=self._relied_on,
         )
         self._vain: dict[_Attempt, Reason] = {}
         """Which gangs found no GPUs, and why: nor do others like them."""
@@ -233,11 +246,31 @@ class _Tick:
 
         Those whose queue must borrow for them come after all others.
         """
-        borrowers = [job for job in self._waiting if not self._admit_in_turn(job, borrowing=False)]
+        borrowers: list[JobFacts] = []
+        for job in self._order.sorted([*self._waiting, *self._between_types()]):
+            if job.admitted_at is not None:
+                self._moves.keep(job)
+            elif not self._admit_in_turn(job, borrowing=False):
+                borrowers.append(job)
         for job in borrowers:
             self._admit_in_turn(job, borrowing=True)
-        self._stop(self._preemption.moving(self._is_busy, self._site_on), Reason.PREEMPTED_BY_POLICY)
+        self._stop(self._moves.stopping(), Reason.PREEMPTED_BY_POLICY)
         self._reservations.end()
+
+    def _between_types(self) -> list[JobFacts]:
+        """Return the jobs that save their checkpoints, or just have, to start again on another type of GPU."""
+        return [
+            job
+            for job in [*self._running, *self._requeued]
+            if job.stopping is not None
+            and job.stopping.reason is Reason.PREEMPTED_BY_POLICY
+            and self._order.is_elsewhere(job)
+            and not self._order.waits(job)
+        ]
+
+    def _relied_on(self, jobs: Iterable[JobFacts]) -> set[str]:
+        """Return the nodes on which earlier jobs count that `jobs`, wherever they run, could delay."""
+        return self._reservations.relied_on(max(ends_by(job, self._now, self._rules) for job in jobs))
 
     def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
         """Start a waiting job, or refuse it; return False where its queue must borrow for it, which is done later."""

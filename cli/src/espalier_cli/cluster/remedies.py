@@ -111,6 +111,9 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     ),
     Reason.STILL_CARRIED: Remedy("No action is needed."),
     Reason.NOT_CHEAPER: Remedy("No action is needed: a smaller model would hardly train faster."),
+    Reason.TRIAL_NOT_BETTER: Remedy(
+        "No action is needed; spec.adaptation.trials: Off would carry out advice without trying it."
+    ),
     Reason.TOO_LATE_TO_DISTIL: Remedy("No action is needed; spec.timeBudgetSeconds sets how long the job has."),
     Reason.CANNOT_SHRINK: Remedy(
         "No action is needed: the model stays as it is. Only layers that were added can be removed again."

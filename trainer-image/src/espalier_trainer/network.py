@@ -118,7 +118,7 @@ def nowhere(module: nn.Module, example_input: Tensor, operations: Sequence[str])
         why = str(error)
     else:
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-        named = "; ".join(f"{path!r}: {reason}" for path, reason in refused[:_NAMED])
+        named = "; ".join(f"{path!r}: {one}" for path, one in refused[:_NAMED])
         why = f"no place of it can grow ({named or 'it has no linear layer and no convolution'}{more})"
     others = [name for name in operation_names() if name not in operations and name != DEEPEN.name]
     allow = f"allow {' or '.join(others)} in adaptation.actions, " if others else ""

@@ -160,6 +160,11 @@ class AdviceRequest(Record):
     progress: Progress = Progress()
     allowed_actions: tuple[Action, ...] | None = None
     """Allowed answers; if absent, everything that the architecture offers, and `Nothing`."""
+    places: dict[str, Annotated[int, Field(ge=1, le=2**40)]] = Field(default_factory=dict)
+    """At how many places of an example each layer with weights is applied (pixels, tokens, or 1), from which the cost
+    of a growth follows; empty where that is not known."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Of a training step; absent where it is not known."""
 
     def actions(self) -> tuple[Action, ...]:
         """Return the allowed actions that the architecture offers.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +15,7 @@ from espalier_api.documents import write_text_atomically
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.outcomes import OutcomeTable
 from espalier_api.validation import JobFileError, load_job, with_spec
+from espalier_cli.collect.progress_line import ProgressLine
 from espalier_cli.timeline import TimelineError, parse_moment
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def collect(
             if collection.cost is None and parallel > 1:
                 click.echo("warning: runs at the same time slow each other down, and this is wall time", err=True)
             runs = runs_for(which, len(collection.points), decisions, controls=controls, groups=len(collection.groups))
-            records = collect_runs(collection, runs, folder, parallel, _ProgressLines(), _warn)
+            records = collect_runs(collection, runs, folder, parallel, ProgressLine("runs"), _warn)
             table = assemble(collection, records, which, scenario or start_at)
             write_text_atomically(output, json.dumps(table.to_json()) + "\n")
             if work_dir is None:
@@ -166,24 +165,6 @@ def _left_behind(folder: WorkFolder) -> str | None:
 
 def _warn(message: str) -> None:
     click.echo(f"warning: {message}", err=True)
-
-
-@dataclass
-class _ProgressLines:
-    """A line on stderr: rewritten on a terminal, elsewhere every few seconds."""
-
-    EVERY_SECONDS = 10.0
-    _last: float | None = None
-
-    def __call__(self, done: int, total: int, left_seconds: float | None) -> None:
-        terminal = sys.stderr.isatty()
-        now = time.monotonic()
-        if not terminal and self._last is not None and now - self._last < self.EVERY_SECONDS and done < total:
-            return
-        self._last = now
-        left = "" if left_seconds is None else ", about {} min {:02} s left".format(*divmod(round(left_seconds), 60))
-        line = f"{done}/{total} runs{left}"
-        click.echo(f"\r{line:<60}" if terminal else line, nl=not terminal or done == total, err=True)
 
 
 def _print(table: OutcomeTable, output: Path) -> None:

@@ -203,11 +203,22 @@ class PolicyVersion(Record):
     version: str
 
 
+class ExpectedGain(Record):
+    """Final accuracy gained against doing nothing, as a policy expects it."""
+
+    mean: float
+    low: float
+    """End of the interval that four of five estimates are in."""
+    high: float
+
+
 class ActionProbability(Record):
     """The probability that a policy gave one action."""
 
     action: Action
     probability: float = Field(ge=0, le=1)
+    gain: ExpectedGain | None = None
+    """Absent for doing nothing, and where the policy does not estimate it."""
 
 
 class AdviceResponse(Record):

@@ -13,20 +13,11 @@ from rich.table import Table
 
 from espalier_cli.collect.progress_line import ProgressLine
 from espalier_cli.errors import InputError
+from espalier_cli.judge.options import shares
 
 if TYPE_CHECKING:
     from espalier_cli.judge.case import Cases
     from espalier_cli.judge.verdict import Decision, Verdict
-
-
-def _shares(_context: click.Context, _option: click.Parameter, text: str) -> tuple[float, ...]:
-    shares = []
-    for part in text.split(","):
-        number = part.strip().removesuffix("%")
-        if not number.replace(".", "", 1).isdecimal() or not 0 < float(number) < 100:
-            raise click.BadParameter(f"{part!r} is no share of the budget; write 20%,50%")
-        shares.append(float(number) / 100)
-    return tuple(sorted(set(shares)))
 
 
 def _operations(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
@@ -52,7 +43,7 @@ def _operations(_context: click.Context, _option: click.Parameter, text: str) ->
 @click.option("--optimizer", type=click.Choice(["Adam", "AdamW", "SGD", "RMSprop"]), default="Adam", show_default=True)
 @click.option("--learning-rate", type=click.FloatRange(0, 100, min_open=True), default=0.01, show_default=True)
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each arm.")
-@click.option("--moments", default="20%,50%", show_default=True, callback=_shares, help="When the model may grow.")
+@click.option("--moments", default="20%,50%", show_default=True, callback=shares, help="When the model may grow.")
 @click.option(
     "--actions", default="Deepen,AddBlock", show_default=True, callback=_operations, help="How the model may grow."
 )

@@ -11,9 +11,10 @@ from espalier_api.advice import Action, offered
 from espalier_api.architecture import GrowthError
 from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.growth.deepen import DEEPEN
+from espalier_api.growth_corpus import ArmRecord, CaseRecord, MomentRecord
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.course import Course
-from espalier_cli.judge.records import ArmRecord, CaseRecord, MomentRecord, rounded
+from espalier_cli.judge.records import rounded
 from espalier_trainer.places import known_places
 
 OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)

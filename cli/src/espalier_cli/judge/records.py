@@ -7,81 +7,13 @@ import json
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import Field
-
-from espalier_api.advice import Action, AdviceRequest, Progress
-from espalier_api.architecture import Architecture
+from espalier_api.advice import Action
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, read_document, write_document
-from espalier_api.report import Metric
 from espalier_cli.judge.case import Case
 
 _DIGITS = 5
 RecordT = TypeVar("RecordT", bound=Record)
-
-
-class ArmRecord(Record):
-    """One decision at a moment, and what it led to."""
-
-    action: Action
-    accuracy: float = Field(ge=0, le=1)
-    """On the test split at the end of the budget."""
-    validation_loss: float | None = None
-    """At the end of the budget; None where it is not finite."""
-    step_cost: float = Field(gt=0)
-    """Of a step afterwards, where a step of the starting model costs 1."""
-
-
-class MomentRecord(Record):
-    """A moment at which the model could grow."""
-
-    share: float = Field(gt=0, lt=1)
-    """Of the budget that is used."""
-    validation_accuracy: float = Field(ge=0, le=1)
-    validation_loss: float | None = None
-    train_loss: float | None = None
-    """Of the last steps before."""
-    arms: tuple[ArmRecord, ...]
-    """First nothing, then growths in the description's order."""
-
-
-class CaseRecord(Record):
-    """All arms of one case and seed."""
-
-    case: str
-    family: str
-    seed: int
-    steps: int
-    batch_size: int
-    architecture: Architecture | None
-    """Of the starting model; None where it cannot be described."""
-    places: dict[str, int] = Field(default_factory=dict)
-    moments: tuple[MomentRecord, ...]
-    left_out: tuple[str, ...] = ()
-    """Growths that could not be carried out, with the reasons."""
-
-    def request(self, moment: MomentRecord) -> AdviceRequest | None:
-        """Return what the agent is asked at a moment; None where the model cannot grow."""
-        if self.architecture is None or len(moment.arms) == 1:
-            return None
-        metrics = {
-            "validation_accuracy": moment.validation_accuracy,
-            "validation_loss": moment.validation_loss,
-            "train_loss": moment.train_loss,
-        }
-        return AdviceRequest(
-            job=f"judge/{self.family}"[:300],
-            architecture=self.architecture,
-            time_left_seconds=self.steps * (1 - moment.share),
-            time_budget_seconds=self.steps,
-            allowed_actions=tuple(arm.action for arm in moment.arms),
-            progress=Progress(
-                step=round(self.steps * moment.share),
-                metrics=tuple(Metric(name=name, value=value) for name, value in metrics.items() if value is not None),
-            ),
-            places=self.places,
-            batch_size=self.batch_size,
-        )
 
 
 class TrialRecord(Record):

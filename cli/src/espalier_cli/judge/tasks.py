@@ -8,10 +8,11 @@ from pathlib import Path
 
 from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Policy
+from espalier_api.growth_corpus import CaseRecord
 from espalier_api.trials import CONFIRM_SHARE, RACE_ROUNDS
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.deciding import Setting, decided
-from espalier_cli.judge.records import CaseRecord, TrialsRecord, key_of
+from espalier_cli.judge.records import TrialsRecord, key_of
 from espalier_cli.judge.trialling import RACE_GPUS, tried
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_api.advice import Action
+from espalier_api.growth_corpus import CaseRecord, MomentRecord
 from espalier_api.trials import (
     CONFIRM_SHARE,
     NOTHING,
@@ -28,7 +29,7 @@ from espalier_api.trials import (
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.course import Course
 from espalier_cli.judge.deciding import Setting
-from espalier_cli.judge.records import CaseRecord, MomentRecord, TrialRecord, TrialsRecord, rounded
+from espalier_cli.judge.records import TrialRecord, TrialsRecord, rounded
 
 RACE_GPUS: Final = 4
 """Extra GPUs of a race: three growths and nothing."""

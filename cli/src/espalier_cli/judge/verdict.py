@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from espalier_api.advice import Action
-from espalier_cli.judge.records import CaseRecord, MomentRecord, TrialRecord, TrialsRecord
+from espalier_api.growth_corpus import CaseRecord, MomentRecord
+from espalier_cli.judge.records import TrialRecord, TrialsRecord
 
 HARM: Final = 0.002
 ADVISORS: Final = ("none", "first", "advice", "confirm", "race")

@@ -22,6 +22,7 @@ from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, 
 from espalier_api.task import Score, accuracy_of, other_than_accuracy, score_in
 from espalier_trainer.advisor import Advisor, Decision
 from espalier_trainer.network import Network
+from espalier_trainer.places import known_places
 from espalier_trainer.progress import Progress
 from espalier_trainer.scheduler import Scheduler
 
@@ -154,6 +155,8 @@ class Adapter:
                 adaptations=progress.consultations,
                 metrics=progress.metric_tuple(),
             ),
+            places=known_places(network.module, self.example_input),
+            batch_size=self.job.spec.training.batch_size,
         )
         # Waiting for the agent is paid from the budget, so it is never waited longer than there is budget.
         patience = max(

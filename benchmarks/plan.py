@@ -7,8 +7,8 @@ same priority, and nothing is moved.
 
 With constraints, jobs request CPU, memory and a place among the pods of a node. A tenth of them require one of four
 zones, and a tenth of the nodes have CPUs for half of their GPUs only. With racks, nodes carry the
-labels of one of four zones and of a rack of 16 nodes. Times are CPU time of the process: others on the machine count
-little.
+labels of one of four zones and of a rack of 16 nodes. Times are CPU time of the process, so others on the machine
+hardly count.
 """
 
 from __future__ import annotations

@@ -98,8 +98,14 @@ class GavelPolicy:
 
 
 def _remaining(view: View, jobs: Sequence[Candidate], fastest: Sequence[float]) -> list[float]:
-    """Return the steps that each job has left; where that is not known, as many seconds' as the others on average."""
+    """Return the steps that each job has left; where that is not known, as many seconds' as the others on average.
+
+    A program says what part of its work it has done; its rest is as many seconds as that took, in proportion.
+    """
     known = {job: view.outlooks[job.key].remaining_steps for job in jobs if job.key in view.outlooks}
+    for job, speed in zip(jobs, fastest, strict=True):
+        if job.rest is not None:
+            known[job] = job.rest / max(1, gpus_of(job)) * speed
     seconds = [known[job] / speed for job, speed in zip(jobs, fastest, strict=True) if job in known]
     average = sum(seconds) / len(seconds) if seconds else 1.0
     return [max(known.get(job, average * speed), 1e-9) for job, speed in zip(jobs, fastest, strict=True)]

@@ -4,7 +4,7 @@ A job's speedup on a type is its speed there over that on an average GPU, as its
 part of all GPUs elsewhere (eq. 9 of Pollux; 4.1 of Gavel). GPUs go to the jobs and types with the largest value, one
 after the other, for the base workers of each. Nobody needs to know how long a job will take: one that has
 waited counts more, by its age over the time that it has run, so that short jobs, which have run little, end early, and
-no job waits for ever.
+no job waits for ever. One that says what part of its work it has done counts by its rest, if that is less.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def _values(view: View, speeds: Speeds, job: Candidate) -> dict[str, float]:
     if not average:
         return {}
     age, run = max(0.0, view.now - job.submitted_at), job.service / max(1, size)
+    run = run if job.rest is None else min(run, job.rest / max(1, size))
     due = ((_NEW_SECONDS + age) / (_NEW_SECONDS + run)) ** _AGE
     factor = float(weight_of(job.priority)) * due / (average * max(1, size) ** _SIZE)
     return {each: speed * factor for each, speed in known.items() if speed > 0}

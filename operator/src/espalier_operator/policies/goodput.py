@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from espalier_operator.policies.goodput_by_type import by_type
+from espalier_operator.policies.goodput_by_type import Objective, by_type
 from espalier_operator.policies.nearness import near
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View
 
@@ -42,6 +42,8 @@ class GoodputPolicy:
     """A job gets so many times the workers that it has tried at most: what its speed beyond would be is a guess."""
     restart_seconds: float = 30.0
     """For how long a job does not train when its workers have changed."""
+    objective: Objective = "completion"
+    """Where GPUs differ in type: `completion`, jobs end early on average; `makespan`, the last one ends early."""
     name: str = "goodput"
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS_AND_BATCH
 
@@ -62,7 +64,7 @@ class GoodputPolicy:
         """Return shares that sum up to all GPUs at most: the oldest job first; by type of GPU the most valuable one."""
         restarts = view.memory.get(_RESTARTS, {})
         if view.gpu_types and view.speeds is not None:
-            places = by_type(view, view.speeds, self.restart_seconds)
+            places = by_type(view, view.speeds, self.restart_seconds, self.objective)
             workers = {job: job.min_workers for job in places.chosen}
             growing = [
                 self._grow(view, [job for job, own in places.chosen.items() if own == gpu_type], workers, free)

@@ -1,4 +1,4 @@
-"""`training.png`: accuracy and loss over budget time, with marks where GPUs came and went and the model grew."""
+"""`training.png`: score and loss over budget time, with marks where GPUs came and went and the model grew."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from espalier_api.events import AdaptationFinished, AllocationChanged, AnyEvent, EpochFinished
 from espalier_api.report import AdaptationResult
 from espalier_api.result import RunResult
+from espalier_api.task import ACCURACY
 
 mpl.use("Agg")
 
@@ -38,17 +39,17 @@ def draw_training(curve: Curve, path: Path) -> None:
     times = [event.used_seconds for event in epochs]
     figure.suptitle(_title(result), fontsize=11)
 
-    accuracy.plot(times, [event.validation_accuracy for event in epochs], color=GREEN, lw=1.2, label="validation")
-    if result.test_accuracy is not None:
+    accuracy.plot(*_scores(epochs), color=GREEN, lw=1.2, label="validation")
+    if result.score is not None:
         accuracy.plot(
             [result.used_seconds],
-            [result.test_accuracy],
+            [result.score.value],
             "o",
             color=BROWN,
             clip_on=False,
-            label=f"test, at the end: {result.test_accuracy:.3f}",
+            label=f"test, at the end: {result.score.value:.3f}",
         )
-    accuracy.set_ylabel("accuracy")
+    best_below = _named(accuracy, epochs)
     accuracy.grid(alpha=0.25)
 
     loss.plot(times, [event.train_loss for event in epochs], color=GREY, lw=1, label="train")
@@ -60,33 +61,41 @@ def draw_training(curve: Curve, path: Path) -> None:
 
     _draw_gpus(gpus, curve)
     _mark_growth((accuracy, loss), curve.events)
-    accuracy.legend(loc="lower right", fontsize=8, frameon=False)
+    accuracy.legend(loc="upper right" if best_below else "lower right", fontsize=8, frameon=False)
     gpus.set_xlabel("time budget used (s)")
     gpus.set_xlim(0, max([result.time_budget_seconds, result.used_seconds, *times]) * 1.01)
     _save(figure, path)
 
 
 def draw_comparison(curves: Sequence[Curve], path: Path) -> None:
-    """Draw the validation accuracy of several runs in one picture at `path` (PNG)."""
+    """Draw the validation scores of several runs in one picture at `path` (PNG)."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     for curve, color in zip(curves, (GREY, GREEN, BLUE, BROWN), strict=False):
         epochs = [event for event in curve.events if isinstance(event, EpochFinished)]
-        test = curve.result.test_accuracy
-        label = curve.label if test is None else f"{curve.label}: {test:.3f} on the test split"
-        axes.plot(
-            [event.used_seconds for event in epochs],
-            [event.validation_accuracy for event in epochs],
-            color=color,
-            lw=1.2,
-            label=label,
-        )
+        test = curve.result.score
+        label = curve.label if test is None else f"{curve.label}: {test.value:.3f} on the test split"
+        axes.plot(*_scores(epochs), color=color, lw=1.2, label=label)
         _mark_growth((axes,), curve.events)
     axes.set_xlabel("time budget used (s)")
-    axes.set_ylabel("validation accuracy")
-    axes.legend(loc="lower right", fontsize=9, frameon=False)
+    every = [event for curve in curves for event in curve.events if isinstance(event, EpochFinished)]
+    best_below = _named(axes, every, "validation ")
+    axes.legend(loc="upper right" if best_below else "lower right", fontsize=9, frameon=False)
     axes.grid(alpha=0.25)
     _save(figure, path)
+
+
+def _scores(epochs: Sequence[EpochFinished]) -> tuple[list[float], list[float]]:
+    """Return the times and values of the scores on the validation split."""
+    scored = [(event.used_seconds, event.score.value) for event in epochs if event.score is not None]
+    return [time for time, _ in scored], [value for _, value in scored]
+
+
+def _named(axes: Axes, epochs: Sequence[EpochFinished], split: str = "") -> bool:
+    """Name the axis after the measure; returns whether a lower value is better."""
+    measure = next((event.score.by for event in epochs if event.score is not None), ACCURACY)
+    axes.set_ylabel(f"{split}{measure.title}{'' if measure.higher_is_better else ' (lower is better)'}")
+    return not measure.higher_is_better
 
 
 def _title(result: RunResult) -> str:

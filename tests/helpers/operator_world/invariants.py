@@ -81,7 +81,16 @@ def check(
                 _demand(action.deadline >= now + notice, 4, f"{job.key} has no time for a checkpoint")
                 moves = _has_room(snapshot, plan, job, types or {}) or _makes_room(plan, job, jobs, types or {})
                 _demand(moves or bool(_waits_for(job, plan, jobs)), 4, f"nobody waits for the GPUs of {job.key}")
-            case Requeue() if action.reason in (Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY):
+            case Stop() if action.reason is Reason.NODE_DEPARTING:
+                _demand(job.terms.base_preemptible and job.stopping is None, 4, f"{job.key} keeps its base GPUs")
+                going = {node.name for node in snapshot.nodes if node.departing}
+                there = any(worker.role is Role.BASE and worker.node in going for worker in live)
+                _demand(there, 4, f"no node of {job.key} is about to go")
+            case Requeue() if action.reason in (
+                Reason.QUOTA_RECLAIMED,
+                Reason.PREEMPTED_BY_POLICY,
+                Reason.NODE_DEPARTING,
+            ):
                 _demand(job.stopping is not None, 10, f"{job.key} is not stopped with notice")
             case Requeue() if action.reason is not Reason.SUSPENDED:
                 bound = sum(worker.role is Role.BASE and worker.node is not None for worker in live)

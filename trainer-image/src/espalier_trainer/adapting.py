@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from torch import Tensor, nn
+from torch import nn
 
 from espalier_api.advice import Action, AdviceRequest, OutcomeReport, offered
 from espalier_api.advice import Progress as AdviceProgress
@@ -20,6 +20,7 @@ from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.advisor import Advisor, Decision
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Progress
 from espalier_trainer.scheduler import Scheduler
@@ -74,7 +75,7 @@ class Adapter:
     job: AdaptiveTrainingJob
     advisor: Advisor
     scheduler: Scheduler
-    example_input: Tensor
+    example_input: ExampleInput
     restart_only: bool = False
     """A control for studies: if the advice is to grow, only the learning-rate schedule restarts."""
     clock: Callable[[], float] = time.monotonic

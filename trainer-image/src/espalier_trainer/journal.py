@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypedDict
 
+from espalier_api.advice import Action
 from espalier_api.events import (
     AdaptationFinished,
     BatchSizeChanged,
@@ -17,6 +18,7 @@ from espalier_api.events import (
     EpochFinished,
     TrainerFinished,
     TrainerStarted,
+    TrialsStarted,
     TrialStarted,
     Warned,
     WorkersChanged,
@@ -142,6 +144,12 @@ class Journal:
         self.reporter.record(TrialStarted(**self._stamp(), **self._standing(network), seconds=seconds))
         self.report(urgent=True)
 
+    def trials_started(self, actions: Sequence[Action], workers: int, seconds: float) -> None:
+        """Report that `workers` extra workers try `actions`, for `seconds` of wall time each."""
+        tried = tuple(str(action) for action in actions)
+        self.reporter.record(TrialsStarted(**self._stamp(), actions=tried, workers=workers, seconds=seconds))
+        self.report(urgent=True)
+
     def workers_changed(self, workers: int, seconds: float) -> None:
         """Report that `workers` workers train together, after a pause of `seconds`."""
         self.progress.metrics[WORKERS_METRIC] = workers
@@ -167,11 +175,11 @@ class Journal:
         )
         self.report(urgent=True)
 
-    def saved(self, path: str, seconds: float) -> None:
-        """Report that a checkpoint is complete."""
+    def saved(self, path: str, step: int, seconds: float) -> None:
+        """Report that the checkpoint of a step, which took `seconds` to write, is complete."""
         stamp = self._stamp()
         self.last_checkpoint = stamp["time"]
-        self.reporter.record(CheckpointSaved(**stamp, path=path, step=self.progress.step, seconds=seconds))
+        self.reporter.record(CheckpointSaved(**stamp, path=path, step=step, seconds=seconds))
 
     def finished(self, ending: Ending, test: Evaluation | None) -> None:
         """Report how the run ended."""

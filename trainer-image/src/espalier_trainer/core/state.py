@@ -105,6 +105,11 @@ class StateCopy:
         self._state.note(state)
         self._received = state
 
+    def lead_to(self, network: Network, state: CheckpointState) -> None:
+        """Hold `network` and `state`, which training the copy by itself has led to."""
+        self._state.adopt(network)
+        self._received = state
+
     def forget(self) -> None:
         """Discard the copy, which becomes outdated."""
         self._received = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 import xxhash
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from espalier_api.documents import dumps, loads
@@ -19,6 +20,9 @@ from espalier_trainer.network import Network
 from espalier_trainer.optimizers import optimizer_state
 from espalier_trainer.packing import Packed, packed, unpacked
 from espalier_trainer.schedules import UNKNOWN, Moment
+
+_ORDERS = TypeAdapter(dict[int, str])
+"""Orders by rank."""
 
 
 class Code(IntEnum):
@@ -37,6 +41,8 @@ class Code(IntEnum):
     """The job is done."""
     EPOCH = 6
     """The epoch is over: a user's loop runs the code after its batches."""
+    APART = 7
+    """Leave this generation: some to join the next one, others to carry out an order by themselves first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,18 @@ def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:
 def broadcast_note(group: Group, state: CheckpointState) -> None:
     """Send the non-tensor part of the leader's state to all members."""
     _broadcast(group, Code.NOTE, torch.frombuffer(bytearray(dumps(state).encode()), dtype=torch.uint8))
+
+
+def broadcast_orders(group: Group, orders: Mapping[int, str]) -> None:
+    """Send the members of these ranks away with an order each; all others are to form the next generation."""
+    _broadcast(group, Code.APART, torch.frombuffer(bytearray(_ORDERS.dump_json(dict(orders))), dtype=torch.uint8))
+
+
+def receive_order(group: Group, command: Command) -> str | None:
+    """Receive the orders that `command` announces; returns this member's, None if it has none."""
+    content = torch.zeros(command.size, dtype=torch.uint8, device=group.device)
+    group.broadcast(content, 0)
+    return _ORDERS.validate_json(content.cpu().numpy().tobytes()).get(group.rank)
 
 
 def receive_state(group: Group, command: Command) -> Checkpoint:

@@ -16,6 +16,8 @@ from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.network import Network
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.state import JobState
+from espalier_trainer.trials.arm import Trying
+from espalier_trainer.trials.orders import Order
 
 
 class Follower:
@@ -40,7 +42,10 @@ class Follower:
         """Whom this member's examples are taught by; what is tried, and when, is the leader's matter."""
         state = JobState(job, start, data.example_input(), device, self.hooks)
         self.held = StateCopy(state, self.hooks)
-        self._member = Member(self.held, seed, device, base=base, index=index, node=node, stop=stop)
+        self._try = Trying(job.spec.training, job.spec.adaptation.insertion, state, self.held, data, seed, stop)
+        self._member = Member(
+            self.held, seed, device, base=base, index=index, node=node, stop=stop, carry_out=self._tried
+        )
         self._order: EpochOrder | None = None
         """Of the epoch of the last step: drawing a permutation of all examples takes longer than a small step."""
 
@@ -57,6 +62,9 @@ class Follower:
             except GroupBrokenError as error:
                 turn.broken = error
         return self._member.ended
+
+    def _tried(self, order: str) -> str:
+        return self._try(Order.model_validate_json(order)).model_dump_json()
 
     def _step(self, turn: Turn) -> None:
         network, group, command = self.held.network, turn.group, turn.command

@@ -69,10 +69,11 @@ def verdict(curves: list[Curve]) -> str:
     first, second = curves[0].result, curves[-1].result
     if first.test_accuracy is None or second.test_accuracy is None:
         return "One of the runs has no test accuracy: nothing can be compared."
-    if first.dataset and second.dataset and first.dataset != second.dataset:
+    if other := next((each for each in curves if each.result.dataset != first.dataset), None):
+        names = [each.result.dataset or "data that only its script knows" for each in (curves[0], other)]
         return (
-            f"{curves[0].label} was trained on {first.dataset}, {curves[-1].label} on {second.dataset}: accuracies on "
-            "different data sets cannot be compared."
+            f"{curves[0].label} was trained on {names[0]}, {other.label} on {names[1]}: accuracies on different data "
+            "sets cannot be compared."
         )
     difference = second.test_accuracy - first.test_accuracy
     word = "more" if difference > 0 else "less" if difference < 0 else "neither more nor less"

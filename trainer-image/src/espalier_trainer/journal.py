@@ -186,6 +186,8 @@ class Journal:
         progress = self.progress
         if test is not None and math.isfinite(test.loss):
             progress.metrics |= {"test_accuracy": test.accuracy, "test_loss": test.loss}
+        # A loop of the user's has no evaluation of its own, but may have reported figures.
+        told = progress.metrics if ending.phase is TrainerPhase.COMPLETED else {}
         self.ending = ending
         self.reporter.record(
             TrainerFinished(
@@ -195,8 +197,8 @@ class Journal:
                 reason=ending.reason,
                 message=ending.message,
                 epoch=progress.epoch,
-                test_accuracy=None if test is None else test.accuracy,
-                test_loss=None if test is None or not math.isfinite(test.loss) else test.loss,
+                test_accuracy=told.get("test_accuracy") if test is None else test.accuracy,
+                test_loss=told.get("test_loss") if test is None or not math.isfinite(test.loss) else test.loss,
                 max_step_gap_seconds=progress.max_step_gap_seconds,
             )
         )

@@ -1,4 +1,4 @@
-"""`training.png`: accuracy and loss over budget time, with marks where GPUs came and went and the model grew.
+"""`training.png`: score and loss over budget time, with marks where GPUs came and went and the model grew.
 
 The marks' labels stand in a strip of their own above the curves; growths too close for a label each share one.
 """
@@ -27,6 +27,7 @@ from espalier_api.events import (
 )
 from espalier_api.report import AdaptationResult
 from espalier_api.result import RunResult
+from espalier_api.task import ACCURACY
 
 mpl.use("Agg")
 
@@ -96,17 +97,17 @@ def draw_training(curve: Curve, path: Path) -> None:
     times = [event.used_seconds for event in epochs]
     figure.suptitle(_title(result), fontsize=11)
 
-    accuracy.plot(times, [event.validation_accuracy for event in epochs], color=GREEN, lw=1.2, label="validation")
-    if result.test_accuracy is not None:
+    accuracy.plot(*_scores(epochs), color=GREEN, lw=1.2, label="validation")
+    if result.score is not None:
         accuracy.plot(
             [result.used_seconds],
-            [result.test_accuracy],
+            [result.score.value],
             "o",
             color=BROWN,
             clip_on=False,
-            label=f"test, at the end: {result.test_accuracy:.3f}",
+            label=f"test, at the end: {result.score.value:.3f}",
         )
-    accuracy.set_ylabel("accuracy")
+    _name(accuracy, epochs)
     accuracy.grid(alpha=0.25)
 
     loss.plot(times, [event.train_loss for event in epochs], color=GREY, lw=1, label="train")
@@ -130,7 +131,7 @@ def draw_training(curve: Curve, path: Path) -> None:
 
 
 def draw_comparison(curves: Sequence[Curve], path: Path) -> None:
-    """Draw the validation accuracy of several runs in one picture at `path` (PNG)."""
+    """Draw the validation scores of several runs in one picture at `path` (PNG)."""
     events = sorted((event for curve in curves for event in curve.events), key=lambda event: event.used_seconds)
     end = max([*(curve.result.time_budget_seconds for curve in curves), *(event.used_seconds for event in events)])
     labels = labels_of(events, end)
@@ -141,23 +142,29 @@ def draw_comparison(curves: Sequence[Curve], path: Path) -> None:
         _draw_labels(above, labels)
     for curve, color in zip(curves, (GREY, GREEN, BLUE, BROWN), strict=False):
         epochs = [event for event in curve.events if isinstance(event, EpochFinished)]
-        test = curve.result.test_accuracy
-        label = curve.label if test is None else f"{curve.label}: {test:.3f} on the test split"
-        axes.plot(
-            [event.used_seconds for event in epochs],
-            [event.validation_accuracy for event in epochs],
-            color=color,
-            lw=1.2,
-            label=label,
-        )
+        test = curve.result.score
+        label = curve.label if test is None else f"{curve.label}: {test.value:.3f} on the test split"
+        axes.plot(*_scores(epochs), color=color, lw=1.2, label=label)
     marks = _mark((axes,), events)
     axes.set_xlim(0, end * 1.01)
     axes.set_xlabel("time budget used (s)")
-    axes.set_ylabel("validation accuracy")
+    _name(axes, [event for event in events if isinstance(event, EpochFinished)], "validation ")
     shown, _ = axes.get_legend_handles_labels()
     axes.legend(handles=[*shown, *marks], loc="best", fontsize=9, framealpha=0.7, edgecolor="none")
     axes.grid(alpha=0.25)
     _save(figure, path)
+
+
+def _scores(epochs: Sequence[EpochFinished]) -> tuple[list[float], list[float]]:
+    """Return the times and values of the scores on the validation split."""
+    scored = [(event.used_seconds, event.score.value) for event in epochs if event.score is not None]
+    return [time for time, _ in scored], [value for _, value in scored]
+
+
+def _name(axes: Axes, epochs: Sequence[EpochFinished], split: str = "") -> None:
+    """Name the axis after the measure."""
+    measure = next((event.score.by for event in epochs if event.score is not None), ACCURACY)
+    axes.set_ylabel(f"{split}{measure.title}{'' if measure.higher_is_better else ' (lower is better)'}")
 
 
 def _title(result: RunResult) -> str:

@@ -147,7 +147,7 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         job = job or job_of()
         data = data or digits
         seed_everything(job.spec.training.seed)
-        model = build_model(job.spec.training.model, data.classes, data.example_input())
+        model = build_model(job.spec.training.model, data.classes, data.example_input(), data.task)
         if up_at is not None:
             arrivals = (Arrival(up_at, 2),)
         scheduler = VirtualScheduler(job.spec.time_budget_seconds, step_seconds, arrivals)

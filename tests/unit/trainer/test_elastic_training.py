@@ -45,7 +45,7 @@ class Workers:
         for index in range(count):
             training, data = self.job.spec.training, self.data
             seed_everything(training.seed + 1)  # their own starting weights do not matter
-            model = build_model(training.model, data.classes, data.example_input())
+            model = build_model(training.model, data.classes, data.example_input(), data.task)
             network, _ = new_network(
                 model, training.optimizer, data.example_input(), self.job.spec.adaptation.insertion
             )

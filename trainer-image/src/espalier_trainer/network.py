@@ -15,6 +15,7 @@ from espalier_api.growth import described, operation, operation_names
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.job import Insertion, OptimizerSpec
 from espalier_trainer.architecture import describe
+from espalier_trainer.averaging import without_stale
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.net2net.deepening.deepen import insertion_points
@@ -57,6 +58,7 @@ class Network:
             raise GrowthError(f"the model is not described, so {action} cannot be carried out on it")
         step = step_of(action.kind).planned(action, self.architecture, insertion, seed)
         module, optimizer = step.grown(self.module, self.optimizer, example_input)
+        without_stale(optimizer, self.module, module)
         description = describe(module, example_input, insertion, before=self.architecture)
         return Network(module, optimizer, description, (*self.history, step))
 
@@ -117,7 +119,7 @@ def nowhere(module: nn.Module, example_input: ExampleInput, operations: Sequence
         why = str(error)
     else:
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-        named = "; ".join(f"{path!r}: {reason}" for path, reason in refused[:_NAMED])
+        named = "; ".join(f"{path!r}: {one}" for path, one in refused[:_NAMED])
         why = f"no place of it can grow ({named or 'it has no linear layer and no convolution'}{more})"
     others = [name for name in operation_names() if name not in operations and name != DEEPEN.name]
     allow = f"allow {' or '.join(others)} in adaptation.actions, " if others else ""

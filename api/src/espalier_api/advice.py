@@ -161,6 +161,11 @@ class AdviceRequest(Record):
     progress: Progress = Progress()
     allowed_actions: tuple[Action, ...] | None = None
     """Allowed answers; if absent, everything that the architecture offers, and `Nothing`."""
+    places: dict[str, Annotated[int, Field(ge=1, le=2**40)]] = Field(default_factory=dict)
+    """At how many places of an example each layer with weights is applied (pixels, tokens, or 1), from which the cost
+    of a growth follows; empty where that is not known."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Of a training step; absent where it is not known."""
 
     def actions(self) -> tuple[Action, ...]:
         """Return the allowed actions that the architecture offers.
@@ -199,11 +204,22 @@ class PolicyVersion(Record):
     version: str
 
 
+class ExpectedGain(Record):
+    """Final accuracy gained against doing nothing, as a policy expects it."""
+
+    mean: float
+    low: float
+    """End of the interval that four of five estimates are in."""
+    high: float
+
+
 class ActionProbability(Record):
     """The probability that a policy gave one action."""
 
     action: Action
     probability: float = Field(ge=0, le=1)
+    gain: ExpectedGain | None = None
+    """Absent for doing nothing, and where the policy does not estimate it."""
 
 
 class AdviceResponse(Record):

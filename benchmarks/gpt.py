@@ -2,7 +2,7 @@
 
 python benchmarks/gpt.py [--budgets 40,80,160] [--seeds 5] [--runs FILE] [--page FILE --picture FILE] [--quick]
 
-A character GPT on the sources of Python's standard library (`examples/gpt.yaml`), in virtual time: a step costs what it
+A character GPT on the sources of Python's standard library (`flagship/job.yaml`), in virtual time: a step costs what it
 was measured to cost for that number of blocks, so figures do not depend on the machine's load. Arms:
   1, 2, 4 blocks          all along; each with its own best learning rate, chosen on another seed
   1 → 4, scaled copies    the run of blocks is copied twice at the moment, its last projections divided by 4
@@ -49,7 +49,7 @@ def main() -> None:
     prepare_process()
     budgets = QUICK if options.quick else tuple(float(each) for each in options.budgets.split(","))
     moments, seeds = (MOMENTS[:1], 2) if options.quick else (MOMENTS, options.seeds)
-    job, cost = load_job(Path("examples/gpt.yaml")), StepCost()
+    job, cost = load_job(Path(__file__).parent / "flagship" / "job.yaml"), StepCost()
     results = Results(head_of(job, moments, cost), options.runs)
 
     def done(run: Run) -> None:

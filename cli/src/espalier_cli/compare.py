@@ -77,10 +77,11 @@ def verdict(curves: list[Curve]) -> str:
             f"{curves[0].label} is judged by {theirs.by.title}, {curves[-1].label} by {ours.by.title}: they cannot be "
             "compared."
         )
-    if first.dataset and second.dataset and first.dataset != second.dataset:
+    if other := next((each for each in curves if each.result.dataset != first.dataset), None):
+        names = [each.result.dataset or "data that only its script knows" for each in (curves[0], other)]
         return (
-            f"{curves[0].label} was trained on {first.dataset}, {curves[-1].label} on {second.dataset}: scores on "
-            "different data sets cannot be compared."
+            f"{curves[0].label} was trained on {names[0]}, {other.label} on {names[1]}: scores on different data sets "
+            "cannot be compared."
         )
     ahead = ours.ahead_of(theirs)
     amount = f"{abs(ahead):.{ours.by.digits}f} " if ahead else ""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from torch import Tensor, nn
+from torch import nn
 
 from espalier_api.advice import Action, AdviceRequest, OutcomeReport, offered
 from espalier_api.advice import Progress as AdviceProgress
@@ -21,6 +21,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm
 from espalier_api.task import Score, accuracy_of, other_than_accuracy, score_in
 from espalier_trainer.advisor import Advisor, Decision
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import Network
 from espalier_trainer.places import known_places
 from espalier_trainer.progress import Progress
@@ -123,7 +124,7 @@ class Adapter:
     job: AdaptiveTrainingJob
     advisor: Advisor
     scheduler: Scheduler
-    example_input: Tensor
+    example_input: ExampleInput
     restart_only: bool = False
     """A control for studies: if the advice is to grow, only the learning-rate schedule restarts."""
     clock: Callable[[], float] = time.monotonic

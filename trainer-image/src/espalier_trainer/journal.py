@@ -189,6 +189,8 @@ class Journal:
         score = None if test is None or not math.isfinite(test.score.value) else test.score
         if test is not None and math.isfinite(test.loss):
             progress.metrics |= test.named("test")
+        # A loop of the user's has no evaluation of its own, but may have reported figures.
+        told = progress.metrics if ending.phase is TrainerPhase.COMPLETED and test is None else {}
         self.ending = ending
         self.reporter.record(
             TrainerFinished(
@@ -198,9 +200,9 @@ class Journal:
                 reason=ending.reason,
                 message=ending.message,
                 epoch=progress.epoch,
-                test_accuracy=accuracy_of(score),
+                test_accuracy=told.get("test_accuracy") if test is None else accuracy_of(score),
                 test_score=other_than_accuracy(score),
-                test_loss=None if test is None or not math.isfinite(test.loss) else test.loss,
+                test_loss=told.get("test_loss") if test is None or not math.isfinite(test.loss) else test.loss,
                 max_step_gap_seconds=progress.max_step_gap_seconds,
             )
         )

@@ -42,6 +42,7 @@ from espalier_trainer.errors import LossNotFiniteError, SupersededError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.journal import Journal
 from espalier_trainer.measuring.meter import Meter, Place
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Ending, Progress, StepGaps
 from espalier_trainer.schedules import Moment
@@ -91,7 +92,7 @@ class Run:
         identity: CheckpointIdentity,
         seed: int,
         *,
-        example: torch.Tensor | None = None,
+        example: ExampleInput | None = None,
         cannot_grow: str = "",
         hooks: Hooks | None = None,
         study: Study | None = None,

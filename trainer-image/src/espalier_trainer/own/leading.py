@@ -166,6 +166,10 @@ class Leading:
             run.validated(Evaluation(score, figures["validation_loss"]))
         run.journal.report(urgent=True)
 
+    def log_to(self, target: Any) -> None:
+        """Also write the run's figures to `target`."""
+        self._run.services.log_to(target)
+
     # ---- within
 
     def _stamped(self) -> Moment:

@@ -112,6 +112,13 @@ class _Walk:
                 raise NotClosedError("nothing is added to what it was given", "let it add a branch: `x + f(x)`")
             ways = [self._zero(branch, frozenset()) for branch in branches]
             for branch, found in zip(branches, ways, strict=True):
+                if not found and self._is_frozen(branch):
+                    raise NotClosedError(
+                        f"the branch that ends in {branch.operator} {branch.name!r} is frozen there, so a new block "
+                        "whose last projection is zero would never learn",
+                        "let that layer train (`requires_grad_(True)`), or merge its adapters before growth",
+                        is_block=True,
+                    )
                 if not found:
                     raise NotClosedError(
                         f"the branch that ends in {branch.operator} {branch.name!r} has no last projection that could "
@@ -201,6 +208,11 @@ class _Walk:
             for layer in next(found for kind, found in _PROJECTIONS.items() if isinstance(module, kind))
             for name, _ in module.get_submodule(layer).named_parameters()
         )
+
+    def _is_frozen(self, operation: Operation) -> bool:
+        module = None if operation.module is None else self._modules[operation.module]
+        own = [] if module is None else list(module.parameters())
+        return bool(own) and not any(parameter.requires_grad for parameter in own)
 
     def _own(self, path: str) -> bool:
         """Return whether a parameter is one of the block's that trains."""

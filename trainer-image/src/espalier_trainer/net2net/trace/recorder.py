@@ -36,8 +36,10 @@ _NO_CHANGE = frozenset({"contiguous", "to", "type", "type_as", "float", "double"
 """Tensor methods that return their tensor itself where there is nothing to do."""
 
 _SHAPE_KEEPING = frozenset(
-    (functional.batch_norm, functional.layer_norm, functional.group_norm)
-    + (functional.relu6, functional.hardtanh, functional.hardswish, functional.silu, functional.gelu)
+    {
+        *(functional.batch_norm, functional.layer_norm, functional.group_norm),
+        *(functional.relu6, functional.hardtanh, functional.hardswish, functional.silu, functional.gelu),
+    }
 )
 """Functions that keep the shape of their input. Their meta versions would take most of a trace's time."""
 

@@ -222,3 +222,35 @@ def test_frozen_projections_are_named() -> None:
     (refusal,) = refused_blocks(STRANGERS["adapters"][0](), ROWS)
     assert "is frozen there" in refusal.reason
     assert "merge its adapters" in refusal.remedy
+
+
+class Stacked(Unit):
+    """Adds by a sum over a stack, which is no addition that the trace could follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        return torch.stack([x, self.down(self.act(self.up(self.norm(x))))]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (None, "is no sum of what it was given"),
+        (("down.weight", "down.bias"), ""),
+        (("up.weight",), "it still changes what it is given"),
+        (("out.weight",), "'out.weight', which is no parameter of it"),
+    ],
+)
+def test_a_block_may_name_what_closes_it(names: tuple[str, ...] | None, reason: str) -> None:
+    torch.manual_seed(0)
+    kind = type("Marked", (Stacked,), {} if names is None else {"closed_by": names})
+    model = Net(nn.ModuleDict({"first": kind(), "second": kind()}), lambda blocks, x: _in_turn(blocks.values(), x))
+    points = [point.id for point in block_points(model, ROWS)]
+    assert points == ([] if reason else ["blocks.first"])
+    if names is not None and reason:
+        with pytest.raises(GrowthError, match=reason):
+            add_block(model, "blocks.first", ROWS)
+    elif not reason:
+        grown = add_block(model, "blocks.first", ROWS)
+        assert list(dict(grown.blocks.named_children())) == ["first", "second", "second_added_0"]
+        assert torch.equal(grown(ROWS), model(ROWS))

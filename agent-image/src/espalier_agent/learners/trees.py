@@ -8,7 +8,7 @@ is: by how many deviations of the trees the expected gain is lowered, and how mu
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.growth import operation_names
+from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth_corpus import GrowthCorpus
 from espalier_api.outcomes import OutcomeTable
 
@@ -69,6 +70,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    kind: str
     features: list[float]
     gain: float
     weight: float
@@ -111,7 +113,7 @@ class TreesLearner(Learner):
             *(case.architecture for corpus in self.corpora for case in corpus.cases if case.architecture is not None),
             *(state.architecture for tree in trees for state in tree.states[:1]),
         ]
-        network = _network(architectures)
+        network = _network(architectures, {row.kind for row in found} - {DEEPEN.name})
         _fit(network, rows, config, seed, progress)
         start = LearningStart(
             tuple(tables), seed, network, Vocabulary.build(architectures, DEFAULT_EMBEDDING_SEED), games=[]
@@ -121,9 +123,10 @@ class TreesLearner(Learner):
         )
 
 
-def _network(architectures: Sequence[Architecture]) -> TreesNetwork:
+def _network(architectures: Sequence[Architecture], operations: Iterable[str]) -> TreesNetwork:
+    """Return trees that score the operations which they learn from, and no others."""
     points = max((len(one.growth_points) for one in architectures), default=1)
-    config = NetworkConfig.scoring("trees", max(1, points), [name for name in operation_names() if name != "Deepen"])
+    config = NetworkConfig.scoring("trees", max(1, points), [one for one in operation_names() if one in operations])
     network = PolicyNetwork.of(config)
     if not isinstance(network, TreesNetwork):
         raise TypeError(f"encoder trees is {type(network).__name__}")
@@ -200,7 +203,7 @@ def _rows(
     static, dynamic = static_features(architecture, facts), dynamic_features(architecture, facts)
     for action, gain in gains.items():
         if action in static:
-            yield _Row([*static[action].tolist(), share, *dynamic], gain, weight, family, decision)
+            yield _Row(action.kind, [*static[action].tolist(), share, *dynamic], gain, weight, family, decision)
 
 
 def _stacked(rows: Sequence[_Row]) -> Rows:

@@ -80,8 +80,9 @@ def tried(case: Case, record: CaseRecord, setting: Setting, policy: Policy) -> T
 
 
 def version_of(policy: Policy) -> str:
-    """Return name and version in one text."""
-    return f"{policy.name}@{policy.version}"
+    """Return name and version in one text, and those of the policy for strangers."""
+    own = f"{policy.name}@{policy.version}"
+    return own if policy.strangers is None else f"{own}, {version_of(policy.strangers)}"
 
 
 def _confirm(course: Course, action: Action, outcome: dict[str, float]) -> tuple[bool | None, float]:

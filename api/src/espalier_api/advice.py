@@ -15,6 +15,7 @@ from espalier_api.growth import NOTHING, OPERATIONS, described, operation, opera
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
 from espalier_api.report import Metric
+from espalier_api.task import ACCURACY
 
 MAX_DECISION_IDS: Final = 1000
 """Maximum in one report. A job makes at most a hundred decisions (`maxAdaptations`)."""
@@ -236,6 +237,10 @@ class OutcomeReport(Record):
     job: JobText
     decision_ids: tuple[DecisionId, ...] = Field(max_length=MAX_DECISION_IDS)
     final_accuracy: float = Field(ge=0, le=1)
+    """Of a classification. Of another task its score as a number between 0 and 1, higher is better
+    (`espalier_api.task.Score.quality`)."""
+    measure: Annotated[str, Field(max_length=64)] = ACCURACY.name
+    """What the job is judged by: `accuracy`, `r2` or `bits_per_character`."""
     time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)
 
 

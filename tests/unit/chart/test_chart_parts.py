@@ -42,6 +42,8 @@ def test_the_operator_is_told_every_setting(helm: Helm) -> None:
     assert settings_of(context.params) == KubeSettings(
         controller_name="example.com/second",
         gpu_resource="amd.com/gpu",
+        other_gpu_resources=("nvidia.com/gpu", "nvidia.com/mig-1g.5gb"),
+        departing_nodes=("example.com/leaving", "example.com/state=going", "Leaving"),
         gpu_type_label="example.com/model",
         rack_label="example.com/rack",
         tolerated_taints=("amd.com/gpu", "example.com/reserved"),
@@ -50,6 +52,7 @@ def test_the_operator_is_told_every_setting(helm: Helm) -> None:
         image_pull_secrets=("trainers", "more"),
         agent_url="http://gpus-agent.espalier-system.svc:8080",
         extra_priority_class="gpus-extra",
+        traces_endpoint="http://collector.monitoring:4318/v1/traces",
         watch_namespaces=("team-a", "team-b"),
         grace_seconds=0,
         start_up_allowance_seconds=60.5,

@@ -32,6 +32,7 @@ from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from own_scripts import OWN
 
 STEP_SECONDS = 0.002
 
@@ -146,7 +147,7 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         job = job or job_of()
         data = data or digits
         seed_everything(job.spec.training.seed)
-        model = build_model(job.spec.training.model, data.classes, data.example_input())
+        model = build_model(job.spec.training.model, data.classes, data.example_input(), data.task)
         if up_at is not None:
             arrivals = (Arrival(up_at, 2),)
         scheduler = VirtualScheduler(job.spec.time_budget_seconds, step_seconds, arrivals)
@@ -223,6 +224,45 @@ def advice(target: str | None, decision: str = "d-1") -> bytes:
 @pytest.fixture
 def advice_body() -> Callable[..., bytes]:
     return advice
+
+
+@pytest.fixture
+def leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: Callable[..., AdaptiveTrainingJob]
+) -> AdaptiveTrainingJob:
+    """Let this process be the leader of a job, alone; its signals and the end of the process stay the tests' own."""
+    job = make_job(timeBudgetSeconds=3600)
+    (tmp_path / "job.json").write_text(json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True)))
+    monkeypatch.setenv("ESPALIER_JOB_FILE", str(tmp_path / "job.json"))
+    monkeypatch.setenv("ESPALIER_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
+    monkeypatch.setenv("ESPALIER_REPORT_FILE", str(tmp_path / "report.json"))
+    monkeypatch.setenv("ESPALIER_EVENTS_FILE", str(tmp_path / "events.jsonl"))
+    monkeypatch.setattr("signal.signal", lambda *given: None)
+    monkeypatch.setattr("atexit.register", lambda function: function)
+    return job
+
+
+@pytest.fixture
+def advised(
+    leader: AdaptiveTrainingJob,
+    agent_server: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Any]:
+    """Give the job a second GPU, a seed, and an agent that answers as `answer` says; returns the agent."""
+
+    def start(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Any:
+        agent = agent_server(answer)
+        allocation = Allocation(generation=1, replicas=2, gpus=2)
+        budget = TimeBudget(budget_seconds=leader.spec.time_budget_seconds)
+        document = AllocationDocument(job=leader.key, allocation=allocation, time_budget=budget)
+        write_document(tmp_path / "allocation.json", document)
+        monkeypatch.setenv("ESPALIER_ALLOCATION_FILE", str(tmp_path / "allocation.json"))
+        monkeypatch.setenv("ESPALIER_AGENT_URL", agent.url)
+        monkeypatch.setenv("ESPALIER_SEED", "7")
+        return agent
+
+    return start
 
 
 _CHILD = """
@@ -356,3 +396,24 @@ def workplace(tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
         if process.is_alive():
             process.kill()
         process.join()
+
+
+@pytest.fixture
+def scripted(
+    workplace: Callable[..., Workplace], make_job: Callable[..., AdaptiveTrainingJob]
+) -> Callable[..., Workplace]:
+    """Make a place where workers run `script` (text, or a path) with `arguments`."""
+
+    def make(script: str | Path, *arguments: str, budget: float = 60.0, **spec: Any) -> Workplace:
+        training = {"elasticBatch": "keepGlobal", **spec.pop("training", {})}
+        job = make_job(
+            **{"maxReplicas": 3, "adaptation": {"mode": "Off"}, **spec}, timeBudgetSeconds=budget, training=training
+        )
+        place = workplace(job)
+        if isinstance(script, str):
+            script, text = place.folder / "script.py", script
+            script.write_text(text)
+        place.run = OWN.format(folder=str(place.folder), arguments=arguments, script=str(script))
+        return place
+
+    return make

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import torch
 
@@ -96,7 +98,7 @@ def test_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, failing, 
 
     def full(path, content):
         if path.name == failing:
-            path.write_bytes(content[:5])
+            path.write_bytes(b"begun")
             raise OSError(28, "No space left on device")
         return real(path, content)
 
@@ -115,3 +117,25 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path, make_checkpoint):
     assert store.load_latest() is None
     store.save(make_checkpoint(1))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
+
+
+def test_an_error_of_the_file_system_keeps_its_number_where_tensors_are_written(tmp_path):
+    """By it a full disk is told from what cannot be written at all."""
+    (tmp_path / "there").mkdir()
+    with pytest.raises(OSError, match="there") as found:
+        module._write(tmp_path / "there", {"w": torch.zeros(3)})
+    assert found.value.errno == errno.EISDIR
+
+
+def test_a_copy_reuses_the_room_of_an_earlier_one_where_it_fits(make_checkpoint):
+    first, changed = make_checkpoint(1), make_checkpoint(2)
+    room = first.copied()
+    kept = room.model["w"].data_ptr()
+    changed.model["w"] += 1
+    changed.model["row"] = torch.zeros(5)
+    again = changed.copied(room)
+    assert again.model["w"].data_ptr() == kept
+    assert again.state == changed.state
+    for name, tensor in changed.model.items():
+        assert torch.equal(again.model[name], tensor)
+        assert again.model[name].untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()

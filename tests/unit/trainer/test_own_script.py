@@ -9,84 +9,16 @@ import re
 import runpy
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from espalier_api.job import AdaptiveTrainingJob
+from own_scripts import OWN, Workplace, epochs, members, shared, until
 
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_script"
-Workplace = Any
-"""That of `conftest.py`."""
-
-OWN = """
-import atexit, runpy
-os.chdir({folder!r})
-sys.argv = ["script", *{arguments!r}]
-try:
-    runpy.run_path({script!r}, run_name="__main__")
-except Exception as error:
-    sys.last_value = error  # as the interpreter itself has it at its end
-    raise
-finally:
-    atexit._run_exitfuncs()  # a process of multiprocessing does not run them
-"""
-
-
-def until(condition: Callable[[], Any], place: Workplace, seconds: float = 60.0) -> Any:
-    """Return what `condition` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, place.log + place.logs(0)
-        time.sleep(0.02)
-    return found
-
-
-def epochs(log: str) -> dict[int, str]:
-    """Return what was printed at the end of each epoch, the last time it ended."""
-    return {int(number): said for number, said in re.findall(r"^epoch (\d+): (.*)$", log, re.M)}
-
-
-def members(place: Workplace) -> list[int]:
-    """Return how many workers there were after each change."""
-    return [int(event.workers) for event in place.events() if event.type == "WorkersChanged"]
-
-
-def shared(place: Workplace, interrupted: int | None = None) -> list[int]:
-    """Return the epochs that both the leader and extra worker 0 saw to the end; they hold the same bits then.
-
-    One that was `interrupted` ends in the worker when it is back, with the state of then.
-    """
-    ours, theirs = epochs(place.log), epochs(place.logs(0))
-    both = sorted(ours.keys() & theirs.keys() - {interrupted})
-    assert {number: ours[number] for number in both} == {number: theirs[number] for number in both}
-    return both
-
-
-@pytest.fixture
-def scripted(
-    workplace: Callable[..., Workplace], make_job: Callable[..., AdaptiveTrainingJob]
-) -> Callable[..., Workplace]:
-    """Make a place where workers run `script` (text, or a path) with `arguments`."""
-
-    def make(script: str | Path, *arguments: str, budget: float = 60.0, **spec: Any) -> Workplace:
-        training = {"elasticBatch": "keepGlobal", **spec.pop("training", {})}
-        job = make_job(
-            **{"maxReplicas": 3, "adaptation": {"mode": "Off"}, **spec}, timeBudgetSeconds=budget, training=training
-        )
-        place = workplace(job)
-        if isinstance(script, str):
-            script, text = place.folder / "script.py", script
-            script.write_text(text)
-        place.run = OWN.format(folder=str(place.folder), arguments=arguments, script=str(script))
-        return place
-
-    return make
 
 
 def test_at_most_six_lines_are_changed() -> None:
@@ -492,3 +424,64 @@ def test_the_model_grows_in_all_workers_where_the_script_allows_it(scripted: Cal
     until(lambda: members(place)[-1] == 3, place)
     until(lambda: "8 tensors" in place.logs(1), place)
     assert "4 tensors" not in place.logs(1)
+
+
+WHOLE = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from espalier_trainer.own import join
+
+torch.manual_seed(0)
+inputs = torch.randn(240, 8)
+labels = (inputs.sum(1) > 0).long() + (inputs[:, 0] > 0).long()
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+first = torch.optim.SGD(model[0].parameters(), lr=0.05, momentum=0.9)
+second = torch.optim.AdamW(model[2].parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=50)
+loader = DataLoader(TensorDataset(inputs, labels), batch_size=12, shuffle=True)
+loop, loader = join(model, [first, second], loader, average, scaler, accumulate=3, grow=True)
+for epoch in loop.epochs():
+    for features, targets in loader:
+        for group in first.param_groups:
+            group["lr"] = 0.05 * (1 - loop.fraction)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(features), targets)
+        loop.backward(scaler.scale(loss))
+        if loop.should_step:
+            scaler.step(first)
+            scaler.step(second)
+            scaler.update()
+            first.zero_grad()
+            second.zero_grad()
+            average.update_parameters(model)
+    told = [sum(p.double().sum().item() for p in each.parameters()) for each in (model, average.module)]
+    count = len(list(average.parameters()))
+    print(f"epoch {epoch}: {told} {int(average.n_averaged)} {scaler.get_scale()} {loop.time_left()}", flush=True)
+    print(f"{count} averaged", flush=True)
+"""
+"""All that a script may have: of everything, all workers print the same."""
+
+
+def test_a_loop_with_everything_grows_is_joined_and_outlives_its_leader(scripted: Callable[..., Workplace]) -> None:
+    adaptation = {"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2}
+    place = scripted(WHOLE, budget=3600, adaptation=adaptation, checkpoint={"intervalSeconds": 3600})
+    place.allocate(1)
+    leader = place.start()
+    place.start(0)
+    until(lambda: len(epochs(place.log)) > 1, place)
+    place.allocate(2)
+    until(lambda: "8 averaged" in place.logs(0), place)
+    assert [each.result for each in place.report().adaptations] == ["Grown", "Grown"]
+    come = max(epochs(place.log))
+    until(lambda: max([-1, *shared(place)]) > come + 3, place)
+    leader.kill()
+    leader.join()
+    before = max(epochs(place.log))
+    place.start()
+    until(lambda: max([-1, *shared(place)]) > before + 3, place)
+    steps = {number: int(said.split("] ")[1].split()[0]) for number, said in epochs(place.log).items()}
+    last = max(steps)
+    assert steps[last] - steps[last - 2] == 12  # an epoch is 20 batches, of which 18 make steps
+    assert not any(event.type == "Warned" and event.reason == "MembersDiffer" for event in place.events())

@@ -21,6 +21,7 @@ from typing import Final
 
 import safetensors
 import safetensors.torch
+import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from espalier_api.documents import DocumentError, dumps, loads
 from espalier_api.measurements import GradientNoise, Measurements
 from espalier_api.report import Adaptation, Metric
 from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.examples import ExampleShape
 from espalier_trainer.fencing import Fence
 from espalier_trainer.net2net.history import Growth
 
@@ -40,6 +42,7 @@ MODEL, TRAINING, STATE, MANIFEST = "model.safetensors", "training.safetensors", 
 _COMPLETE = re.compile(r"checkpoint-(\d{8})\Z")
 _TEMPORARY = "writing-"
 _DAMAGED = "damaged-"
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -100,6 +103,8 @@ class CheckpointState(Record):
     epoch_loss_sum: float
     """Sum of the losses of these batches."""
     used_seconds: float = Field(ge=0)
+    example: ExampleShape | None = None
+    """Of a batch of two inputs of the model; None where it is not known."""
     consultations: int = Field(ge=0)
     adaptations: tuple[Adaptation, ...]
     metrics: tuple[Metric, ...]
@@ -146,13 +151,19 @@ class Checkpoint:
         """Return the tensors in `training` whose names begin with `prefix`, by the rest of their names."""
         return {name.removeprefix(prefix): each for name, each in self.training.items() if name.startswith(prefix)}
 
-    def copied(self) -> Checkpoint:
-        """Return one that does not change with the network it was made of, on the CPU: a device may be nearly full."""
+    def copied(self, room: Checkpoint | None = None) -> Checkpoint:
+        """Return one that does not change with the network it was made of, on the CPU: a device may be nearly full.
+
+        Tensors of `room`, an earlier copy that nobody reads any more, are overwritten where they fit.
+        """
         model, training = (
-            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-            for tensors in (self.model, self.training)
+            {name: _copied(tensor, None if there is None else there.get(name)) for name, tensor in tensors.items()}
+            for tensors, there in (
+                (self.model, None if room is None else room.model),
+                (self.training, None if room is None else room.training),
+            )
         )
-        return Checkpoint(self.state, model, training)
+        return Checkpoint(self.state.model_copy(deep=True), model, training)
 
 
 @dataclass
@@ -174,7 +185,7 @@ class CheckpointStore:
         try:
             return self._save(checkpoint)
         except OSError as error:
-            spare = self._complete()[:-1]
+            spare = self.complete()[:-1]
             if error.errno not in _FULL or not spare:
                 raise
             for _, path in spare:
@@ -183,14 +194,14 @@ class CheckpointStore:
 
     def newest(self) -> Path | None:
         """Return the folder of the newest complete checkpoint, None where there is none."""
-        complete = self._complete()
+        complete = self.complete()
         return complete[-1][1] if complete else None
 
     def _save(self, checkpoint: Checkpoint) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._require_claim()
         self._remove_leftovers()
-        complete = self._complete()
+        complete = self.complete()
         number = complete[-1][0] + 1 if complete else 1
         target = self.folder / f"checkpoint-{number:08d}"
         # In containers all leaders may have the same process id.
@@ -198,8 +209,8 @@ class CheckpointStore:
         try:
             temporary.mkdir()
             entries = {
-                MODEL: _write(temporary / MODEL, _serialized(checkpoint.model)),
-                TRAINING: _write(temporary / TRAINING, _serialized(checkpoint.training)),
+                MODEL: _write(temporary / MODEL, checkpoint.model),
+                TRAINING: _write(temporary / TRAINING, checkpoint.training),
                 STATE: _write(temporary / STATE, dumps(checkpoint.state).encode()),
             }
             _write(temporary / MANIFEST, dumps(Manifest(files=entries)).encode())
@@ -212,7 +223,7 @@ class CheckpointStore:
                 self._require_claim()  # a successor that starts removes what is being written
             raise
         _sync_folder(self.folder)
-        for _, path in self._complete()[:-KEPT]:
+        for _, path in self.complete()[:-KEPT]:
             shutil.rmtree(path, ignore_errors=True)
         return target
 
@@ -222,7 +233,7 @@ class CheckpointStore:
         A damaged one is renamed to `damaged-<number>` (the last of these is kept, to be looked at) and warned about.
         """
         self._remove_leftovers()
-        for number, path in reversed(self._complete()):
+        for number, path in reversed(self.complete()):
             try:
                 return read_checkpoint(path)
             except (DamagedCheckpointError, OSError) as error:
@@ -243,7 +254,7 @@ class CheckpointStore:
         except OSError as error:
             logger.warning("%s: cannot be set aside (%s)", path, error)
 
-    def _complete(self) -> list[tuple[int, Path]]:
+    def complete(self) -> list[tuple[int, Path]]:
         """Return (number, folder) of the complete checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []
@@ -281,8 +292,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DamagedCheckpointError(str(error)) from error
 
 
-def _serialized(tensors: dict[str, Tensor]) -> bytes:
-    """Return the safetensors text. Tensors that share memory (tied weights) are written out each."""
+def _copied(tensor: Tensor, room: Tensor | None) -> Tensor:
+    """Return a copy on the CPU, in `room` if it fits."""
+    if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
+        return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return room.copy_(tensor.detach())
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return them as safetensors writes them. Tensors that share memory (tied weights) are written out each."""
     seen: set[int] = set()
     plain: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -290,15 +308,24 @@ def _serialized(tensors: dict[str, Tensor]) -> bytes:
         pointer = copy.untyped_storage().data_ptr()
         plain[name] = copy.clone() if pointer in seen else copy
         seen.add(pointer)
-    return safetensors.torch.save(plain)
+    return plain
 
 
-def _write(path: Path, content: bytes) -> _FileEntry:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
+def _write(path: Path, content: bytes | dict[str, Tensor]) -> _FileEntry:
+    """Write a text, or tensors, which are never in memory a second time."""
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        try:
+            safetensors.torch.save_file(_apart(content), path)
+        except safetensors.SafetensorError as error:
+            # It keeps the number of an error of the file system only in the text (Rust's std::io::Error).
+            if number := _OS_ERROR.search(str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+            raise
+    with path.open("rb") as file:
         os.fsync(file.fileno())
-    return _FileEntry(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        return _FileEntry(bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def _sync_folder(path: Path) -> None:

@@ -78,7 +78,7 @@ class Course:
                 f"case {case.name!r}: the model cannot be trained on its data ({type(error).__name__}: {error}); it "
                 "returns [N, classes] for integer targets [N], and the targets' shape for others"
             ) from error
-        network, _ = new_network(module, case.optimizer, case.example, Insertion.EXACT, operations)  # type: ignore[arg-type]
+        network, _ = new_network(module, case.optimizer, case.example, Insertion.EXACT, operations)
         for group in network.optimizer.param_groups:
             # One call for all parameters: steps of small models take a third less time.
             if group.get("fused", True) is None and group["foreach"] is None:
@@ -107,7 +107,7 @@ class Course:
             return self.restarted()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            network = self.network.grown(action, self.case.example, Insertion.EXACT, self.seed)  # type: ignore[arg-type]
+            network = self.network.grown(action, self.case.example, Insertion.EXACT, self.seed)
         seconds = modelled(network, self.case)
         return replace(self, network=network, cost=seconds / self.base_seconds, origin=self.used)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import ClassVar, Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
 
-from espalier_operator.policies.goodput_by_type import by_type
+from espalier_operator.policies.goodput_by_type import Objective, by_type
 from espalier_operator.policies.nearness import near
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View
 
@@ -33,7 +32,8 @@ class GoodputPolicy:
     A change costs a restart. So a job grows only where its goodput rises even with the time lost to restarts so far
     and to one more (5.1 of the paper), and shrinks only where the others need its GPUs.
 
-    Where GPUs differ in type, jobs keep the workers that they asked for, and `goodput_by_type` decides who runs where.
+    Where GPUs differ in type, `goodput_by_type` decides whose base workers run where, in place of the oldest first.
+    What is left of each type goes to jobs on it in the same way.
     """
 
     fairness: float = 1.0
@@ -42,6 +42,8 @@ class GoodputPolicy:
     """A job gets so many times the workers that it has tried at most: what its speed beyond would be is a guess."""
     restart_seconds: float = 30.0
     """For how long a job does not train when its workers have changed."""
+    objective: Objective = "completion"
+    """Where GPUs differ in type: `completion`, jobs end early on average; `makespan`, the last one ends early."""
     name: str = "goodput"
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS_AND_BATCH
 
@@ -59,45 +61,61 @@ class GoodputPolicy:
         return "by age"
 
     def decide(self, view: View) -> Decision:
-        """Return shares that sum up to all GPUs at most, the oldest job first; by type of GPU where they differ."""
-        if view.gpu_types and view.speeds is not None and not view.continuous:
-            return by_type(view, view.speeds, self.restart_seconds)
+        """Return shares that sum up to all GPUs at most: the oldest job first; by type of GPU the most valuable one."""
         restarts = view.memory.get(_RESTARTS, {})
-        jobs = sorted(view.jobs, key=lambda job: (job.submitted_at, job.key))
-        free, workers = view.gpus, dict[Candidate, int]()
-        for job in jobs:
-            needs = job.min_workers * job.gpus_per_worker
-            workers[job] = job.min_workers if needs <= free else 0
-            free -= needs if needs <= free else 0
-        prospects = {
-            job: _prospect(view, job, view.outlooks[job.key], self.fairness, self.growth)
-            for job in jobs
-            if job.key in view.outlooks and workers[job]
-        }
-        free = _fill(prospects.values(), workers, free)
-        free = self._spare_restarts(view.now, prospects, workers, free, restarts)
-        changing = (prospect for job, prospect in prospects.items() if workers[job] != job.workers)
-        _fill(changing, workers, free)
-        nodes = near(view, workers)
+        if view.gpu_types and view.speeds is not None:
+            places = by_type(view, view.speeds, self.restart_seconds, self.objective)
+            workers = {job: job.min_workers for job in places.chosen}
+            growing = [
+                self._grow(view, [job for job, own in places.chosen.items() if own == gpu_type], workers, free)
+                for gpu_type, free in places.free.items()
+            ]
+            workers |= {job: 0 for job in view.jobs if job not in workers}
+            types, nodes, until, memory = places.chosen, dict[str, tuple[str, ...]](), places.until, places.memory
+        else:
+            jobs = sorted(view.jobs, key=lambda job: (job.submitted_at, job.key))
+            free, workers = view.gpus, dict[Candidate, int]()
+            for job in jobs:
+                needs = job.min_workers * job.gpus_per_worker
+                workers[job] = job.min_workers if needs <= free else 0
+                free -= needs if needs <= free else 0
+            growing = [self._grow(view, jobs, workers, free)]
+            types, nodes, until, memory = dict[Candidate, str](), near(view, workers), math.inf, dict[str, Any]()
+        until = min(until, view.now + ROUND_SECONDS) if any(growing) else until
         return Decision(
             shares=tuple(
                 Share(
                     job=job.key,
                     workers=count,
                     spare=0 if job.key in view.outlooks or not count else job.max_workers - count,
+                    gpu_type=types.get(job),
                     nodes=nodes.get(job.key, ()),
                 )
                 for job, count in workers.items()
             ),
             preempts=True,
-            until=view.now + ROUND_SECONDS if prospects else None,
+            until=until if until < math.inf else None,
             memory={
+                **memory,
                 _RESTARTS: {
                     job.key: restarts.get(job.key, -1) + (count not in (0, job.workers))
                     for job, count in workers.items()
-                }
+                },
             },
         )
+
+    def _grow(self, view: View, jobs: Iterable[Candidate], workers: dict[Candidate, int], free: int) -> bool:
+        """Give more workers to jobs that have their base ones; return whether there are any of which more is known."""
+        prospects = {
+            job: _prospect(view, job, view.outlooks[job.key], self.fairness, self.growth)
+            for job in jobs
+            if job.key in view.outlooks and workers[job]
+        }
+        free = _fill(prospects.values(), workers, free)
+        free = self._spare_restarts(view.now, prospects, workers, free, view.memory.get(_RESTARTS, {}))
+        changing = (prospect for job, prospect in prospects.items() if workers[job] != job.workers)
+        _fill(changing, workers, free)
+        return any(job.max_workers > job.min_workers for job in prospects)
 
     def _spare_restarts(
         self,
@@ -129,19 +147,42 @@ class GoodputPolicy:
         return free
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Prospect:
     """What a job gains by more workers."""
 
     job: Candidate
+    outlook: Outlook
     node_gpus: int
     """Of the largest node."""
-    goodput: Callable[[int], float]
-    """By workers."""
-    utility: Callable[[int], float]
-    """By workers."""
     most: int
     """The workers that it may have."""
+    fairness: float
+    fair: float = 0.0
+    """Its goodput with an equal part of all GPUs."""
+    _goodputs: dict[int, float] = field(default_factory=dict)
+    _utilities: dict[int, float] = field(default_factory=dict)
+
+    def goodput(self, workers: int) -> float:
+        """Return its goodput with so many workers, on as few nodes as possible."""
+        known = self._goodputs.get(workers)
+        if known is None:
+            nodes = -(-workers * self.job.gpus_per_worker // self.node_gpus)
+            known = self._goodputs[workers] = self.outlook.goodput(nodes, workers)
+        return known
+
+    def utility(self, workers: int) -> float:
+        """Return the utility of its speedup."""
+        known = self._utilities.get(workers)
+        if known is None:
+            known = self._utilities[workers] = self._utility(workers)
+        return known
+
+    def _utility(self, workers: int) -> float:
+        speedup = self.goodput(workers) / self.fair if self.fair > 0 else 0.0
+        if speedup <= 0:
+            return -math.inf
+        return math.log(speedup) if not self.fairness else -(speedup**-self.fairness) / self.fairness
 
     def step(self, workers: int, free: int) -> tuple[float, int] | None:
         """Return the largest gain a GPU from `workers` on with so many more GPUs, and the workers then."""
@@ -156,30 +197,16 @@ class _Prospect:
 
 
 def _prospect(view: View, job: Candidate, outlook: Outlook, fairness: float, growth: float) -> _Prospect:
-    gpus = job.gpus_per_worker
-    node_gpus = max(view.nodes.values(), default=_UNBOUNDED)
-
-    @cache
-    def goodput(workers: int) -> float:
-        return outlook.goodput(-(-workers * gpus // node_gpus), workers)
-
-    equal = max(1, round(view.gpus / len(view.jobs)) // gpus)
-    fair = goodput(min(job.max_workers, max(job.min_workers, equal)))
-
-    @cache
-    def utility(workers: int) -> float:
-        speedup = goodput(workers) / fair if fair > 0 else 0.0
-        if speedup <= 0:
-            return -math.inf
-        return math.log(speedup) if not fairness else -(speedup**-fairness) / fairness
-
-    return _Prospect(
+    prospect = _Prospect(
         job=job,
-        node_gpus=node_gpus,
-        goodput=goodput,
-        utility=utility,
+        outlook=outlook,
+        node_gpus=max(view.nodes.values(), default=_UNBOUNDED),
         most=min(job.max_workers, max(job.min_workers, int(growth * outlook.tried_workers))),
+        fairness=fairness,
     )
+    equal = max(1, round(view.gpus / len(view.jobs)) // job.gpus_per_worker)
+    prospect.fair = prospect.goodput(min(job.max_workers, max(job.min_workers, equal)))
+    return prospect
 
 
 def _fill(prospects: Iterable[_Prospect], workers: dict[Candidate, int], free: int) -> int:

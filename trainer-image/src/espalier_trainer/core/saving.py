@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 from espalier_trainer import randomness
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
 from espalier_trainer.core.batching import Batching
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.state import TrainingState
+from espalier_trainer.core.writing import Writer, Written
 from espalier_trainer.errors import LossNotFiniteError
+from espalier_trainer.examples import ExampleShape
 from espalier_trainer.journal import Journal
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.optimizers import optimizer_state
 from espalier_trainer.progress import Progress
@@ -26,6 +29,7 @@ def capture(
     used_seconds: float,
     hooks: Hooks,
     batching: Batching,
+    example: ExampleInput | None = None,
 ) -> Checkpoint:
     """Return the run as a checkpoint."""
     network = trained.network
@@ -41,6 +45,7 @@ def capture(
         cursor=progress.cursor,
         epoch_loss_sum=progress.epoch_loss_sum,
         used_seconds=used_seconds,
+        example=ExampleShape.of(example) if isinstance(example, Tensor) else None,
         consultations=progress.consultations,
         adaptations=tuple(progress.adaptations),
         metrics=progress.metric_tuple(),
@@ -55,6 +60,7 @@ def capture(
         random=random_values,
     )
     training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()} | random_tensors | kept
+    training |= trained.tensors()
     return Checkpoint(state, network.module.state_dict(), training)
 
 
@@ -74,46 +80,71 @@ def progress_of(state: CheckpointState) -> Progress:
     )
 
 
-@dataclass
 class Saver:
     """Writes the checkpoints of a run when they are due; with `store` None none are written."""
 
-    store: CheckpointStore | None
-    interval_seconds: float
-    """In budget seconds."""
-    clock: Callable[[], float]
-    wanted: bool = False
-    """Save at the next step boundary (after a growth)."""
-    _saved_at: float = 0.0
+    def __init__(self, store: CheckpointStore | None, interval_seconds: float, clock: Callable[[], float]) -> None:
+        """`interval_seconds` are of the budget, from the end of one checkpoint to the beginning of the next."""
+        self._store, self._interval = store, interval_seconds
+        self._writer = None if store is None else Writer(store, clock)
+        self.wanted = False
+        """Save at the next step boundary (after a growth)."""
+        self._saved_at = 0.0
 
     def begin(self, used_seconds: float) -> None:
         """Start the interval now."""
         self._saved_at = used_seconds
 
     def is_due(self, used_seconds: float) -> bool:
-        """Return whether the interval is over or a checkpoint is wanted."""
-        return self.wanted or used_seconds - self._saved_at >= self.interval_seconds
+        """Return whether the interval is over or a checkpoint is wanted, and none is in flight."""
+        busy = self._writer is not None and self._writer.busy
+        return not busy and (self.wanted or used_seconds - self._saved_at >= self._interval)
 
-    def save(self, capture: Callable[[], Checkpoint], network: Network, progress: Progress, journal: Journal) -> str:
+    def save(
+        self,
+        capture: Callable[[], Checkpoint],
+        network: Network,
+        progress: Progress,
+        journal: Journal,
+        used_seconds: Callable[[], float],
+        *,
+        wait: bool,
+    ) -> str:
         """Write a checkpoint; if that fails, warn. Returns why none was written, '' if one was, or none is kept.
 
-        Raises `LossNotFiniteError` for a network with NaN or infinite values, which is never written, and
-        `SupersededError` if a later leader has taken over.
+        Without `wait` it is written from a copy, while training continues, and `look` reports what came of it. Raises
+        `LossNotFiniteError` for a network with NaN or infinite values, which is never written, and `SupersededError` if
+        a later leader has taken over.
         """
         self.wanted = False
-        if self.store is None:
+        if self._writer is None:
             return ""
         if not network.is_finite():
             rate = progress.metrics.get("learning_rate", 0.0)
             raise LossNotFiniteError(f"the weights after step {progress.step} are not finite", rate)
-        started = self.clock()
-        try:
-            path = self.store.save(capture())
-        except (OSError, SafetensorError) as error:
-            newest = self.store.newest()
-            kept = "there is none yet" if newest is None else f"the last is {newest}"
-            problem = f"{self.store.folder}: no checkpoint of step {progress.step} was written ({error}); {kept}"
-            journal.warn("CheckpointFailed", problem)
-            return problem
-        journal.saved(str(path), self.clock() - started)
-        return ""
+        self.look(journal, used_seconds, wait=True)
+        if not wait:
+            self._writer.start(capture())
+            return ""
+        return self._report(self._writer.write(capture()), journal, used_seconds)
+
+    def look(self, journal: Journal, used_seconds: Callable[[], float], *, wait: bool = False) -> None:
+        """Report the checkpoint in flight once it is done; `wait` for that. Raises as `save` does."""
+        written = None if self._writer is None else self._writer.take(wait=wait)
+        if written is not None:
+            self._report(written, journal, used_seconds)
+
+    def _report(self, written: Written, journal: Journal, used_seconds: Callable[[], float]) -> str:
+        # From the end of a save: a model that takes an interval to write would otherwise be written all the time.
+        self.begin(used_seconds())
+        if written.path is not None:
+            journal.saved(str(written.path), written.step, written.seconds)
+        if written.error is None or self._store is None:
+            return ""
+        if not isinstance(written.error, OSError | SafetensorError):
+            raise written.error
+        newest = self._store.newest()
+        kept = "there is none yet" if newest is None else f"the last is {newest}"
+        problem = f"{self._store.folder}: no checkpoint of step {written.step} was written ({written.error}); {kept}"
+        journal.warn("CheckpointFailed", problem)
+        return problem

@@ -19,6 +19,7 @@ from espalier_trainer.elastic.batches import LEAST_ROWS, shares
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.measuring.gradients import Stopwatch, settle, squared_norm
 from espalier_trainer.measuring.noise import Norms
+from espalier_trainer.method import PLAIN, Method
 from espalier_trainer.network import Network
 
 
@@ -83,14 +84,16 @@ def joint_step(
     criterion: CriterionOf | None = None,
     passes: int = 1,
     measured: bool = False,
+    method: Method = PLAIN,
 ) -> Joint:
     """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's.
 
     Without labels this member does not contribute, and computes only if the others' batch norms wait for it.
-    Gradients add up over `passes` parts of its examples. `criterion` None: by cross entropy. `measured`: measure times
-    and norms. The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after it can fail,
-    so either all remaining members have taken the step or none has: none has if one was out of memory
-    (`Joint.out_of_memory`). Raises `GroupBrokenError`, and where batch norms are synchronized `OutOfMemoryError`.
+    Gradients add up over `passes` parts of its examples. `criterion` None: by the loss of `method`, which also computes
+    the outputs and updates the weights. `measured`: measure times and norms. The gradients of all parameters, the loss
+    and the times go in one all-reduce. Nothing after it can fail, so either all remaining members have taken the step
+    or none has: none has if one was out of memory (`Joint.out_of_memory`). Raises `GroupBrokenError`, and where batch
+    norms are synchronized `OutOfMemoryError`.
     """
     began = time.perf_counter()
     network.optimizer.zero_grad(set_to_none=True)
@@ -101,9 +104,9 @@ def joint_step(
         try:
             for rows in parts_of(len(labels), min(passes, max(1, least))):
                 with synchronized(network.module, group, counts=counts) if sync_batch_norm else nullcontext():
-                    logits = network.module(inputs[rows] if counts else inputs)
+                    logits = method.forward(network.module, inputs[rows] if counts else inputs)
                     found = None if criterion is None or not counts else criterion(rows)
-                    loss = (found or _summed)(logits, labels[rows]) / examples if counts else logits.sum() * 0
+                    loss = (found or method.losses)(logits, labels[rows]) / examples if counts else logits.sum() * 0
                     torch.autograd.backward(loss)
                 part = part + loss.detach() if counts else part
         except torch.OutOfMemoryError:
@@ -127,17 +130,13 @@ def joint_step(
     if joint.out_of_memory:
         network.optimizer.zero_grad(set_to_none=True)
     else:
-        network.optimizer.step()
+        method.update(network)
     return joint
 
 
 def parts_of(rows: int, passes: int) -> tuple[slice, ...]:
     """Return `passes` parts of `rows` rows whose sizes differ by one at most."""
     return tuple(slice(rows * each // passes, rows * (each + 1) // passes) for each in range(passes))
-
-
-def _summed(logits: Tensor, labels: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 
 def sum_gradients(

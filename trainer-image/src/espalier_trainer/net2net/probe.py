@@ -58,8 +58,19 @@ class WithoutDropout(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function, unless it is dropout."""
-        return args[0].clone() if func in _DROPOUTS and args else func(*args, **dict(kwargs or {}))
+        """Call the function, unless it is dropout; attention is computed without its own."""
+        given = dict(kwargs or {})
+        if func in _DROPOUTS and args:
+            return args[0].clone()
+        if func is functional.multi_head_attention_forward:
+            given["training"] = False  # says only whether it drops
+        elif func is functional.scaled_dot_product_attention:
+            args, given = (*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:]), given | _undropped(given)
+        return func(*args, **given)
+
+
+def _undropped(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"dropout_p": 0.0} if "dropout_p" in given else {}
 
 
 class _Watching(WithoutDropout):
@@ -151,10 +162,12 @@ def random_like(given: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.randn_like(given, dtype=dtype) if given.is_floating_point() else given
 
 
-def samples(model: nn.Module, example_input: ExampleInput, *, training: bool) -> list[Sample]:
+def samples(
+    model: nn.Module, example_input: ExampleInput, *, training: bool, dtype: torch.dtype = torch.float64
+) -> list[Sample]:
     """Return what some entries of each output depend on; empty where the model passes no gradient to its input.
 
-    The model, a copy, is used up: batch norms move. Raises whatever its forward does on random values.
+    The model, a copy of type `dtype`, is used up: batch norms move. Raises whatever its forward does on random values.
     """
     args, kwargs = as_arguments(example_input)
     sources: list[Tensor] = []
@@ -163,7 +176,7 @@ def samples(model: nn.Module, example_input: ExampleInput, *, training: bool) ->
     def sourced(given: Tensor) -> Tensor:
         if not given.is_floating_point():
             return given
-        sources.append(random_like(given, torch.float64).requires_grad_())
+        sources.append(random_like(given, dtype).requires_grad_())
         return sources[-1].clone()
 
     torch.manual_seed(2)

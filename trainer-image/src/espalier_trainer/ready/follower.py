@@ -13,9 +13,12 @@ from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.shrinking import on_reclaim
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
+from espalier_trainer.method import method_of
 from espalier_trainer.network import Network
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.state import JobState
+from espalier_trainer.trials.arm import Trying
+from espalier_trainer.trials.orders import Order
 
 
 class Follower:
@@ -36,11 +39,15 @@ class Follower:
     ) -> None:
         """`start` is the job's starting network, which every state is rebuilt from."""
         self._training, self._data, self._device, self._seed = job.spec.training, data, device, seed
+        self._method = method_of(job.spec.training, start.module)
         self.hooks = on_reclaim(job, data, start, seed, device)
         """Whom this member's examples are taught by; what is tried, and when, is the leader's matter."""
         state = JobState(job, start, data.example_input(), device, self.hooks)
         self.held = StateCopy(state, self.hooks)
-        self._member = Member(self.held, seed, device, base=base, index=index, node=node, stop=stop)
+        self._try = Trying(job.spec.training, job.spec.adaptation.insertion, state, self.held, data, seed, stop)
+        self._member = Member(
+            self.held, seed, device, base=base, index=index, node=node, stop=stop, carry_out=self._tried
+        )
         self._order: EpochOrder | None = None
         """Of the epoch of the last step: drawing a permutation of all examples takes longer than a small step."""
 
@@ -58,6 +65,9 @@ class Follower:
                 turn.broken = error
         return self._member.ended
 
+    def _tried(self, order: str) -> str:
+        return self._try(Order.model_validate_json(order)).model_dump_json()
+
     def _step(self, turn: Turn) -> None:
         network, group, command = self.held.network, turn.group, turn.command
         if network is None:
@@ -68,8 +78,9 @@ class Follower:
         network.module.train()
         source, cursor, rate = self._data.train, command.cursor, command.rate
         training, portion, measured = self._training, command.portion, command.measured
+        method, hooks, order = self._method, self.hooks, self._order
         joint = steps.take(
-            training, network, self.hooks, group, self._order, source, cursor, rate, portion, measured=measured
+            training, method, network, hooks, group, order, source, cursor, rate, portion, measured=measured
         )
         if not joint.out_of_memory:
             self.held.stepped(command, joint.loss, portion.batches)

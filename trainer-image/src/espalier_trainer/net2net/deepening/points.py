@@ -27,8 +27,16 @@ from espalier_trainer.net2net.deepening.conditions import (
     within,
 )
 from espalier_trainer.net2net.deepening.insertion import SLOPE_AT_ZERO, Block, Norm, block_like, insertion_layers
+from espalier_trainer.net2net.deepening.own import own_activations, own_layers, way
+from espalier_trainer.net2net.refusals import Refusal, refusal
 from espalier_trainer.net2net.trace.graph import Graph, Operation
-from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYERS, OFFSET_AT_ZERO
+from espalier_trainer.net2net.trace.operators import (
+    ACTIVATIONS,
+    BATCH_NORMS,
+    LAYERS,
+    NORM_FUNCTIONS,
+    OFFSET_AT_ZERO,
+)
 
 _MAX_ADDITIONS = 3
 """Maximum number of additions between a layer's output and its activation."""
@@ -74,12 +82,12 @@ class InsertionPoints:
     """All insertion points of a model in execution order, and the reason for each layer or mark that is none."""
 
     found: tuple[InsertionPoint, ...]
-    refused: dict[str, str]
+    refused: dict[str, Refusal]
 
-    def without(self, failed: Mapping[str, str]) -> InsertionPoints:
-        """Return the places without those that failed a trial, and keep the reasons."""
+    def without(self, model: nn.Module, failed: Mapping[str, str]) -> InsertionPoints:
+        """Return the places of a model without those that failed a trial, and keep the reasons."""
         return InsertionPoints(
-            tuple(place for place in self.found if place.id not in failed), self.refused | dict(failed)
+            tuple(place for place in self.found if place.id not in failed), self.refused | _refusals(model, failed)
         )
 
     def get(self, point_id: str) -> InsertionPoint:
@@ -91,6 +99,14 @@ class InsertionPoints:
             raise GrowthError(f"{point_id!r} cannot be deepened: {self.refused[point_id]}")
         known = ", ".join(place.id for place in self.found) or "none"
         raise GrowthError(f"{point_id!r} is not a growth point of this model; its growth points: {known}")
+
+
+def _refusals(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Refusal]:
+    return {path: refusal(model, path.partition(":")[0], why, _REMEDY) for path, why in reasons.items()}
+
+
+_REMEDY = "call it by itself, `y = self.layer(x)`; within a module of torch it cannot grow: add a whole block"
+"""Where a reason names none."""
 
 
 def find_insertion_points(model: nn.Module, graph: Graph) -> InsertionPoints:
@@ -109,6 +125,7 @@ class _Chain:
 
 class _Search:
     def __init__(self, model: nn.Module, graph: Graph) -> None:
+        self._model = model
         self._grown = graph
         self._graph = graph.ungrown()
         self._modules = dict(model.named_modules())
@@ -118,6 +135,8 @@ class _Search:
             if isinstance(module, DeepenBlock) and not any(within(path, outer) for outer in marks):
                 marks.append(path)
         self._marks = tuple(marks)
+        self._layers = own_layers(self._modules, self._graph)
+        self._activations = own_activations(self._modules, self._graph)
 
     def places(self) -> InsertionPoints:
         found: list[InsertionPoint] = []
@@ -139,16 +158,20 @@ class _Search:
             found.append(place)
         settled = {place.id for place in found} | set(refused)
         refused |= {mark: why_no_mark(mark, self._graph) for mark in self._marks if mark not in settled}
-        return InsertionPoints(tuple(found), refused)
+        return InsertionPoints(tuple(found), _refusals(self._model, refused))
 
     def _candidates(self) -> Iterator[tuple[str, Operation, _Chain]]:
         """Yield id, activation and layer of every place that has an activation after a layer."""
         if self._graph.data_dependent and not self._marks:
             return
         last: dict[str, tuple[Operation, _Chain]] = {}
-        for operation in self._graph.operations.values():
+        whole = {str(operation.module) for operation in self._activations.values()}
+        for name, step in self._graph.operations.items():
+            operation = self._activations.get(name, step)
             if operation.operator not in ACTIVATIONS or not operation.inputs:
                 continue
+            if operation is step and step.scope in whole:
+                continue  # a step of an activation that is one place as a whole
             chain = self._layer_before(operation.inputs[0], 0)
             if chain is None or chain.layer.module is None:
                 continue
@@ -165,9 +188,13 @@ class _Search:
         """Return the layer whose output reaches operation `name`; at additions the shortest path decides."""
         norm: Operation | None = None
         while True:
-            operation = self._graph.operations[name]
+            operation = self._layers.get(name, self._graph.operations[name])
             if operation.operator in LAYERS and operation.module is not None:
                 return _Chain(operation, norm, additions)
+            through = way(self._graph, operation)
+            if through is not None:
+                name = through
+                continue
             if operation.operator == "Add" and additions < _MAX_ADDITIONS:
                 ways = [self._layer_before(given, additions + 1) for given in operation.inputs]
                 found = [way for way in ways if way is not None]
@@ -175,7 +202,7 @@ class _Search:
                 return best and _Chain(best.layer, norm or best.norm, best.additions)
             if operation.operator not in TRANSPARENT or not operation.inputs:
                 return None
-            if operation.operator in BATCH_NORMS and operation.module is not None and norm is None:
+            if operation.operator in BATCH_NORMS | NORM_FUNCTIONS and norm is None:
                 norm = operation
             name = operation.inputs[0]
 
@@ -253,11 +280,10 @@ class _Search:
 
     def _norm(self, chain: _Chain) -> Norm | None:
         """Return the batch norm of the block, if one of its kind fits after the new layer."""
-        if chain.norm is None or chain.norm.module is None:
+        if chain.norm is None or (chain.layer.operator == "Linear" and len(chain.layer.shape or ()) != 2):
             return None
-        if chain.layer.operator == "Linear" and len(chain.layer.shape or ()) != 2:
+        module = self._modules[chain.norm.scope if chain.norm.module is None else chain.norm.module]
+        kind = next((one.__name__ for one in type(module).__mro__ if one.__name__ in BATCH_NORMS), None)
+        if kind is None or not isinstance(module, nn.modules.batchnorm._BatchNorm):
             return None
-        module = self._modules[chain.norm.module]
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
-            return None
-        return Norm(chain.norm.operator, module.eps, module.momentum)
+        return Norm(kind, module.eps, module.momentum)

@@ -65,7 +65,7 @@ class Graph:
     real: bool = False
     """The model ran on its own device with real data, because it cannot run on meta tensors."""
     data_dependent: str | None = None
-    """The call that read a tensor's values into Python, if there was one."""
+    """The call that read a tensor's values into Python, if there was one; those of masks and lengths do not count."""
     spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     """The calls of each module that is no single operation, in order."""
     consumers: Mapping[str, tuple[str, ...]] = field(init=False)
@@ -80,7 +80,14 @@ class Graph:
 
     def ungrown(self) -> Graph:
         """Return the graph without the operations that growth added, as it was before."""
-        original = self._original
+        before = {stack.output: stack.input for stack in self.stacks.values()}
+
+        def original(name: str) -> str:
+            """Return the operation of the starting model that an operation, the output of a stack, began with."""
+            while name in before:
+                name = before[name]
+            return name
+
         return Graph(
             operations={
                 name: replace(operation, inputs=tuple(map(original, operation.inputs)))
@@ -93,6 +100,11 @@ class Graph:
             stacks={},
             real=self.real,
             data_dependent=self.data_dependent,
+            spans={
+                path: tuple(Span(tuple(map(original, one.inputs)), tuple(map(original, one.outputs))) for one in spans)
+                for path, spans in self.spans.items()
+                if not self._grown(path)
+            },
         )
 
     def _original(self, name: str) -> str:

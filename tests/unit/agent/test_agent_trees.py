@@ -34,7 +34,7 @@ def record(family: int, seed: int) -> CaseRecord:
     chance = np.random.default_rng([family, seed])
 
     def moment(share: float) -> MomentRecord:
-        gains = [0.0, 0.06 if share < 0.5 else -0.05, 0.0, -0.06]
+        gains = [0.0, 0.06 if share < 0.5 else -0.05, -0.02, -0.06]
         actions = (Action.nothing(), *offered(model))
         arms = tuple(
             ArmRecord(action=action, accuracy=0.5 + gain + float(chance.normal(0, 0.003)), step_cost=1.0)

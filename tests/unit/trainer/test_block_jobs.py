@@ -73,15 +73,18 @@ def test_the_heuristic_adds_a_block_where_it_may_only_do_that(run, blocks):
     assert (grown.action, grown.result) == ("AddBlock(3)", AdaptationResult.GROWN)
 
 
-def test_the_shipped_policy_answers_and_gives_blocks_no_probability(run, blocks):
+def test_the_shipped_policy_answers_and_weighs_blocks_too(run, blocks):
     advisor = Scripted(())
     run(blocks(maxAdaptations=1), advisor=advisor, up_at=0.1)
     (asked,) = advisor.asked
     assert ADD in asked.actions()
     answer = decide(default_policy(), asked)
     assert answer.action in asked.actions()
-    given = {one.action.kind: one.probability for one in answer.probabilities}
-    assert given.get("AddBlock", 0.0) == 0.0
+    given = {one.action: one for one in answer.probabilities}
+    assert 0 < given[ADD].probability < 1
+    assert given[ADD].gain is not None
+    assert asked.places
+    assert asked.batch_size
 
 
 def test_a_job_grows_by_layers_blocks_and_channels_and_goes_on_after_a_stop(run, blocks, tmp_path, stop_after):

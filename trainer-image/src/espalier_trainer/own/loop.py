@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.group import Group, GroupBrokenError
-from espalier_trainer.elastic.step import Joint, sum_gradients
+from espalier_trainer.elastic.step import GradientSum, Joint
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.own.feed import Part
@@ -116,28 +116,30 @@ class Step:
             )
         self.asked = True
         self._state.check_schedulers()
-        with self._synced:
-            torch.autograd.backward(loss)
         part, group = self.part, self._group
+        weight = part.rows / part.examples
+        exchange = None
+        if group is not None:
+            exchange = GradientSum(self._state.model, group, weight=weight, measured=self._measured)
+        # Batch norms that are synchronized use the group in the backward pass.
+        during = nullcontext() if exchange is None or self._forgiving is not None else exchange.during_backward()
+        with self._synced, during:
+            torch.autograd.backward(loss)
         value = loss.detach().float()
-        if group is None:
+        if group is None or exchange is None:
             # Waits for the device: otherwise steps would queue up past the deadline.
             self.joint = Joint(float(value), (time.perf_counter() - self._began,), examples=part.examples)
             return self.joint
         if self._forgiving is not None and self._forgiving.broken is not None:
             raise self._forgiving.broken
-        weight = part.rows / part.examples
         if self._measured:
             settle(group.device)
-        joint = sum_gradients(
-            self._state.model,
-            group,
+        joint = exchange.finish(
             value * weight if part.rows else torch.zeros_like(value),
             time.perf_counter() - self._began,
-            weight=weight,
             check=self._state.rates(),
             examples=part.examples,
-            measured_share=weight if self._measured else None,
+            share=weight,
         )
         if len(set(joint.checks)) > 1:
             raise OwnLoopError(

@@ -81,11 +81,15 @@ class Group:
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrite `tensor` with that of the member `source`."""
+        for piece in _pieces(tensor):
+            self.broadcasting(piece, source).wait()
+
+    def broadcasting(self, tensor: Tensor, source: int) -> Sending:
+        """Begin to overwrite `tensor`, a piece at most, with that of the member `source`."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
         with _broken():
-            for piece in _pieces(tensor):
-                self._group.broadcast([piece], options).wait()
+            return Sending(self._group.broadcast([tensor], options))
 
     def sending_to(self, tensor: Tensor, member: int) -> Sending:
         """Begin to send `tensor`, a piece at most, to one member, which receives one of its size."""

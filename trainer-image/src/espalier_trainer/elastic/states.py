@@ -14,7 +14,7 @@ from espalier_api.documents import dumps, loads
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.delivery import Place, deliver
-from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.group import Group, Sending
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
 from espalier_trainer.optimizers import optimizer_state
@@ -55,10 +55,14 @@ class Command:
 
     def send(self, group: Group) -> None:
         """Send it to all members."""
+        self.sending(group).wait()
+
+    def sending(self, group: Group) -> Sending:
+        """Begin to send it to all members. If that fails, so does what follows in the group."""
         portion = self.portion
         numbers = [float(self.code), self.epoch, self.cursor, self.rate, self.size, float(self.measured)]
         numbers += [portion.batches, portion.passes, portion.rate, float(portion.full)]
-        group.broadcast(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
+        return group.broadcasting(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
 
     @classmethod
     def receive(cls, group: Group) -> Command:

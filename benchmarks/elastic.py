@@ -17,7 +17,7 @@ machine affects all of them. Nothing is evaluated, and no checkpoint is written 
    its first joint step.
 3. `throughput`: examples a second of 1, 2 and 4 workers under both batch policies, compared with plain
    DistributedDataParallel with the same model, data, shares of a batch, optimizer and steps. Both are there at once and
-   train in turn, in windows of about a second, while the others stand still; ratios are of neighbouring windows.
+   train in turn, in windows of two seconds, while the others stand still; ratios are of neighbouring windows.
 4. `torchrun`: the same model under torchrun, which restarts all workers at each change. They resume from the checkpoint
    of their script (every 50 steps). Reported are the seconds without a step and the repeated steps. The options of
    torchrun for this are in `joining/parts.py`.
@@ -52,7 +52,7 @@ PARTS = ("pauses", "throughput", "torchrun")
 MILLIONS = (1.0, 5.0, 20.0, 100.0)
 MOST_MILLIONS = 20.0
 """Eight processes of the largest model do not fit into the memory of a small machine."""
-WINDOW_SECONDS = 1.0
+WINDOW_SECONDS = 2.0
 
 
 @dataclass

@@ -21,6 +21,8 @@ CONFIG: Final = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attemp
 """Of its rendezvous. By its defaults it waits 30 s after the least number of nodes for more, and a node that died is
 missed after 15 s; here after 1 s and 3 s."""
 MONITOR: Final = 0.1
+LEAST_STEPS: Final = 4
+"""Of a window."""
 VARIABLES: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """With the store shared (torch 2.15's default) a node that joins waits for an address that never comes."""
 
@@ -163,17 +165,17 @@ class Rates:
 
 
 def rates(model: Model, policy: ElasticBatch, world: int, windows: int, seconds: float) -> Rates:
-    """Let an elastic job and plain processes train the same in turn, in windows of some steps, about `seconds` each.
+    """Let an elastic job and plain processes train the same in turn, in windows of so many `seconds`.
 
-    The others stand still (SIGSTOP), and continue where they were: so other load on the machine meets both alike.
+    The others stand still (SIGSTOP), and continue where they were: so other load on the machine meets both alike. The
+    windows are equally long, not of equally many steps: a process that has just been woken is given more of a busy CPU.
     """
     with placed(model, policy) as place:
         place.allocate(world, world)
         place.lead()
         for index in range(world - 1):
             place.follow(index)
-        started = place.until(lambda: first_of(place.steps, world, 0), f"steps of {world} workers")
-        count = max(3, round(seconds / usual(place.steps, started + 1, started + FOLLOWING)))
+        place.until(lambda: first_of(place.steps, world, 0), f"steps of {world} workers")
         case = {"policy": policy, "world": world, "steps": None, "log": "plain-steps"}
         (place.folder / "cases.json").write_text(json.dumps([case]))
         place.start("plain", ["-m", "joining.ddp", str(place.folder), str(world)])
@@ -184,15 +186,20 @@ def rates(model: Model, policy: ElasticBatch, world: int, windows: int, seconds:
         found: tuple[list[float], list[float]] = ([], [])
         for _ in range(windows):
             for names, steps, into in ((ours, place.steps, found[0]), (["plain"], plain, found[1])):
-                into.append(_window(place, names, steps, count))
+                into.append(_window(place, names, steps, seconds))
         return Rates(tuple(found[0]), tuple(found[1]))
 
 
-def _window(place: Place, names: list[str], steps: Steps, count: int) -> float:
-    """Let these processes take steps; returns the examples a second of `count` of them."""
+def _window(place: Place, names: list[str], steps: Steps, seconds: float) -> float:
+    """Let these processes take steps, four at least; returns the examples a second."""
     # The first one was begun in an earlier window.
-    first = len(steps.look()) + 1
+    first, since = len(steps.look()) + 1, time.monotonic()
     place.signal(names, signal.SIGCONT)
-    place.until(lambda: True if len(steps.look()) >= first + count else None, "the steps of a window")
+    enough = first + LEAST_STEPS
+    place.until(
+        lambda: True if len(steps.look()) >= enough and time.monotonic() - since > seconds else None,
+        "the steps of a window",
+    )
     place.signal(names, signal.SIGSTOP)
-    return samples_a_second(steps, first, count, BATCH)
+    steps.look()
+    return samples_a_second(steps, first, len(steps) - first, BATCH)

@@ -53,6 +53,11 @@ _ADVICE: Final = Row(
         queries=(rises("espalier_adaptations_total", "source, action, result"),),
     ),
     Panel(
+        title="Trials on extra workers",
+        about="In each interval: growths that extra workers tried first, by what came of it.",
+        queries=(rises("espalier_trials_total", "result"),),
+    ),
+    Panel(
         title="Fallbacks by reason",
         about="Consultations that a fallback decided: the agent did not answer in time, or its advice was not legal.",
         queries=(rises("espalier_advice_problems_total", "reason"),),

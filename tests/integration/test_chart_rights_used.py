@@ -114,8 +114,12 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
             pod_of_another(world, other)
             world.until("it is looked at", lambda: (other, ("", "pods", "get")) in audit.used(), PATIENCE)
 
+        queues = "/apis/espalier.dev/v1alpha1/queues"
+        queue = {"apiVersion": "espalier.dev/v1alpha1", "kind": "Queue", "metadata": {"name": "default"}}
+        server.request("POST", queues, queue)
         with world:
             whole_life(world, operators.process, elsewhere if mode == "namespaced" else logs)
+        server.request("DELETE", f"{queues}/default")
     assert audit.forbidden() == []
     used = audit.used()
     granted = set(rights(objects.role(kube_job())["rules"]))

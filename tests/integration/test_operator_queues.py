@@ -87,3 +87,34 @@ def test_borrowed_gpus_return_with_a_checkpoint_in_between(world: World) -> None
     finally:
         for name in names:
             world.server.request("DELETE", f"{QUEUES}/{name}")
+
+
+def test_the_status_of_a_queue_tells_usage_and_who_waits(world: World, team: str) -> None:
+    """It follows the jobs, and writes are bounded: many plans are one write."""
+    world.kubelet.add_node("node", 4)
+    operator = world.operate()
+    world.jobs.make("first", queue=team)
+    world.jobs.make("second", queue=team)
+    world.until_condition("second", "Admitted", "False", "QuotaExceeded")
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = world.server.request("GET", f"{QUEUES}/{team}").get("status", {})
+        return found
+
+    world.until("both are counted", lambda: (status().get("admittedJobs"), status().get("pendingJobs")) == (1, 1))
+    found = status()
+    assert (found["usedGpus"], found["borrowedGpus"]) == (1, 0)
+    assert found["usage"] == [{"nominal": 1, "used": 1, "borrowed": 0}]
+    assert [(each["type"], each["status"], each["reason"]) for each in found["conditions"]] == [
+        ("Active", "True", "Ready"),
+        ("Exhausted", "True", "JobsWait"),
+    ]
+    world.server.request("PATCH", f"{QUEUES}/{team}", {"spec": {"quotas": [{"nominal": 2}]}})
+    world.until_condition("second", "Running", "True", "Running")
+    world.until("it follows", lambda: status()["usage"] == [{"nominal": 2, "used": 2, "borrowed": 0}])
+    assert status()["conditions"][1]["status"] == "False"
+    for number in range(10):
+        world.server.request("PATCH", f"{world.jobs.path}/first", {"metadata": {"labels": {"number": f"{number}"}}})
+        operator.wake()
+    assert operator.client.requests["patch", "queues", 200] <= 4
+    assert not [key for key in operator.client.requests if key[1] == "queues" and key[2] >= 400]

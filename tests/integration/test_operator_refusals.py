@@ -47,10 +47,10 @@ def test_a_pod_that_the_api_server_never_takes_ends_the_job(world: World) -> Non
 
 
 def test_a_quota_keeps_a_job_from_starting_and_is_said(world: World) -> None:
-    """It is tried again, less and less often, and starts when there is room."""
+    """The planner does not know of scopes. It is tried again, less and less often, and starts when there is room."""
     world.kubelet.add_node("node", 1)
     operator = world.operate()
-    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}, "scopes": ["NotTerminating"]}}
     path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
     world.server.request("POST", path, quota)
     world.server.request("PATCH", f"{path}/none/status", {"status": {"hard": {"pods": "0"}, "used": {"pods": "0"}}})
@@ -70,7 +70,8 @@ def test_a_job_that_a_quota_keeps_from_starting_gives_its_gpus_back(world: World
     world.operate(placement_seconds=1.0)
     hard = {"pods": "0"}
     path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
-    world.server.request("POST", path, {"metadata": {"name": "none"}, "spec": {"hard": hard}})
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": hard, "scopes": ["NotTerminating"]}}
+    world.server.request("POST", path, quota)
     world.server.request("PATCH", f"{path}/none/status", {"status": {"hard": hard, "used": hard}})
     world.jobs.make("job")
     world.until_condition("job", "Admitted", "False", "PodRejected")

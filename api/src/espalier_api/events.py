@@ -74,6 +74,17 @@ class TrialStarted(Event):
     """Of the budget, until they are compared."""
 
 
+class TrialsStarted(Event):
+    """Extra workers try actions on copies of the model, before one of them is carried out."""
+
+    type: Literal["TrialsStarted"] = "TrialsStarted"
+    actions: tuple[str, ...]
+    workers: int
+    """That try them."""
+    seconds: float
+    """Wall time for each action."""
+
+
 class CheckpointSaved(Event):
     """A checkpoint is complete on disk."""
 
@@ -185,6 +196,7 @@ AnyEvent = Annotated[
     | EpochFinished
     | AdaptationFinished
     | TrialStarted
+    | TrialsStarted
     | CheckpointSaved
     | WorkersChanged
     | BatchSizeChanged

@@ -105,6 +105,20 @@ class Insertion(StrEnum):
         return self in (Insertion.IDENTITY_BATCH_NORM, Insertion.CALIBRATED_BATCH_NORM)
 
 
+class Trials(StrEnum):
+    """Whether a growth is tried on extra GPUs before it is carried out."""
+
+    OFF = "Off"
+    """The advice decides. In a file for Kubernetes, write it in quotes, because YAML reads a bare `Off` as false."""
+    CONFIRM = "Confirm"
+    """Extra workers train a copy of the model that has grown as advised, and one that has not, for a tenth of the
+    remaining budget each; the model grows if the grown copy has the lower validation loss. Meanwhile the base trains
+    on."""
+    RACE = "Race"
+    """With two extra workers or more: each trains a copy for a quarter of the remaining budget, grown by another one
+    of the best actions or not at all, and training continues with the best copy. With one, as `Confirm`."""
+
+
 class ElasticBatch(StrEnum):
     """How the batch is divided when several workers train together."""
 
@@ -184,6 +198,8 @@ class AdaptationSpec(Strict):
     fallback: Fallback = Fallback.NONE
     on_reclaim: OnReclaim = OnReclaim.KEEP
     insertion: Insertion = Insertion.EXACT
+    trials: Trials = Trials.OFF
+    """Needs `training.elasticBatch`."""
 
 
 class ModelSpec(Strict):
@@ -384,6 +400,16 @@ class JobSpec(Strict):
             raise ValueError("has a program and training, which is for Espalier's trainer; remove one of them")
         if self.adaptation.model_copy(update={"mode": AdaptationMode.AUTO}) != AdaptationSpec():
             raise ValueError("has a program and adaptation, which needs Espalier's trainer; remove one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _trials_have_workers(self) -> Self:
+        trials = self.adaptation.trials
+        if trials is not Trials.OFF and self.training.elastic_batch is None:
+            raise ValueError(
+                f"has adaptation.trials {trials} and no training.elasticBatch, without which extra workers take no "
+                "part; set it to keepGlobal, or trials to Off"
+            )
         return self
 
     def gpus_per_worker(self, resource: str = DEFAULT_GPU_RESOURCE) -> int:

@@ -235,6 +235,13 @@ FAMILIES: Final = (
             (*_OWNER, "action", "source", "result"),
             (),
         ),
+        (
+            _C,
+            "espalier_trials_total",
+            "Consultations whose growth was tried on extra workers first, by what came of it.",
+            (*_OWNER, "result"),
+            (),
+        ),
         (_C, "espalier_advice_problems_total", "Consultations that a fallback decided.", (*_OWNER, "reason"), ()),
         (_H, "espalier_adaptation_seconds", "Duration of a consultation with its growth.", ("result",), _SIGNALS),
         (

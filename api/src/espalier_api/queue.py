@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import AwareDatetime, ConfigDict, Field, field_validator
 
-from espalier_api.base import Strict
+from espalier_api.base import Record, Strict
 from espalier_api.job import Name
+from espalier_api.status import ConditionStatus
 
 QUEUE_KIND: Final = "Queue"
 QUEUE_PLURAL: Final = "queues"
@@ -50,6 +52,66 @@ class QueueSpec(Strict):
                 whose = "without a gpuType" if gpu_type is None else f"for gpuType {gpu_type!r}"
                 raise ValueError(f"has {types.count(gpu_type)} quotas {whose}; merge them")
         return value
+
+
+class QuotaUsage(Record):
+    """What the queue's jobs hold of one quota."""
+
+    gpu_type: str | None = None
+    """The type of the quota; absent for the one of all other types together."""
+    nominal: int = 0
+    """Its nominal GPUs."""
+    used: int = 0
+    """Base GPUs that jobs hold."""
+    borrowed: int = 0
+    """The part of them beyond the nominal ones."""
+
+
+class QueueConditionType(StrEnum):
+    """The conditions of a queue."""
+
+    ACTIVE = "Active"
+    EXHAUSTED = "Exhausted"
+
+
+class QueueReason(StrEnum):
+    """Why a condition of a queue is what it is."""
+
+    READY = "Ready"
+    INVALID_SPEC = "InvalidSpec"
+    JOBS_WAIT = "JobsWait"
+    NOBODY_WAITS = "NobodyWaits"
+
+
+class QueueCondition(Record):
+    """A condition in the metav1 shape."""
+
+    type: QueueConditionType
+    status: ConditionStatus
+    reason: QueueReason
+    message: str = ""
+    """The reason as a sentence."""
+    last_transition_time: AwareDatetime
+    """When `status` last changed."""
+    observed_generation: int = Field(default=0, ge=0)
+    """Generation of the queue that the condition is about."""
+
+
+class QueueStatus(Record):
+    """`status` of a `Queue`: the jobs of one operator that name it. It is written every five seconds at most."""
+
+    admitted_jobs: int = 0
+    """Jobs that hold base GPUs."""
+    pending_jobs: int = 0
+    """Jobs that wait; not those that are suspended."""
+    used_gpus: int = 0
+    """Base GPUs that jobs hold, of all types."""
+    borrowed_gpus: int = 0
+    """The part of them beyond the nominal quotas."""
+    usage: tuple[QuotaUsage, ...] = Field(default=(), max_length=100)
+    """By quota."""
+    conditions: tuple[QueueCondition, ...] = Field(default=(), max_length=8)
+    """`Active`: jobs of the queue are admitted. `Exhausted`: a job waits for a quota of it."""
 
 
 class QueueMeta(Strict):

@@ -13,6 +13,7 @@ class Reason(StrEnum):
 
     NO_FREE_GPU = "NoFreeGPU"
     QUOTA_EXCEEDED = "QuotaExceeded"
+    RESOURCE_QUOTA_EXCEEDED = "ResourceQuotaExceeded"
     QUEUE_NOT_FOUND = "QueueNotFound"
     PRIORITY_TOO_HIGH = "PriorityTooHigh"
     TOO_LARGE = "TooLarge"
@@ -30,10 +31,12 @@ class Reason(StrEnum):
     GPU_LOST = "GPULost"
     QUOTA_RECLAIMED = "QuotaReclaimed"
     PREEMPTED_BY_POLICY = "PreemptedByPolicy"
+    NODE_DEPARTING = "NodeDeparting"
     RECLAIM_ACKNOWLEDGED = "ReclaimAcknowledged"
     RECLAIM_FORCED = "ReclaimForced"
     AGENT_UNAVAILABLE = "AgentUnavailable"
     ILLEGAL_ADVICE = "IllegalAdvice"
+    TRIAL_NOT_BETTER = "TrialNotBetter"
     STILL_CARRIED = "StillCarried"
     NOT_CHEAPER = "NotCheaper"
     TOO_LATE_TO_DISTIL = "TooLateToDistil"
@@ -69,6 +72,7 @@ class Reason(StrEnum):
 SENTENCES: dict[Reason, str] = {
     Reason.NO_FREE_GPU: "no GPUs are free for it; a job that ends or a GPU that is added would change that",
     Reason.QUOTA_EXCEEDED: "the quota of its queue is used up or borrowed by others, and it may not borrow more",
+    Reason.RESOURCE_QUOTA_EXCEEDED: "a ResourceQuota of its namespace has no room for its workers",
     Reason.QUEUE_NOT_FOUND: "spec.queue names no queue that jobs of its namespace may use",
     Reason.PRIORITY_TOO_HIGH: "spec.priority is above the maxPriority of its queue; lower it or use another queue",
     Reason.TOO_LARGE: "it requests more GPUs than there are in total; lower minReplicas or add GPUs",
@@ -86,10 +90,12 @@ SENTENCES: dict[Reason, str] = {
     Reason.GPU_LOST: "a GPU that it used is gone, or is announced to go",
     Reason.QUOTA_RECLAIMED: "its queue had borrowed its base GPUs, and their queue needs them; it resumes later",
     Reason.PREEMPTED_BY_POLICY: "the scheduling policy gives its base GPUs to another job; it resumes later",
+    Reason.NODE_DEPARTING: "a node of its base workers is about to go; it saves a checkpoint and resumes elsewhere",
     Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",
     Reason.ILLEGAL_ADVICE: "the agent's advice was not legal for the model; adaptation.fallback decided",
+    Reason.TRIAL_NOT_BETTER: "the growth was tried on extra GPUs and trained no better than the model as it is",
     Reason.STILL_CARRIED: "GPUs were taken back, but the grown model is about as fast on the rest; it is kept",
     Reason.NOT_CHEAPER: "GPUs were taken back, but no smaller model has much cheaper steps; the grown one is kept",
     Reason.TOO_LATE_TO_DISTIL: "GPUs were taken back too late to teach a smaller model; the grown one is kept",

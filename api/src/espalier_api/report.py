@@ -26,6 +26,8 @@ MAX_METRICS: Final = 64
 """Maximum number of figures of a report that the status keeps; the rest are left out."""
 MAX_PROBABILITIES: Final = 64
 """Maximum number of probabilities of an adaptation that the status keeps."""
+MAX_ARMS: Final = 16
+"""Maximum number of arms of a trial that the status keeps."""
 MAX_NAME: Final = 128
 """Maximum length of the name of a figure or an action, in characters; longer ones are left out."""
 
@@ -76,6 +78,21 @@ class AdaptationSource(StrEnum):
     """The rule of `adaptation.onReclaim`; the agent was not asked."""
 
 
+class Arm(Record):
+    """What came of one action that was tried on an extra worker before the decision."""
+
+    action: str
+    """As in the adaptation; `Nothing` for the model as it is."""
+    loss: float | None = None
+    """Mean cross entropy on the validation split at the end of the trial; None if it was not finished."""
+    steps: int = Field(default=0, ge=0)
+    """Optimizer steps of the trial."""
+    seconds: float = Field(default=0.0, ge=0)
+    """Wall time of the trial, its evaluation included."""
+    message: str = ""
+    """Why it was not finished."""
+
+
 class Adaptation(Record):
     """One consultation of the agent and its result: an entry of `status.adaptations` and of `result.json`."""
 
@@ -123,6 +140,8 @@ class Adaptation(Record):
     """Validation accuracy at the last evaluation before it."""
     accuracy_after: float | None = None
     """Validation accuracy at the end of the epoch after it."""
+    arms: tuple[Arm, ...] = ()
+    """What was tried on extra workers before it (`adaptation.trials`)."""
     seconds: float = Field(ge=0)
     """Duration of consultation and growth together, wall time."""
 

@@ -48,6 +48,8 @@ class RunResult(Record):
     message: str = ""
     log: str = ""
     """Path of what its trainers have printed."""
+    command: str = ""
+    """The command that ran it."""
     dataset: str = ""
     """The job's data set with its options; empty for a program of the user's, which loads its own."""
     time_budget_seconds: float
@@ -98,6 +100,7 @@ def summarize(
     reason: str,
     message: str = "",
     log: str = "",
+    command: str = "",
     used_seconds: float,
     gpu_seconds_used: float,
 ) -> RunResult:
@@ -118,7 +121,8 @@ def summarize(
         reason=reason,
         message=message,
         log=log,
-        dataset=_dataset(job),
+        command=command,
+        dataset=dataset_of(job),
         time_budget_seconds=job.spec.time_budget_seconds,
         used_seconds=used_seconds,
         gpu_seconds_used=gpu_seconds_used,
@@ -140,7 +144,8 @@ def summarize(
     )
 
 
-def _dataset(job: AdaptiveTrainingJob) -> str:
+def dataset_of(job: AdaptiveTrainingJob) -> str:
+    """Return the job's data set with its options; '' for a command of the user's, which loads its own."""
     template = job.spec.template
     if job.spec.program is not None or (template is not None and template.spec.containers[0].command):
         return ""

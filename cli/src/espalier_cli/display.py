@@ -25,6 +25,7 @@ from espalier_api.events import (
     ProgressRead,
     TrainerFinished,
     TrainerStarted,
+    TrialsStarted,
     TrialStarted,
     Warned,
     WorkersChanged,
@@ -122,6 +123,9 @@ def line_for(event: AnyEvent) -> str | None:
         case TrialStarted():
             size = f"depth {event.depth}, {event.parameters:,} parameters"
             return f"a smaller model ({size}) learns from the grown one; compared in {event.seconds:.3g} s"
+        case TrialsStarted():
+            workers = f"{event.workers} extra worker{'' if event.workers == 1 else 's'}"
+            return f"{workers} try {', '.join(event.actions)}, for {event.seconds:.3g} s each; the base trains on"
         case WorkersChanged(workers=1):
             return f"trains alone again, after a pause of {event.seconds:.2f} s"
         case WorkersChanged():

@@ -22,6 +22,7 @@ _ELSEWHERE = {
     "run": "espalier_cli.run_command:run",
     "simulate": "espalier_cli.simulate_command:simulate",
     "points": "espalier_cli.points_command:points",
+    "export": "espalier_cli.export_command:export",
     "agent": "espalier_cli.agent_command:agent",
     "list": "espalier_cli.cluster.list_command:list_jobs",
     "explain": "espalier_cli.cluster.explain_command:explain",

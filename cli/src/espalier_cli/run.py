@@ -137,6 +137,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
         used_seconds=outcome.used_seconds,
         gpu_seconds_used=outcome.gpu_seconds_used,
         log=str(folder / layout.TRAINER_LOG),
+        command=shlex.join(_command()),
     )
     text = json.dumps(result.to_json(), indent=1)
     try:
@@ -152,10 +153,15 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
 
 def resume_command(directory: Path) -> str:
     """Return the command that takes an interrupted run up again: the same, without `--restart`."""
-    name = Path(sys.argv[0]).name
-    found = shutil.which(name)
-    here = found is not None and Path(found).resolve() == Path(sys.argv[0]).resolve()
-    words = [name if here else sys.argv[0], *(word for word in sys.argv[1:] if word != "--restart")]
+    words = [word for word in _command() if word != "--restart"]
     if not any(word == "--output" or word.startswith("--output=") for word in words):
         words += ["--output", str(directory)]
     return shlex.join(words)
+
+
+def _command() -> list[str]:
+    """Return the words of this process's command; by name where the name finds it."""
+    name = Path(sys.argv[0]).name
+    found = shutil.which(name)
+    here = found is not None and Path(found).resolve() == Path(sys.argv[0]).resolve()
+    return [name if here else sys.argv[0], *sys.argv[1:]]

@@ -17,9 +17,10 @@ from espalier_operator.simulation.generate import PREFIX, generate, generate_typ
 from espalier_operator.simulation.history import FORMAT as HISTORY
 from espalier_operator.simulation.history import History, read_history
 from espalier_operator.simulation.jobs import SimulatedJob
-from espalier_operator.simulation.latencies import LATENCIES
+from espalier_operator.simulation.latencies import LATENCIES, Latencies
 from espalier_operator.simulation.outcome import Ended
 from espalier_operator.simulation.planned import Planned
+from espalier_operator.simulation.planned_types import planned_types
 from espalier_operator.simulation.profiles import Profiles
 from espalier_operator.simulation.rounds import Node, Rounds
 from espalier_operator.simulation.traces import READERS
@@ -60,13 +61,7 @@ class Source:
 
     def __post_init__(self) -> None:
         """Raise `InputError` for options that contradict each other, `TraceError` for a wrong cluster."""
-        if self.driver == PLAN:
-            if self.form == GAVEL:
-                raise InputError(
-                    f"--driver {PLAN}: jobs of --format {GAVEL} choose types of GPUs, which the planner's policies do "
-                    f"not know; use --driver {ROUNDS}"
-                )
-        else:
+        if self.driver != PLAN:
             for option, value in (("--latency", self.latency), ("--base-preemption", self.base_preemption)):
                 if value is not None:
                     raise InputError(
@@ -88,7 +83,7 @@ class Source:
             return self._replayed(trace, policy)
         nodes = nodes_of(self.cluster or "")
         jobs = self._jobs(trace, policy, seed, sum(node.gpus for node in nodes))
-        return _Prepared(self, nodes).of(jobs, policy)
+        return self._prepared(jobs, nodes, self.latencies, policy)
 
     def happened(self, trace: str) -> Simulation:
         """Return what a history says."""
@@ -111,7 +106,8 @@ class Source:
     def _replayed(self, trace: str, policy: Policy) -> Simulation:
         history = self._history(trace)
         jobs, ended = history.jobs(), {job.name for job in history.happened}
-        prepared = _Prepared(self, nodes_of(self.cluster) if self.cluster else history.nodes).of(jobs, policy)
+        nodes = nodes_of(self.cluster) if self.cluster else history.nodes
+        prepared = self._prepared(jobs, nodes, self.latencies, policy)
         return replace(prepared, jobs=[job for job in jobs if job.name in ended])
 
     def _jobs(self, trace: str, policy: Policy, seed: int, gpus: int) -> list[SimulatedJob]:
@@ -134,20 +130,21 @@ class Source:
             jobs = generate_typed(trace, seed, types, Throughputs(self.profiles))
         else:
             jobs = read_gavel(Path(trace), Throughputs(self.profiles or Path(trace).parent))
+        if self.driver == PLAN:
+            return self._prepared(*planned_types(jobs, nodes, self.latencies), policy)
         return Simulation(jobs=jobs, gpus=sum(types.values()), run=TypedRounds(jobs, nodes, policy).run)
 
+    @property
+    def latencies(self) -> Latencies:
+        """Those of `--latency`."""
+        return LATENCIES[self.latency or "none"]
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    source: Source
-    nodes: Sequence[Node]
-
-    def of(self, jobs: Sequence[SimulatedJob], policy: Policy) -> Simulation:
-        source = self.source
-        if source.driver == PLAN:
-            latencies = LATENCIES[source.latency or "none"]
-            preemptible = source.base_preemption != BasePreemption.NEVER.value
-            run = Planned(jobs, self.nodes, policy, latencies, preemptible=preemptible).run
+    def _prepared(
+        self, jobs: Sequence[SimulatedJob], nodes: Sequence[Node], latencies: Latencies, policy: Policy
+    ) -> Simulation:
+        if self.driver == PLAN:
+            preemptible = self.base_preemption != BasePreemption.NEVER.value
+            run = Planned(jobs, nodes, policy, latencies, preemptible=preemptible).run
         else:
-            run = Rounds(jobs, self.nodes, policy).run
-        return Simulation(jobs=jobs, gpus=sum(node.gpus for node in self.nodes), run=run)
+            run = Rounds(jobs, nodes, policy).run
+        return Simulation(jobs=jobs, gpus=sum(node.gpus for node in nodes), run=run)

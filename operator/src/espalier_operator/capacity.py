@@ -76,7 +76,7 @@ class Capacity:
         self._now: dict[str, int] = {}
         self._later: dict[str, int] = {}
         self._slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        usable = [node for node in nodes if node.ready and node.schedulable]
+        usable = [node for node in nodes if node.ready and (node.schedulable or node.is_leaving)]
         for node in usable:
             offered = node.allocatable - node.departing
             self._group[node.name] = group = grouping.group_of(node)

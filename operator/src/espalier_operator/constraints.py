@@ -1,14 +1,14 @@
-"""What binds a pod to nodes: its node selector, its required node affinity, the taints that it tolerates, and what it
-requests in addition to GPUs. Pure.
+"""What binds a pod to nodes: its node selector, its required node affinity, that of its volumes, the taints that it
+tolerates, and what it requests in addition to GPUs. Pure.
 
 The rules are those of kube-scheduler's plugins NodeAffinity, TaintToleration (k8s.io/component-helpers,
-scheduling/corev1) and NodeResourcesFit. What cannot be judged from a node alone, such as affinity to other pods, is
-left to kube-scheduler.
+scheduling/corev1), NodeResourcesFit, and VolumeBinding for volumes that are bound. What cannot be judged from a node
+alone, such as affinity to other pods, is left to kube-scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -104,6 +104,8 @@ class Constraints:
     node_selector: tuple[tuple[str, str], ...] = ()
     affinity: tuple[Term, ...] | None = None
     """Terms of which one must match; None: no affinity is required."""
+    volumes: tuple[tuple[Term, ...], ...] = ()
+    """By volume that binds the pod to nodes: terms of which one must match."""
     tolerations: tuple[Toleration, ...] = ()
     requests: Amounts = ()
     """What it needs of a node in addition to GPUs."""
@@ -113,19 +115,26 @@ class Constraints:
         return (
             all(labels.get(key) == value for key, value in self.node_selector)
             and (self.affinity is None or any(term.matches(name, labels) for term in self.affinity))
+            and all(any(term.matches(name, labels) for term in terms) for terms in self.volumes)
             and all(self._tolerates(taint) for taint in taints if taint.effect in REPELLING)
         )
 
     @property
     def keys(self) -> set[str]:
         """The labels that decide."""
-        terms = self.affinity or ()
-        return {key for key, _ in self.node_selector} | {each.key for term in terms for each in term.labels}
+        selected = {key for key, _ in self.node_selector}
+        return selected | {each.key for term in self._terms for each in term.labels}
 
     @property
     def names(self) -> set[str]:
         """The nodes whose names decide; all others are alike."""
-        return {name for term in self.affinity or () for each in term.fields for name in each.values}
+        return {name for term in self._terms for each in term.fields for name in each.values}
+
+    @property
+    def _terms(self) -> Iterator[Term]:
+        yield from self.affinity or ()
+        for terms in self.volumes:
+            yield from terms
 
     def _tolerates(self, taint: Taint) -> bool:
         return any(toleration.tolerates(taint) for toleration in self.tolerations)

@@ -62,11 +62,17 @@ class WorkerState(StrEnum):
     TERMINATING = "terminating"
 
 
+def host_of(node: str) -> str:
+    """Return the name of the machine of a node."""
+    return node.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine with GPUs of one type."""
+    """A machine with GPUs of one type; a machine with several kinds of GPUs is one for each kind."""
 
     name: str
+    """Name of the machine, and for a further kind of GPUs, after a slash, their resource."""
     gpu_type: str
     allocatable: int
     ready: bool = True
@@ -84,9 +90,19 @@ class Node:
     """GPUs of `allocatable` that are announced to go at `departs_at`."""
     departs_at: float | None = None
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether all its GPUs are announced to go."""
+        return 0 < self.allocatable <= self.departing
+
+    @property
+    def host(self) -> str:
+        """The name of the machine."""
+        return host_of(self.name)
+
     def admits(self, constraints: Constraints) -> bool:
         """Return whether a pod with `constraints` may be bound to it, as far as its labels and taints decide."""
-        return constraints.admit(self.name, self.labels, self.taints)
+        return constraints.admit(self.host, self.labels, self.taints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +163,8 @@ class Terms:
     min_replicas: int
     max_replicas: int
     gpus_per_worker: int = 1
+    gpu_resource: str = DEFAULT_GPU_RESOURCE
+    """The extended resource by which its workers request their GPUs."""
     priority: int = 0
     queue: str = "default"
     gpu_type: str | None = None
@@ -198,6 +216,7 @@ class Terms:
             min_replicas=spec.min_replicas,
             max_replicas=spec.max_replicas,
             gpus_per_worker=spec.gpus_per_worker(resource),
+            gpu_resource=resource,
             priority=spec.priority,
             queue=spec.queue,
             gpu_type=gpu_type,
@@ -347,6 +366,19 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceLimit:
+    """What a ResourceQuota allows the pods of its namespace to request of one resource, all together."""
+
+    namespace: str
+    quota: str
+    """Name of the ResourceQuota."""
+    resource: str
+    """As `constraints.Amounts` names it, or the resource of GPUs."""
+    hard: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """The scheduler's own settings; part of the snapshot, so that a replay decides by the same ones."""
 
@@ -404,6 +436,8 @@ class Snapshot:
     jobs: tuple[JobFacts, ...] = ()
     queues: tuple[Queue, ...] = ()
     """Without any, no job needs one."""
+    namespace_limits: tuple[NamespaceLimit, ...] = ()
+    """By the ResourceQuotas of the namespaces in which jobs are."""
     placements: Mapping[str, Placement] = field(default_factory=dict, hash=False)
     """By job: what the last plan chose for workers that are not seen yet, so that this one keeps to it."""
     rules: Rules = Rules()

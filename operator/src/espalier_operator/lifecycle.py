@@ -10,7 +10,9 @@ from espalier_api.reasons import SENTENCES, Reason
 from espalier_operator.actions import Action, Fail, Finish, Requeue, Stop
 from espalier_operator.facts import JobFacts, Rules, Terms
 
-RESUMED_LATER: Final = frozenset((Reason.SUSPENDED, Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY))
+RESUMED_LATER: Final = frozenset(
+    (Reason.SUSPENDED, Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY, Reason.NODE_DEPARTING)
+)
 """A job that is stopped for one of these waits again, with its budget kept."""
 
 

@@ -11,8 +11,9 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     Where they are physically gone and no lent GPU can replace them, or kube-scheduler finds no node for a worker
     though they are free, the whole job waits again with its budget kept; the latter with back-off. Only a job that
     allows it is stopped, with notice and not before `minRuntimeSeconds`: where its queue has borrowed its GPUs and a
-    job waits for their quota, or where the policy preempts and an earlier job waits for them, or its own share is of
-    another type of GPU and enough of these are free (`preemption`).
+    job waits for their quota, or where the policy preempts and an earlier job waits for them (`preemption`), or its own
+    share is of another type of GPU and there is room for it there, or it has no share and makes that room (`moves`), or
+    its node is about to go.
 5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold, by its terms or by
     its share, is reclaimed. A GPU is reclaimed by a notice, followed by the holder's acknowledgement or the deadline.
     Only GPUs that no longer exist are released without a notice.
@@ -68,6 +69,8 @@ from espalier_operator.lifecycle import (
     stop_seconds,
     turning_points,
 )
+from espalier_operator.moves import Moves
+from espalier_operator.namespaces import NamespaceLedger
 from espalier_operator.order import Order, Rank
 from espalier_operator.policies import Policy
 from espalier_operator.policy_view import decided
@@ -139,7 +142,9 @@ class _Tick:
         self._decision = decided(policy, snapshot, [job for job in unfinished if job.key not in over], now)
         if self._decision.until is not None:
             self._wake(self._decision.until)
-        self._order = Order(self._decision, open_jobs)
+        back = {action.job for action in self._actions if isinstance(action, Requeue)}
+        self._requeued = [job for job in unfinished if job.key in back]
+        self._order = Order(self._decision, [*open_jobs, *self._requeued])
         open_jobs = self._order.sorted(open_jobs)
         self._waiting = [job for job in open_jobs if job.admitted_at is None]
         self._running = [job for job in open_jobs if job.admitted_at is not None]
@@ -168,6 +173,9 @@ class _Tick:
             self._extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
             own += promised
         self._reclaims = ReclaimQueue(self._running, self._extras, leaving, self._order, now)
+        self._namespaces = NamespaceLedger(
+            snapshot.namespace_limits, snapshot.jobs, snapshot.workers, leaving, self._kept
+        )
         self._pool = Pool(self._capacity, self._reclaims)
         self._reservations = Reservations(
             self._capacity, snapshot.rules.reservations, self._running_until, self._reclaims.loans
@@ -181,6 +189,15 @@ class _Tick:
             now=now,
             wake=self._wake,
         )
+        self._moves = Moves(
+            preemption=self._preemption,
+            order=self._order,
+            capacity=self._capacity,
+            pool=self._pool,
+            is_busy=self._is_busy,
+            site_on=self._site_on,
+            kept=self._relied_on,
+        )
         self._vain: dict[_Attempt, Reason] = {}
         """Which gangs found no GPUs, and why: nor do others like them."""
         self._tried: Counter[tuple[str, ...]] = Counter()
@@ -192,9 +209,15 @@ class _Tick:
         self._departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
 
     def leave_departing_gpus(self) -> None:
-        """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there."""
+        """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there.
+
+        Where that is not enough on a node whose GPUs are announced to go, jobs that allow it are moved.
+        """
         for node, gpus in self._capacity.overdrawn():
             self._reclaims.leave_node(self._capacity, node, gpus, by=self._departures.get(node))
+        left = {node for node, _ in self._capacity.overdrawn() if node in self._departures}
+        moves = (job for job in self._preemptible if left.intersection(self._bound[job.key].values())) if left else ()
+        self._stop([job for job in moves if job.stopping is None and not self._is_busy(job)], Reason.NODE_DEPARTING)
 
     def place_claims(self) -> None:
         """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others."""
@@ -223,11 +246,31 @@ class _Tick:
 
         Those whose queue must borrow for them come after all others.
         """
-        borrowers = [job for job in self._waiting if not self._admit_in_turn(job, borrowing=False)]
+        borrowers: list[JobFacts] = []
+        for job in self._order.sorted([*self._waiting, *self._between_types()]):
+            if job.admitted_at is not None:
+                self._moves.keep(job)
+            elif not self._admit_in_turn(job, borrowing=False):
+                borrowers.append(job)
         for job in borrowers:
             self._admit_in_turn(job, borrowing=True)
-        self._stop(self._preemption.moving(self._is_busy, self._site_on), Reason.PREEMPTED_BY_POLICY)
+        self._stop(self._moves.stopping(), Reason.PREEMPTED_BY_POLICY)
         self._reservations.end()
+
+    def _between_types(self) -> list[JobFacts]:
+        """Return the jobs that save their checkpoints, or just have, to start again on another type of GPU."""
+        return [
+            job
+            for job in [*self._running, *self._requeued]
+            if job.stopping is not None
+            and job.stopping.reason is Reason.PREEMPTED_BY_POLICY
+            and self._order.is_elsewhere(job)
+            and not self._order.waits(job)
+        ]
+
+    def _relied_on(self, jobs: Iterable[JobFacts]) -> set[str]:
+        """Return the nodes on which earlier jobs count that `jobs`, wherever they run, could delay."""
+        return self._reservations.relied_on(max(ends_by(job, self._now, self._rules) for job in jobs))
 
     def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
         """Start a waiting job, or refuse it; return False where its queue must borrow for it, which is done later."""
@@ -259,9 +302,28 @@ class _Tick:
             self._refuse(job, Reason.QUOTA_EXCEEDED)
             self._reclaim_quota(job, types)
             self._ledger.wait(job.claim, types)
+        elif not self._has_room_in_namespace(job):
+            self._refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
         else:
             self._start_or_wait(job, allowed)
         return True
+
+    def _has_room_in_namespace(self, job: JobFacts) -> bool:
+        """Return whether the ResourceQuotas of its namespace have room for all base workers of a waiting job.
+
+        Where they would have it without extra workers that are lent in the namespace, these are reclaimed.
+        """
+        workers = job.terms.min_replicas
+        if self._namespaces.is_closed(job):
+            return False
+        if self._namespaces.fits(job, workers):
+            return True
+        if self._namespaces.could_ever_fit(job, workers):
+            lacks = self._namespaces.lacks(job, workers)
+            if self._reclaims.leave_namespace(self._capacity, job.key, lacks):
+                self._namespaces.hold(job, workers)
+            self._namespaces.wait(job)
+        return False
 
     def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> None:
         """Stop jobs that hold the quota that `job` needs, as few as free enough of one type.
@@ -344,6 +406,10 @@ class _Tick:
             job = self._running[place]
             if self._reclaims.is_asked(job.key):
                 continue
+            if not self._namespaces.fits(job, 1):
+                if job.key not in hoped and job.key not in granted:
+                    self._refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
+                continue
             extra, mark = hoped.get(job.key, job.extra), self._capacity.mark()
             supply = self._supply_extra(job, extra, granted)
             if supply is Supply.NOW:
@@ -352,6 +418,7 @@ class _Tick:
                 self._near(job).update(lent)
                 self._lent_nodes[job.key] += lent
                 granted[job.key] = granted.get(job.key, job.extra) + 1
+                self._namespaces.hold(job, 1)
             elif job.key not in hoped and job.key not in granted:
                 self._refuse(job, Reason.NO_FREE_GPU)
             if supply is not Supply.NEVER and most > 1:
@@ -492,7 +559,7 @@ class _Tick:
         fitting = (site for site in sites if self._capacity.could_hold_without_jobs(site, gpus, workers))
         reserved = self._reservations.reserve(fitting, gpus, workers, self._now, until - self._now)
         if reserved is not None:
-            self._ledger.hold(job.claim, reserved[1].gpu_type)
+            self._hold_quota(job, reserved[1])
         self._refuse(job, reason, starts_by=None if reserved is None else reserved[0])
 
     def _start(self, job: JobFacts, sites: Sequence[Site]) -> Holding | Reason | None:
@@ -523,7 +590,7 @@ class _Tick:
             if supply is Supply.LATER:
                 if self._reclaims.surplus > surplus:
                     self._vain.clear()
-                self._ledger.hold(job.claim, site.gpu_type)
+                self._hold_quota(job, site)
                 self._refuse(job, reason)
                 return None
         return reason
@@ -555,16 +622,21 @@ class _Tick:
         taken = Holding(self._capacity.placed_since(mark), Goods(job.terms.gpus_per_worker, site.requests))
         self._reservations.replace(map(self._base_holding, yielding), until, taken)
         self._stop(yielding, Reason.PREEMPTED_BY_POLICY)
-        self._ledger.hold(job.claim, site.gpu_type)
+        self._hold_quota(job, site)
         self._refuse(job, reason)
         return True
 
     def _admit(self, job: JobFacts, site: Site, mark: int) -> Holding:
         """Admit a job whose workers were placed on `site` since `mark`; return what they hold."""
         self._base_nodes[job.key].update(enumerate(self._placed(job, mark)))
-        self._ledger.hold(job.claim, site.gpu_type)
+        self._hold_quota(job, site)
         self._act(Admit(job=job.key, gpu_type=site.gpu_type))
         return Holding(self._capacity.placed_since(mark), Goods(job.terms.gpus_per_worker, site.requests))
+
+    def _hold_quota(self, job: JobFacts, site: Site) -> None:
+        """Count what a job was granted, or is to have, on `site`: for its queue, and for its namespace."""
+        self._ledger.hold(job.claim, site.gpu_type)
+        self._namespaces.hold(job, job.terms.min_replicas)
 
     def _running_until(self) -> Iterator[tuple[float, Holding]]:
         """Yield until when at the latest the jobs that run hold what."""

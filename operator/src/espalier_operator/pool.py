@@ -7,7 +7,7 @@ from itertools import chain
 
 from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.facts import JobFacts, Promise, Role, Worker, WorkerState
-from espalier_operator.reclaims import ReclaimQueue
+from espalier_operator.reclaims import Mark, ReclaimQueue
 from espalier_operator.sites import Site
 
 
@@ -17,6 +17,14 @@ class Pool:
     def __init__(self, capacity: Capacity, reclaims: ReclaimQueue) -> None:
         """Join the two."""
         self._capacity, self._reclaims = capacity, reclaims
+
+    def mark(self) -> Mark:
+        """Return a point to which `undo` can return, of what was asked back; free GPUs have their own."""
+        return self._reclaims.mark()
+
+    def undo(self, mark: Mark) -> None:
+        """Ask back nothing that was asked since `mark`."""
+        self._reclaims.undo(mark)
 
     def take(self, site: Site, gpus: int, near: Collection[str] = ()) -> bool:
         """Hand out `gpus` of one node at once, close to the nodes `near`."""

@@ -1,4 +1,4 @@
-"""Whose base GPUs a waiting job takes over, and who leaves its type of GPU, where the policy preempts. Pure.
+"""Whose base GPUs a waiting job takes over, where the policy preempts. Pure.
 
 Only a job that allows it yields, to one that the policy serves before it, and after `minRuntimeSeconds`. The last in
 the policy's order yields first, and as few as give the waiting job all its workers, or its quota. Nobody yields GPUs on
@@ -56,28 +56,10 @@ class Preemption:
                 without = [other for other in chosen if other is not each]
                 if self._suffices(taker, site, without):
                     chosen = without
-            self._release(chosen)
+            self.release(chosen)
             self.pool.await_gang(site, gpus, workers)
             return site, chosen
         return None
-
-    def moving(
-        self, is_busy: Callable[[JobFacts], bool], site_of: Callable[[JobFacts, str], Site | None]
-    ) -> list[JobFacts]:
-        """Return the jobs that are to have GPUs of another type, which are free now; these are kept.
-
-        `site_of` returns where a job may run on a type; None: nowhere.
-        """
-        found = []
-        for job in self.running:
-            wished = self.order.gpu_type(job)
-            if wished is None or not self.order.is_elsewhere(job) or self.order.waits(job):
-                continue
-            if job.terms.gpus_per_worker and job.stopping is None and not is_busy(job) and self._may_yield(job):
-                site = site_of(job, wished)
-                if site is not None and self.pool.take_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas):
-                    found.append(job)
-        return found
 
     def of_queue(
         self, taker: JobFacts, gpu_type: str, gpus: int, is_busy: Callable[[JobFacts], bool]
@@ -100,11 +82,11 @@ class Preemption:
                 break
             if holder.stopping is not None or is_busy(holder):
                 continue
-            if self._may_yield(holder):
+            if self.may_yield(holder):
                 found.append(holder)
         return found
 
-    def _may_yield(self, holder: JobFacts) -> bool:
+    def may_yield(self, holder: JobFacts) -> bool:
         """Return whether a job has run for as long as its terms ask."""
         spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
         if self.now < spared_until:
@@ -128,12 +110,13 @@ class Preemption:
 
     def _suffices(self, taker: JobFacts, site: Site, yielding: Iterable[JobFacts]) -> bool:
         mark = self.capacity.mark()
-        self._release(yielding)
+        self.release(yielding)
         supply = self.pool.would_await_gang(site, taker.terms.gpus_per_worker, taker.terms.min_replicas)
         self.capacity.undo(mark)
         return supply is not Supply.NEVER
 
-    def _release(self, yielding: Iterable[JobFacts]) -> None:
+    def release(self, yielding: Iterable[JobFacts]) -> None:
+        """Expect what running jobs hold to be given back."""
         for job in yielding:
             holding = self.holding(job)
             for node in holding.nodes:

@@ -193,6 +193,30 @@ class ReclaimQueue:
                         capacity.expect(other.worker.node, other.worker.gpus, other.goods.requests)
                     self._ask(loan, Reason.GPU_LOST, by)
 
+    def leave_namespace(self, capacity: Capacity, key: str, lacks: Mapping[str, int]) -> bool:
+        """Reclaim as few extra workers in the namespace of the job `key` as request what it `lacks`, by resource.
+
+        Return whether there are enough; if there are not, nothing is reclaimed.
+        """
+        prefix, missing = f"{key.partition('/')[0]}/", dict(lacks)
+        found: list[_Loan] = []
+        for line in self._lines.values():
+            for loan in line:
+                if not any(amount > 0 for amount in missing.values()):
+                    break
+                if not loan.job.key.startswith(prefix) or loan.job.reclaim is not None or self._is_out(loan):
+                    continue
+                demand = {**dict(loan.goods.requests), loan.job.terms.gpu_resource: loan.goods.gpus}
+                if any(demand.get(name) for name, amount in missing.items() if amount > 0):
+                    found.append(loan)
+                    missing = {name: amount - demand.get(name, 0) for name, amount in missing.items()}
+        if any(amount > 0 for amount in missing.values()):
+            return False
+        for loan in found:
+            capacity.expect(loan.worker.node, loan.worker.gpus, loan.goods.requests)
+            self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+        return True
+
     def notices(self) -> list[NoticeReclaim]:
         """Return the notice for each job that must give back workers."""
         return [

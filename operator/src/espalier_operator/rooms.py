@@ -7,13 +7,13 @@ counted when they are asked about: most nodes of a cluster have no free GPUs.
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Set
 from itertools import accumulate
 from typing import Final
 
 from espalier_operator.constraints import Amounts
-from espalier_operator.facts import JobFacts, Node, Worker
+from espalier_operator.facts import JobFacts, Node, Worker, host_of
 
 UNLIMITED: Final = sys.maxsize
 
@@ -32,16 +32,22 @@ class Rooms:
         self._workers: dict[str, list[Worker]] = defaultdict(list)
         for worker in workers:
             if worker.job is not None and worker.node is not None:
-                self._workers[worker.node].append(worker)
+                self._workers[host_of(worker.node)].append(worker)
         self._nodes: dict[str, tuple[Node, int]] = {}
+        self._hosts: dict[str, str] = {}
+        """By node: its machine."""
+        self._offered: Counter[str] = Counter()
+        """By machine: its GPUs of all kinds."""
         self._groups: dict[int, list[str]] = defaultdict(list)
         self._left: dict[str, tuple[_Left, _Left] | None] = {}
-        """By node: what is left now and later; None where nothing can run short."""
+        """By machine: what is left now and later; None where nothing can run short."""
         self._answers: dict[object, bool] = {}
 
     def add(self, node: Node, group: int, offered: int) -> None:
         """Add a node of `group` that offers `offered` GPUs."""
         self._nodes[node.name] = node, offered
+        self._hosts[node.name] = host = node.host
+        self._offered[host] += offered
         self._groups[group].append(node.name)
 
     def can_run_short(self, node: str) -> bool:
@@ -84,10 +90,10 @@ class Rooms:
             self._answers[key] = any(fitting >= workers for fitting in accumulate(counts))
         return self._answers[key]
 
-    def _left_on(self, name: str) -> tuple[_Left, _Left] | None:
+    def _left_on(self, node_name: str) -> tuple[_Left, _Left] | None:
+        name = self._hosts[node_name]
         if name not in self._left:
-            node, offered = self._nodes[name]
-            unused = _unused(node)
+            unused, offered = _unused(self._nodes[node_name][0]), self._offered[name]
             if all(left >= offered * self._greatest.get(resource, 0.0) for resource, left in unused.items()):
                 self._left[name] = None
             else:

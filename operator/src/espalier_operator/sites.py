@@ -39,7 +39,7 @@ class Grouping:
 
     def group_of(self, node: Node) -> int:
         """Return the group of `node`."""
-        name = node.name if node.name in self._names else ""
+        name = node.host if self._names and node.host in self._names else ""
         labels = tuple(map(node.labels.get, self._keys)) if self._keys else ()
         alike = (node.gpu_type, labels, node.taints, name)
         number = self._numbers.setdefault(alike, len(self._examples))

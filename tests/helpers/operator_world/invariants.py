@@ -79,10 +79,18 @@ def check(
                 _demand(not young and job.stopping is None, 4, f"{job.key} is stopped too soon or twice")
                 notice = max(snapshot.rules.stop_grace_seconds, job.terms.notice_seconds)
                 _demand(action.deadline >= now + notice, 4, f"{job.key} has no time for a checkpoint")
-                wished = (types or {}).get(job.key)
-                moves = wished not in (None, job.gpu_type) and _has_free(snapshot, job, wished or "")
+                moves = _has_room(snapshot, plan, job, types or {}) or _makes_room(plan, job, jobs, types or {})
                 _demand(moves or bool(_waits_for(job, plan, jobs)), 4, f"nobody waits for the GPUs of {job.key}")
-            case Requeue() if action.reason in (Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY):
+            case Stop() if action.reason is Reason.NODE_DEPARTING:
+                _demand(job.terms.base_preemptible and job.stopping is None, 4, f"{job.key} keeps its base GPUs")
+                going = {node.name for node in snapshot.nodes if node.departing}
+                there = any(worker.role is Role.BASE and worker.node in going for worker in live)
+                _demand(there, 4, f"no node of {job.key} is about to go")
+            case Requeue() if action.reason in (
+                Reason.QUOTA_RECLAIMED,
+                Reason.PREEMPTED_BY_POLICY,
+                Reason.NODE_DEPARTING,
+            ):
                 _demand(job.stopping is not None, 10, f"{job.key} is not stopped with notice")
             case Requeue() if action.reason is not Reason.SUSPENDED:
                 bound = sum(worker.role is Role.BASE and worker.node is not None for worker in live)
@@ -100,13 +108,27 @@ def check(
         _demand(job.finished or job.key in named, 8, f"{job.key} gets neither action nor reason")
 
 
-def _has_free(snapshot: Snapshot, job: JobFacts, gpu_type: str) -> bool:
-    """Return whether there are free GPUs of a type for the base workers of `job`."""
-    nodes = [node for node in snapshot.nodes if node.ready and node.schedulable and node.gpu_type == gpu_type]
+def _has_room(snapshot: Snapshot, plan: Plan, job: JobFacts, types: Mapping[str, str | None]) -> bool:
+    """Return whether `job` is to have another type of GPU, and enough of these are free, lent, or given up with it."""
+    wished = types.get(job.key)
+    if wished in (None, job.gpu_type):
+        return False
+    nodes = [node for node in snapshot.nodes if node.ready and node.schedulable and node.gpu_type == wished]
     names = {node.name for node in nodes if node.admits(job.terms.constraints)}
+    stopped = {action.job for action in plan.actions if isinstance(action, Stop)}
+    stopped |= {each.key for each in snapshot.jobs if each.stopping is not None}
+    stays = [each for each in snapshot.workers if each.node in names and each.job not in stopped]
     free = sum(node.allocatable - node.departing for node in nodes if node.name in names)
-    free -= sum(worker.gpus for worker in snapshot.workers if worker.node in names)
+    free -= sum(
+        each.gpus for each in stays if each.role is not Role.EXTRA and each.state is not WorkerState.TERMINATING
+    )
     return free >= _base_gpus(job)
+
+
+def _makes_room(plan: Plan, job: JobFacts, jobs: Mapping[str, JobFacts], types: Mapping[str, str | None]) -> bool:
+    """Return whether another job is stopped to have the type of GPU that `job` has."""
+    stopped = (jobs[action.job] for action in plan.actions if isinstance(action, Stop) and action.job != job.key)
+    return any(types.get(other.key) == job.gpu_type != other.gpu_type for other in stopped)
 
 
 def _waits_for(holder: JobFacts, plan: Plan, jobs: Mapping[str, JobFacts]) -> list[str]:

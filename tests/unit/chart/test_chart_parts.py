@@ -42,6 +42,8 @@ def test_the_operator_is_told_every_setting(helm: Helm) -> None:
     assert settings_of(context.params) == KubeSettings(
         controller_name="example.com/second",
         gpu_resource="amd.com/gpu",
+        other_gpu_resources=("nvidia.com/gpu", "nvidia.com/mig-1g.5gb"),
+        departing_nodes=("example.com/leaving", "example.com/state=going", "Leaving"),
         gpu_type_label="example.com/model",
         rack_label="example.com/rack",
         tolerated_taints=("amd.com/gpu", "example.com/reserved"),

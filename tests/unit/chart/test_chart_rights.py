@@ -19,13 +19,17 @@ READ_EVERYWHERE = {
     ("scheduling.k8s.io", "priorityclasses", "watch"),
     ("espalier.dev", "queues", "list"),
     ("espalier.dev", "queues", "watch"),
+    ("", "persistentvolumes", "list"),
+    ("", "persistentvolumes", "watch"),
 }
+QUEUE_STATUS = ("espalier.dev", "queues/status", "patch")
+"""What is written of an object that is in no namespace."""
 
 
 def test_in_chosen_namespaces_only_reads_are_for_the_cluster(helm: Helm) -> None:
     everywhere, chosen = bound_rights(helm.render()), bound_rights(helm.render("namespaced"))
     assert chosen.keys() == {None, SYSTEM, "team-a", "team-b"}
-    assert set(chosen[None]) == {*READ_EVERYWHERE, REVIEW}
+    assert set(chosen[None]) == {*READ_EVERYWHERE, REVIEW, QUEUE_STATUS}
     assert sorted(chosen["team-a"]) == sorted(chosen["team-b"])
     assert sorted([*chosen["team-a"], *chosen[None]]) == sorted(everywhere[None]), "nothing less, nothing more"
     assert chosen[SYSTEM] == everywhere[SYSTEM]

@@ -70,7 +70,6 @@ def test_what_takes_time_and_who_yields_can_be_chosen(trace: Path) -> None:
     [
         (["--latency", "none"], "--latency none: nothing takes time or asks for leave with --driver rounds; add"),
         (["--base-preemption", "Never"], "--base-preemption Never: nothing takes time"),
-        (["--driver", "plan", "--format", "gavel"], "--driver plan: jobs of --format gavel choose types of GPUs"),
     ],
 )
 def test_what_a_driver_does_not_know_is_refused(arguments: list[str], complaint: str, trace: Path) -> None:
@@ -141,6 +140,15 @@ def test_bad_workloads_are_named(line: str, complaint: str, pollux: Path, tmp_pa
     done = run(path, "--cluster", "16x4", "--format", "pollux", "--profiles", pollux / "traces")
     assert done.exit_code == 2
     assert complaint in done.output
+
+
+def test_gavel_goes_through_the_planner_too(gavel: Path) -> None:
+    trace = gavel / "max_min_fairness.trace"
+    options = ["--format", "gavel", "--cluster", "8:16:24", "--policy", "goodput", "--driver", "plan", "--json"]
+    (found,) = json.loads(run(trace, *options).stdout)["runs"]
+    assert (found["driver"], found["jobs"]) == ("plan", 96)
+    assert found["averageJctSeconds"] < 14_622.8
+    assert found["finishTimeFairness"]["mean"] > 0
 
 
 def test_the_throughputs_of_gavel_are_found_beside_the_trace(gavel: Path) -> None:

@@ -225,6 +225,45 @@ def advice_body() -> Callable[..., bytes]:
     return advice
 
 
+@pytest.fixture
+def leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: Callable[..., AdaptiveTrainingJob]
+) -> AdaptiveTrainingJob:
+    """Let this process be the leader of a job, alone; its signals and the end of the process stay the tests' own."""
+    job = make_job(timeBudgetSeconds=3600)
+    (tmp_path / "job.json").write_text(json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True)))
+    monkeypatch.setenv("ESPALIER_JOB_FILE", str(tmp_path / "job.json"))
+    monkeypatch.setenv("ESPALIER_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
+    monkeypatch.setenv("ESPALIER_REPORT_FILE", str(tmp_path / "report.json"))
+    monkeypatch.setenv("ESPALIER_EVENTS_FILE", str(tmp_path / "events.jsonl"))
+    monkeypatch.setattr("signal.signal", lambda *given: None)
+    monkeypatch.setattr("atexit.register", lambda function: function)
+    return job
+
+
+@pytest.fixture
+def advised(
+    leader: AdaptiveTrainingJob,
+    agent_server: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Any]:
+    """Give the job a second GPU, a seed, and an agent that answers as `answer` says; returns the agent."""
+
+    def start(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Any:
+        agent = agent_server(answer)
+        allocation = Allocation(generation=1, replicas=2, gpus=2)
+        budget = TimeBudget(budget_seconds=leader.spec.time_budget_seconds)
+        document = AllocationDocument(job=leader.key, allocation=allocation, time_budget=budget)
+        write_document(tmp_path / "allocation.json", document)
+        monkeypatch.setenv("ESPALIER_ALLOCATION_FILE", str(tmp_path / "allocation.json"))
+        monkeypatch.setenv("ESPALIER_AGENT_URL", agent.url)
+        monkeypatch.setenv("ESPALIER_SEED", "7")
+        return agent
+
+    return start
+
+
 _CHILD = """
 import os, sys
 handle = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -18,8 +18,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
-from espalier_api.documents import read_document, write_document
+from espalier_api.documents import read_document
 from espalier_api.events import EVENT
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.report import Report
@@ -30,9 +29,10 @@ from espalier_trainer.elastic.member import Turn
 from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.own import OwnLoopError, join
+from espalier_trainer.own.encoding import decoded
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
-from espalier_trainer.own.state import OwnState, _decoded
+from espalier_trainer.own.state import OwnState
 from espalier_trainer.worker import Leave
 
 DATA = TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64))
@@ -43,9 +43,9 @@ class Endless(IterableDataset[Any]):
         return iter([])
 
 
-class Tensors:
+class Sets:
     def state_dict(self) -> dict[str, Any]:
-        return {"mean": torch.zeros(1)}
+        return {"seen": {1, 2}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         raise AssertionError
@@ -56,31 +56,27 @@ def made(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=lr)
 
 
-@pytest.fixture
-def leader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: Callable[..., AdaptiveTrainingJob]
-) -> AdaptiveTrainingJob:
-    """Let this process be the leader of a job, alone; its signals and the end of the process stay the tests' own."""
-    job = make_job(timeBudgetSeconds=3600)
-    (tmp_path / "job.json").write_text(json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True)))
-    monkeypatch.setenv("ESPALIER_JOB_FILE", str(tmp_path / "job.json"))
-    monkeypatch.setenv("ESPALIER_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
-    monkeypatch.setenv("ESPALIER_REPORT_FILE", str(tmp_path / "report.json"))
-    monkeypatch.setenv("ESPALIER_EVENTS_FILE", str(tmp_path / "events.jsonl"))
-    monkeypatch.setattr("signal.signal", lambda *given: None)
-    monkeypatch.setattr("atexit.register", lambda function: function)
-    return job
-
-
 @settings(deadline=None)
 @given(
-    st.sampled_from(ElasticBatch), st.integers(1, 5), st.integers(1, 30), st.integers(1, 8), st.booleans(), st.data()
+    st.sampled_from(ElasticBatch),
+    st.integers(1, 5),
+    st.integers(1, 30),
+    st.integers(1, 8),
+    st.integers(1, 3),
+    st.booleans(),
+    st.data(),
 )
 def test_workers_take_each_example_once_however_they_come_and_go(
-    policy: ElasticBatch, world: int, examples: int, batch_size: int, shuffle: bool, data: st.DataObject
+    policy: ElasticBatch,
+    world: int,
+    examples: int,
+    batch_size: int,
+    accumulate: int,
+    shuffle: bool,
+    data: st.DataObject,
 ) -> None:
     loader = DataLoader(TensorDataset(torch.arange(examples)), batch_size=batch_size, shuffle=shuffle)
-    feeds = [Feed(loader, policy, seed=1) for _ in range(5)]
+    feeds = [Feed(loader, policy, 1, accumulate) for _ in range(5)]
     seen: list[int] = []
     cursor, batches = 0, feeds[0].batches(0)
     while cursor < batches:
@@ -88,16 +84,19 @@ def test_workers_take_each_example_once_however_they_come_and_go(
         if policy is ElasticBatch.KEEP_GLOBAL:
             portion = Portion(batches=min(data.draw(st.integers(1, 4)), batches - cursor))
         parts = [feeds[rank].part(0, cursor, rank, world, portion) for rank in range(world)]
+        loaded = [[(rows, part.load()[0]) for rows in part.pieces] for part in parts]
+        assert len({len(part.pieces) for part in parts}) == 1
         if data.draw(st.booleans()):  # a step that was dropped comes again, cut in the same way or in another
+            feeds[0].part(0, cursor, 0, world, portion).load()  # and the next one may be dropped in the middle
             world = data.draw(st.integers(1, 5))
             continue
         assert {part.examples for part in parts} == {sum(part.rows for part in parts)}
-        assert all(len(part.batch[0]) == part.rows or not part.rows for part in parts)
-        assert all(len(part.batch[0]) for part in parts)
-        seen += [int(example) for part in parts if part.rows for example in part.batch[0]]
+        assert all(len(batch) == rows or not rows for part in loaded for rows, batch in part)
+        assert all(len(batch) for part in loaded for _, batch in part)
+        seen += [int(example) for part in loaded for rows, batch in part if rows for example in batch]
         cursor += portion.batches
         world = data.draw(st.integers(1, 5))
-    assert len(seen) == len(set(seen)) == min(examples, batches * batch_size)
+    assert len(seen) == len(set(seen)) == min(examples, batches * batch_size * accumulate)
     assert shuffle or seen == sorted(seen)
 
 
@@ -108,7 +107,7 @@ def test_examples_that_are_loaded_ahead_are_the_same() -> None:
     ]
     for cursor, rank, world in ((0, 0, 1), (1, 0, 1), (1, 1, 2), (2, 0, 2)):
         at_once, ahead = (feed.part(0, cursor, rank, world) for feed in feeds)
-        assert torch.equal(at_once.batch[0], ahead.batch[0])
+        assert torch.equal(at_once.load()[0], ahead.load()[0])
 
 
 def test_figures_of_the_script_are_in_the_report(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:
@@ -130,29 +129,6 @@ def test_figures_of_the_script_are_in_the_report(leader: AdaptiveTrainingJob, tm
         (1, 0.5),
         (2, 0.75),
     ]
-
-
-@pytest.fixture
-def advised(
-    leader: AdaptiveTrainingJob,
-    agent_server: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., Any]:
-    """Give the job a second GPU, a seed, and an agent that answers as `answer` says; returns the agent."""
-
-    def start(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Any:
-        agent = agent_server(answer)
-        allocation = Allocation(generation=1, replicas=2, gpus=2)
-        budget = TimeBudget(budget_seconds=leader.spec.time_budget_seconds)
-        document = AllocationDocument(job=leader.key, allocation=allocation, time_budget=budget)
-        write_document(tmp_path / "allocation.json", document)
-        monkeypatch.setenv("ESPALIER_ALLOCATION_FILE", str(tmp_path / "allocation.json"))
-        monkeypatch.setenv("ESPALIER_AGENT_URL", agent.url)
-        monkeypatch.setenv("ESPALIER_SEED", "7")
-        return agent
-
-    return start
 
 
 def growing() -> tuple[Any, Any, nn.Module, torch.optim.Optimizer]:
@@ -264,12 +240,12 @@ def scheduled(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (twice, "backward() was called twice for one batch; add the losses and call it once"),
+        (twice, "backward() was called twice for one batch; add the losses and call it once, or give join a list"),
         (
             never,
             "before backward(loss) was called for this one; call it once for each batch, in place of loss.backward()",
         ),
-        (added_up, "optimizer.step() was not called after backward(loss); gradient accumulation is not supported"),
+        (added_up, "for gradient accumulation, call it for each batch, or where loop.should_step says so"),
         (scheduled, "make it before join(model, optimizer, loader, scheduler)"),
     ],
 )
@@ -328,8 +304,8 @@ def test_a_loader_without_an_order_that_could_be_shared_is_refused(
 def test_what_could_not_be_given_to_others_is_refused_also_alone() -> None:
     loader = DataLoader(DATA, batch_size=4)
     model, optimizer = made()
-    with pytest.raises(OwnLoopError, match="the state of Tensors holds a Tensor; only numbers"):
-        join(model, optimizer, loader, Tensors())
+    with pytest.raises(OwnLoopError, match="the state of Sets holds a set; only tensors"):
+        join(model, optimizer, loader, Sets())
     with pytest.raises(OwnLoopError, match="trains a parameter that is not the model's"):
         join(nn.Linear(2, 2), optimizer, loader)
     frozen = nn.Linear(2, 2).requires_grad_(False)
@@ -376,7 +352,7 @@ def test_a_scheduler_goes_on_where_it_was(make: Callable[[torch.optim.Optimizer]
         optimizer.step()
         scheduler.step()
     (kept,) = json.loads(json.dumps(state.state()))["others"]
-    other.load_state_dict(_decoded(kept))
+    other.load_state_dict(decoded(kept, {}))
     other_optimizer.load_state_dict(optimizer.state_dict())
     for _ in range(4):
         assert other_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
@@ -390,7 +366,7 @@ def test_a_scheduler_that_has_seen_nothing_yet_is_carried_as_it_is() -> None:
     _, optimizer = made()
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
     (kept,) = json.loads(json.dumps(OwnState(*made(), [scheduler]).state(), allow_nan=False))["others"]
-    assert _decoded(kept) == scheduler.state_dict()
+    assert decoded(kept, {}) == scheduler.state_dict()
     assert scheduler.best == math.inf
 
 
@@ -429,8 +405,10 @@ def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:
     nn.init.zeros_(model.weight)
     state = OwnState(model, optimizer, [])
     hooks = Hooks(optimizer)
-    hooks.step = Step(state, Part(None, 4, 12, Portion(batches=3, rate=3.0)), None, sync_batch_norm=False)
-    model(torch.ones(1, 2)).sum().backward()
+    part = Part((4,), 12, Portion(batches=3, rate=3.0), lambda: None)
+    hooks.step = Step(state, part, None, sync_batch_norm=False)
+    hooks.step.enter_batch()
+    hooks.step.backward(model(torch.ones(1, 2)).sum())
     optimizer.step()
     assert model.weight.tolist() == [[-1.5, -1.5], [-1.5, -1.5]]
     assert optimizer.param_groups[0]["lr"] == 0.5

@@ -492,3 +492,64 @@ def test_the_model_grows_in_all_workers_where_the_script_allows_it(scripted: Cal
     until(lambda: members(place)[-1] == 3, place)
     until(lambda: "8 tensors" in place.logs(1), place)
     assert "4 tensors" not in place.logs(1)
+
+
+WHOLE = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from espalier_trainer.own import join
+
+torch.manual_seed(0)
+inputs = torch.randn(240, 8)
+labels = (inputs.sum(1) > 0).long() + (inputs[:, 0] > 0).long()
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+first = torch.optim.SGD(model[0].parameters(), lr=0.05, momentum=0.9)
+second = torch.optim.AdamW(model[2].parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=50)
+loader = DataLoader(TensorDataset(inputs, labels), batch_size=12, shuffle=True)
+loop, loader = join(model, [first, second], loader, average, scaler, accumulate=3, grow=True)
+for epoch in loop.epochs():
+    for features, targets in loader:
+        for group in first.param_groups:
+            group["lr"] = 0.05 * (1 - loop.fraction)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(features), targets)
+        loop.backward(scaler.scale(loss))
+        if loop.should_step:
+            scaler.step(first)
+            scaler.step(second)
+            scaler.update()
+            first.zero_grad()
+            second.zero_grad()
+            average.update_parameters(model)
+    told = [sum(p.double().sum().item() for p in each.parameters()) for each in (model, average.module)]
+    count = len(list(average.parameters()))
+    print(f"epoch {epoch}: {told} {int(average.n_averaged)} {scaler.get_scale()} {loop.time_left()}", flush=True)
+    print(f"{count} averaged", flush=True)
+"""
+"""All that a script may have: of everything, all workers print the same."""
+
+
+def test_a_loop_with_everything_grows_is_joined_and_outlives_its_leader(scripted: Callable[..., Workplace]) -> None:
+    adaptation = {"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2}
+    place = scripted(WHOLE, budget=3600, adaptation=adaptation, checkpoint={"intervalSeconds": 3600})
+    place.allocate(1)
+    leader = place.start()
+    place.start(0)
+    until(lambda: len(epochs(place.log)) > 1, place)
+    place.allocate(2)
+    until(lambda: "8 averaged" in place.logs(0), place)
+    assert [each.result for each in place.report().adaptations] == ["Grown", "Grown"]
+    come = max(epochs(place.log))
+    until(lambda: max([-1, *shared(place)]) > come + 3, place)
+    leader.kill()
+    leader.join()
+    before = max(epochs(place.log))
+    place.start()
+    until(lambda: max([-1, *shared(place)]) > before + 3, place)
+    steps = {number: int(said.split("] ")[1].split()[0]) for number, said in epochs(place.log).items()}
+    last = max(steps)
+    assert steps[last] - steps[last - 2] == 12  # an epoch is 20 batches, of which 18 make steps
+    assert not any(event.type == "Warned" and event.reason == "MembersDiffer" for event in place.events())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from espalier_api.growth import operation
 from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm
 from espalier_trainer.advisor import Advisor, Decision
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Progress
@@ -43,6 +43,52 @@ class Consultation:
         """Whether somebody decided: the agent, or a fallback that advises growth in its place."""
         away = self.problem is not None and self.problem[0] is Reason.AGENT_UNAVAILABLE
         return not away or self.adaptation.result is not AdaptationResult.DECLINED
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An answer to a question that is not carried out yet."""
+
+    decision: Decision
+    allowed: tuple[Action, ...]
+    """What might have been advised."""
+    used_seconds: float
+    """Budget time of the question."""
+    allocation: Allocation
+    seconds: float
+    """Wall time until the answer."""
+
+    def choosing(self, action: Action) -> Asked:
+        """Return it with another action, which came better of a trial than the advised one."""
+        return replace(self, decision=replace(self.decision, action=action))
+
+    def record(
+        self, result: AdaptationResult, before: Network, after: Network, progress: Progress, message: str = ""
+    ) -> Adaptation:
+        """Return the record of what became of it."""
+        decision = self.decision
+        return Adaptation(
+            decision_id=decision.id,
+            time=datetime.now(UTC),
+            used_seconds=self.used_seconds,
+            trigger=self.allocation.reason,
+            generation=self.allocation.generation,
+            action=str(decision.action),
+            source=decision.source,
+            policy=decision.policy,
+            probabilities=decision.probabilities,
+            result=result,
+            reason=decision.problem[0] if decision.problem else None,
+            message=message,
+            depth_before=before.depth,
+            depth_after=after.depth,
+            parameters_before=before.parameters,
+            parameters_after=after.parameters,
+            width_before=_width(before, decision.action, result),
+            width_after=_width(after, decision.action, result),
+            accuracy_before=progress.metrics.get("validation_accuracy"),
+            seconds=self.seconds,
+        )
 
 
 @dataclass
@@ -85,11 +131,14 @@ class Adapter:
 
     def consult(self, network: Network, progress: Progress, allocation: Allocation) -> Consultation:
         """Ask and, in mode Auto, grow. Errors here never stop training."""
+        return self.carried_out(self.ask(network, progress, allocation), network, progress)
+
+    def ask(self, network: Network, progress: Progress, allocation: Allocation) -> Asked:
+        """Ask how to grow."""
         if network.architecture is None:
             raise ValueError("a network without a description cannot be asked about")
         spec = self.job.spec.adaptation
-        started = self.clock()
-        used = self.scheduler.used_seconds()
+        began, used = self.clock(), self.scheduler.used_seconds()
         request = AdviceRequest(
             job=self.job.key,
             architecture=network.architecture,
@@ -109,37 +158,47 @@ class Adapter:
             MIN_CONSULTATION_WALL_SECONDS, min(spec.decision_timeout_seconds, self.scheduler.wall_time_left())
         )
         decision = self.advisor.advise(request, patience)
+        return Asked(decision, request.actions(), used, allocation, self.clock() - began)
+
+    def carried_out(self, asked: Asked, network: Network, progress: Progress, arms: Sequence[Arm] = ()) -> Consultation:
+        """Grow as was advised, in mode Auto; `arms` is what was tried before. Errors here never stop training."""
+        spec, decision, began = self.job.spec.adaptation, asked.decision, self.clock()
         grown, result, message = self._carry_out(decision, network)
         jumps = result is AdaptationResult.GROWN and not exact(decision.action, spec.insertion)
-        adaptation = Adaptation(
-            decision_id=decision.id,
-            time=datetime.now(UTC),
-            used_seconds=used,
-            trigger=allocation.reason,
-            generation=allocation.generation,
-            action=str(decision.action),
-            source=decision.source,
-            policy=decision.policy,
-            probabilities=decision.probabilities,
-            result=result,
-            reason=decision.problem[0] if decision.problem else None,
-            message=message,
-            depth_before=network.depth,
-            depth_after=grown.depth,
-            parameters_before=network.parameters,
-            parameters_after=grown.parameters,
-            width_before=_width(network, decision.action, result),
-            width_after=_width(grown, decision.action, result),
-            loss_before=_finite(self.loss(network.module)) if jumps else None,
-            loss_after=_finite(self.loss(grown.module)) if jumps else None,
-            accuracy_before=progress.metrics.get("validation_accuracy"),
-            seconds=self.clock() - started,
+        adaptation = asked.record(result, network, grown, progress, message).model_copy(
+            update={
+                "loss_before": _finite(self.loss(network.module)) if jumps else None,
+                "loss_after": _finite(self.loss(grown.module)) if jumps else None,
+                "arms": tuple(arms),
+                "seconds": asked.seconds + self.clock() - began,
+            }
         )
         wanted = decision.action.grows
-        restart = (self.restart_only and wanted) or (
-            result is AdaptationResult.GROWN and self.job.spec.training.schedule.restart_on_growth
-        )
+        restart = (self.restart_only and wanted) or self.restarts(result)
         return Consultation(grown, adaptation, restart, decision.problem)
+
+    def declined(self, asked: Asked, network: Network, progress: Progress, arms: Sequence[Arm]) -> Consultation:
+        """Leave the network as it is, since what was tried is no better."""
+        adaptation = asked.record(AdaptationResult.DECLINED, network, network, progress).model_copy(
+            update={"reason": Reason.TRIAL_NOT_BETTER, "arms": tuple(arms), "message": compared(arms)}
+        )
+        return Consultation(network, adaptation, restart_schedule=False, problem=asked.decision.problem)
+
+    def taken_over(
+        self, asked: Asked, action: Action, before: Network, after: Network, progress: Progress, arms: Sequence[Arm]
+    ) -> Consultation:
+        """Continue with a copy that has grown by `action` and trained on, and was the best of those tried."""
+        adaptation = asked.choosing(action).record(AdaptationResult.GROWN, before, after, progress, compared(arms))
+        adaptation = adaptation.model_copy(update={"arms": tuple(arms)})
+        return Consultation(after, adaptation, self.restarts(AdaptationResult.GROWN), asked.decision.problem)
+
+    def growth_seed(self, network: Network) -> int:
+        """Return the seed of the next growth: another one for each, the same for whoever does it again."""
+        return (self.seed << 16) + len(network.history)
+
+    def restarts(self, result: AdaptationResult) -> bool:
+        """Return whether the learning rate's schedule restarts after this result."""
+        return result is AdaptationResult.GROWN and self.job.spec.training.schedule.restart_on_growth
 
     def _carry_out(self, decision: Decision, network: Network) -> tuple[Network, AdaptationResult, str]:
         problem = decision.problem[1] if decision.problem else ""
@@ -152,13 +211,18 @@ class Adapter:
         if self.scheduler.time_left() <= 0:
             return network, AdaptationResult.FAILED, "the time budget was used up while advice was waited for"
         try:
-            # Another seed for each growth, the same for whoever does it again.
-            seed = (self.seed << 16) + len(network.history)
+            seed = self.growth_seed(network)
             insertion = self.job.spec.adaptation.insertion
             grown = network.grown(decision.action, self.example_input, insertion, seed)
         except GrowthError as error:
             return network, AdaptationResult.FAILED, str(error)
         return grown, AdaptationResult.GROWN, problem
+
+
+def compared(arms: Sequence[Arm]) -> str:
+    """Describe what came of a trial."""
+    losses = (f"{each.action} {f'{each.loss:.4g}' if each.loss is not None else each.message}" for each in arms)
+    return f"validation loss when tried: {', '.join(losses)}"
 
 
 def exact(action: Action, insertion: Insertion) -> bool:

@@ -31,6 +31,7 @@ from espalier_api.documents import DocumentError, dumps, loads
 from espalier_api.measurements import GradientNoise, Measurements
 from espalier_api.report import Adaptation, Metric
 from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.examples import ExampleShape
 from espalier_trainer.fencing import Fence
 from espalier_trainer.net2net.history import Growth
 
@@ -102,6 +103,8 @@ class CheckpointState(Record):
     epoch_loss_sum: float
     """Sum of the losses of these batches."""
     used_seconds: float = Field(ge=0)
+    example: ExampleShape | None = None
+    """Of a batch of two inputs of the model; None where it is not known."""
     consultations: int = Field(ge=0)
     adaptations: tuple[Adaptation, ...]
     metrics: tuple[Metric, ...]
@@ -182,7 +185,7 @@ class CheckpointStore:
         try:
             return self._save(checkpoint)
         except OSError as error:
-            spare = self._complete()[:-1]
+            spare = self.complete()[:-1]
             if error.errno not in _FULL or not spare:
                 raise
             for _, path in spare:
@@ -191,14 +194,14 @@ class CheckpointStore:
 
     def newest(self) -> Path | None:
         """Return the folder of the newest complete checkpoint, None where there is none."""
-        complete = self._complete()
+        complete = self.complete()
         return complete[-1][1] if complete else None
 
     def _save(self, checkpoint: Checkpoint) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._require_claim()
         self._remove_leftovers()
-        complete = self._complete()
+        complete = self.complete()
         number = complete[-1][0] + 1 if complete else 1
         target = self.folder / f"checkpoint-{number:08d}"
         # In containers all leaders may have the same process id.
@@ -220,7 +223,7 @@ class CheckpointStore:
                 self._require_claim()  # a successor that starts removes what is being written
             raise
         _sync_folder(self.folder)
-        for _, path in self._complete()[:-KEPT]:
+        for _, path in self.complete()[:-KEPT]:
             shutil.rmtree(path, ignore_errors=True)
         return target
 
@@ -230,7 +233,7 @@ class CheckpointStore:
         A damaged one is renamed to `damaged-<number>` (the last of these is kept, to be looked at) and warned about.
         """
         self._remove_leftovers()
-        for number, path in reversed(self._complete()):
+        for number, path in reversed(self.complete()):
             try:
                 return read_checkpoint(path)
             except (DamagedCheckpointError, OSError) as error:
@@ -251,7 +254,7 @@ class CheckpointStore:
         except OSError as error:
             logger.warning("%s: cannot be set aside (%s)", path, error)
 
-    def _complete(self) -> list[tuple[int, Path]]:
+    def complete(self) -> list[tuple[int, Path]]:
         """Return (number, folder) of the complete checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []

@@ -27,6 +27,10 @@ class CheckpointFolderError(TrainerError):
     """The folder for checkpoints cannot be written."""
 
 
+class ExportError(TrainerError):
+    """A trained model cannot be built from a run or an export. The message names the file and the remedy."""
+
+
 class OwnLoopError(TrainerError):
     """The script uses something that workers cannot do together; the message names the change that it needs."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypedDict
 
+from espalier_api.advice import Action
 from espalier_api.events import (
     AdaptationFinished,
     BatchSizeChanged,
@@ -17,6 +18,7 @@ from espalier_api.events import (
     EpochFinished,
     TrainerFinished,
     TrainerStarted,
+    TrialsStarted,
     TrialStarted,
     Warned,
     WorkersChanged,
@@ -140,6 +142,12 @@ class Journal:
     def trial_started(self, network: Network, seconds: float) -> None:
         """Report that a smaller model is tried for `seconds` of the budget."""
         self.reporter.record(TrialStarted(**self._stamp(), **self._standing(network), seconds=seconds))
+        self.report(urgent=True)
+
+    def trials_started(self, actions: Sequence[Action], workers: int, seconds: float) -> None:
+        """Report that `workers` extra workers try `actions`, for `seconds` of wall time each."""
+        tried = tuple(str(action) for action in actions)
+        self.reporter.record(TrialsStarted(**self._stamp(), actions=tried, workers=workers, seconds=seconds))
         self.report(urgent=True)
 
     def workers_changed(self, workers: int, seconds: float) -> None:

@@ -6,6 +6,8 @@ In the small nets and the paper's, each block that can grow is a `DeepenBlock`; 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +66,12 @@ def untrainable(model: nn.Module) -> str:
         f"all {len(parameters)} parameters of the model are frozen (requires_grad is False); unfreeze those that are "
         "to be trained"
     )
+
+
+def signature_of(model: nn.Module) -> str:
+    """Return the class of `model`, and a hash of the names and shapes of its parameters and buffers."""
+    shapes = [(name, list(tensor.shape)) for name, tensor in model.state_dict().items()]
+    return f"{type(model).__name__} {hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]}"
 
 
 def conv_block(inputs: int, outputs: int, kernel: int, padding: int = 0) -> DeepenBlock:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch.optim import lr_scheduler
@@ -37,6 +37,10 @@ class Moment:
     def left(self) -> float:
         """Seconds left, never below zero."""
         return max(0.0, self.budget_seconds - self.used_seconds)
+
+
+UNKNOWN: Final = Moment(0.0, 0.0)
+"""Where nobody asks."""
 
 
 class Schedule(Protocol):

@@ -13,7 +13,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarStri
 from espalier_api.crd.rules import RULES
 from espalier_api.crd.schema import Schema, structural
 from espalier_api.job import GROUP, KIND, PLURAL, VERSION, JobSpec
-from espalier_api.queue import QUEUE_KIND, QUEUE_PLURAL, QueueSpec
+from espalier_api.queue import QUEUE_KIND, QUEUE_PLURAL, QueueSpec, QueueStatus
 from espalier_api.status import JobStatus
 
 NAME: Final = f"{PLURAL}.{GROUP}"
@@ -42,7 +42,12 @@ _JOB_COLUMNS: Final = (
 
 _QUEUE_COLUMNS: Final = (
     ("Cohort", "string", ".spec.cohort", "Queues that borrow from each other.", 0),
-    ("Max-Priority", "integer", ".spec.maxPriority", "The highest priority that it admits.", 0),
+    ("Admitted", "integer", ".status.admittedJobs", "Jobs that hold base GPUs.", 0),
+    ("Pending", "integer", ".status.pendingJobs", "Jobs that wait.", 0),
+    ("GPUs", "integer", ".status.usedGpus", "Base GPUs that jobs hold.", 0),
+    ("Borrowed", "integer", ".status.borrowedGpus", "The part of them beyond the nominal quotas.", 0),
+    ("Active", "string", ".status.conditions[?(@.type=='Active')].status", "Whether it admits jobs.", 1),
+    ("Max-Priority", "integer", ".spec.maxPriority", "The highest priority that it admits.", 1),
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
 )
 
@@ -71,7 +76,7 @@ def custom_resource_definition() -> dict[str, Any]:
 
 def queue_definition() -> dict[str, Any]:
     """Return the definition of queues as plain JSON types."""
-    return _definition(_Kind(QUEUE_KIND, QUEUE_PLURAL, "Cluster", (), _QUEUE_COLUMNS, _queue_schema(), {}))
+    return _definition(_Kind(QUEUE_KIND, QUEUE_PLURAL, "Cluster", (), _QUEUE_COLUMNS, _queue_schema(), {"status": {}}))
 
 
 def definitions() -> dict[str, str]:
@@ -145,6 +150,7 @@ def _queue_schema() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             "spec": structural(QueueSpec, RULES, defaults=True),
+            "status": structural(QueueStatus, RULES, defaults=False),
         },
         "x-kubernetes-validations": [dict(rule) for rule in RULES[QUEUE_KIND]],
     }

@@ -198,7 +198,7 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
             f"c.resources.limits.exists(k, {_EXTENDED} && {_WHOLE.format('c.resources.limits')} "
             "&& int(c.resources.limits[k]) >= 1))",
             "message": "no container has a limit of a GPU resource (such as nvidia.com/gpu: 1); the GPUs of a worker "
-            "are read there, and it needs one",
+            "are read there, and it needs one; GPUs of resourceClaims are not counted",
             "fieldPath": ".containers",
         },
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation
 from espalier_cli.cluster.case import Case
 from espalier_cli.cluster.causes import particulars
@@ -198,7 +199,9 @@ def adaptation_line(adaptation: Adaptation) -> str:
     if adaptation.accuracy_before is not None and adaptation.accuracy_after is not None:
         text += f", accuracy {adaptation.accuracy_before:.4f} -> {adaptation.accuracy_after:.4f}"
     text += f", in {duration(adaptation.seconds)}"
-    if adaptation.reason is not None:
+    if adaptation.reason is Reason.TRIAL_NOT_BETTER:
+        text += f"; {SENTENCES[adaptation.reason]}"
+    elif adaptation.reason is not None:
         text += f"; {adaptation.reason}, decided by the {adaptation.source}"
     return f"{text}{f' ({adaptation.message})' if adaptation.message else ''}."
 

@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ForbiddenError, NotFoundError
 from espalier_kube.lists import Listing
-from espalier_kube.resources import CONFIG_MAPS, JOBS, LEASES, NODES, PODS, PRIORITY_CLASSES, QUEUES, Resource
+from espalier_kube.resources import (
+    CLAIMS,
+    CONFIG_MAPS,
+    JOBS,
+    LEASES,
+    NODES,
+    PODS,
+    PRIORITY_CLASSES,
+    QUEUES,
+    RESOURCE_QUOTAS,
+    VOLUMES,
+    Resource,
+)
 from espalier_operator.kube.inspection import names
 
 Lists = Mapping[Resource, Listing]
@@ -29,7 +41,7 @@ def fetch(cluster: Cluster, namespace: str | None = None) -> Lists:
     Pods and nodes are those of the whole cluster always: others' pods hold GPUs too. Pods that have ended hold none;
     workers that have ended still tell how.
     """
-    jobs, reports, live, workers, nodes, classes, queues, leases = cluster.at_once(
+    jobs, reports, live, workers, nodes, classes, queues, quotas, claims, volumes, leases = cluster.at_once(
         lambda: cluster.list_all(JOBS, namespace),
         lambda: cluster.list_all(CONFIG_MAPS, namespace, labels=names.REPORTS),
         lambda: cluster.list_all(PODS, fields=names.LIVE_PODS),
@@ -37,11 +49,21 @@ def fetch(cluster: Cluster, namespace: str | None = None) -> Lists:
         lambda: cluster.list_all(NODES),
         lambda: _unless_forbidden(lambda: cluster.list_all(PRIORITY_CLASSES)),
         lambda: _unless_forbidden(lambda: cluster.list_all(QUEUES)),
+        lambda: _unless_forbidden(lambda: cluster.list_all(RESOURCE_QUOTAS, namespace)),
+        lambda: _unless_forbidden(lambda: cluster.list_all(CLAIMS, namespace)),
+        lambda: _unless_forbidden(lambda: cluster.list_all(VOLUMES)),
         lambda: _unless_forbidden(lambda: cluster.list_all(LEASES, fields=f"metadata.name={names.LEASE_NAME}")),
     )
     pods = Listing(items=(*live.items, *workers.items), version=min(live.version, workers.version))
     lists = {JOBS: jobs, CONFIG_MAPS: reports, PODS: pods, NODES: nodes}
-    optional = {PRIORITY_CLASSES: classes, QUEUES: queues, LEASES: leases}
+    optional = {
+        PRIORITY_CLASSES: classes,
+        QUEUES: queues,
+        RESOURCE_QUOTAS: quotas,
+        CLAIMS: claims,
+        VOLUMES: volumes,
+        LEASES: leases,
+    }
     return {**lists, **{resource: found for resource, found in optional.items() if found.version >= 0}}
 
 

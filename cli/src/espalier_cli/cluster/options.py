@@ -48,7 +48,7 @@ def settings_options(command: Command) -> Command:
         metavar="NAME",
         default=_DEFAULTS["controller_name"],
         show_default=True,
-        help="controllerName of the operator. Set this and the next four options as for the operator.",
+        help="controllerName of the operator. Set this and the next five options as for the operator.",
     )
     @click.option(
         "--gpu-resource",
@@ -56,6 +56,14 @@ def settings_options(command: Command) -> Command:
         default=_DEFAULTS["gpu_resource"],
         show_default=True,
         help="Resource that counts as a GPU.",
+    )
+    @click.option(
+        "--other-gpu-resource",
+        "other_gpu_resources",
+        multiple=True,
+        metavar="NAME",
+        default=_DEFAULTS["other_gpu_resources"],
+        help="Further resource that counts as a GPU. Repeatable.",
     )
     @click.option(
         "--gpu-type-label",

@@ -32,6 +32,10 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     Reason.QUOTA_EXCEEDED: Remedy(
         "A job of queue {queue} or of its cohort that ends, or a larger quota.", ("kubectl get queue {queue}", _TOP)
     ),
+    Reason.RESOURCE_QUOTA_EXCEEDED: Remedy(
+        "A pod of the namespace that ends, a larger ResourceQuota, or workers that request less.",
+        ("kubectl get resourcequota -n {namespace}", _EDIT),
+    ),
     Reason.QUEUE_NOT_FOUND: Remedy(
         "Set spec.queue to a queue that the namespace may use, or let an administrator make queue {queue} or add the "
         "namespace to its spec.namespaces.",
@@ -81,6 +85,11 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "Never it would keep its base GPUs.",
         ("kubectl get queues",),
     ),
+    Reason.NODE_DEPARTING: Remedy(
+        "No action is needed: it saves a checkpoint and resumes where GPUs are free. With spec.preemption.base: Never "
+        "it would stay until the node has gone.",
+        ("kubectl get nodes", _TOP),
+    ),
     Reason.PREEMPTED_BY_POLICY: Remedy(
         "No action is needed: it saves a checkpoint, waits for its turn, and resumes. With spec.preemption.base: Never "
         "it would keep its base GPUs.",
@@ -102,6 +111,9 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     ),
     Reason.STILL_CARRIED: Remedy("No action is needed."),
     Reason.NOT_CHEAPER: Remedy("No action is needed: a smaller model would hardly train faster."),
+    Reason.TRIAL_NOT_BETTER: Remedy(
+        "No action is needed; spec.adaptation.trials: Off would carry out advice without trying it."
+    ),
     Reason.TOO_LATE_TO_DISTIL: Remedy("No action is needed; spec.timeBudgetSeconds sets how long the job has."),
     Reason.CANNOT_SHRINK: Remedy(
         "No action is needed: the model stays as it is. Only layers that were added can be removed again."

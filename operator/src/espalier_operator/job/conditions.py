@@ -10,6 +10,7 @@ from typing import Final
 from espalier_api.measurements import Measurements, differs, merged
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import (
+    MAX_ARMS,
     MAX_METRICS,
     MAX_NAME,
     MAX_PROBABILITIES,
@@ -264,4 +265,15 @@ def _bounded(entry: Adaptation) -> Adaptation:
         **{name: getattr(entry, name)[:MAX_TEXT] for name in texts},
     }
     chances = ((action, chance) for action, chance in entry.probabilities.items() if len(action) <= MAX_NAME)
-    return entry.model_copy(update={**bounds, "probabilities": dict(itertools.islice(chances, MAX_PROBABILITIES))})
+    bounds["probabilities"] = dict(itertools.islice(chances, MAX_PROBABILITIES))
+    bounds["arms"] = tuple(
+        arm.model_copy(
+            update={
+                "action": arm.action[:MAX_NAME],
+                "message": arm.message[:MAX_NAME],
+                "steps": min(arm.steps, MAX_NUMBER),
+            }
+        )
+        for arm in entry.arms[:MAX_ARMS]
+    )
+    return entry.model_copy(update=bounds)

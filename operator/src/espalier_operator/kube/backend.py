@@ -22,6 +22,7 @@ from typing import Final
 from espalier_operator.actions import Action, Plan
 from espalier_operator.clock import Clock
 from espalier_operator.facts import NOWHERE, Rules, Snapshot
+from espalier_operator.kube.apply.queue_statuses import QueueStatuses
 from espalier_operator.kube.apply.workqueue import WorkQueue
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.audit import AuditLog
@@ -56,9 +57,10 @@ class KubeBackend:
         wake: Callable[[], None],
         recent_use: RecentUse,
         audit: AuditLog | None = None,
+        queue_statuses: QueueStatuses | None = None,
     ) -> None:
         """Join the parts; `signals` times how long decisions take to arrive, `wake` asks for a tick."""
-        self._recent_use, self._audit = recent_use, audit
+        self._recent_use, self._audit, self._queue_statuses = recent_use, audit, queue_statuses
         self._signals, self._wake = signals, wake
         self._store, self._writer, self._settings, self._clock, self._rules = store, writer, settings, clock, rules
         self.jobs: dict[str, ManagedJob] = {}
@@ -172,6 +174,8 @@ class KubeBackend:
         self.snapshot, self.shares = snapshot, plan.shares
         if self._audit is not None:
             self._audit.add(snapshot, plan)
+        if self._queue_statuses is not None:
+            self._queue_statuses.take(snapshot, plan)
         now = self._clock.now()
         for uid, job in self.jobs.items():
             refusal = plan.refusals.get(job.key)

@@ -14,6 +14,25 @@ AS_RECORDED: Final = ""
 """Instead of a policy, for those who only look: the one that the status of the operator's jobs names."""
 
 
+CORDONED: Final = "node.kubernetes.io/unschedulable"
+"""The taint of nodes that are cordoned."""
+DEPARTING: Final = (
+    CORDONED,
+    "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/disrupted",
+    "aws-node-termination-handler/spot-itn",
+    "aws-node-termination-handler/scheduled-maintenance",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "cloud.google.com/impending-node-termination",
+    "cloud.google.com/active-node-maintenance=ONGOING",
+    "PreemptScheduled",
+    "TerminateScheduled",
+    "RedeployScheduled",
+)
+"""Signs of nodes that are about to go: cluster-autoscaler, Karpenter, and the spot and maintenance notices of AWS (its
+node termination handler), GKE, and AKS (conditions of its node problem detector)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeSettings:
     """An operator's settings."""
@@ -25,6 +44,9 @@ class KubeSettings:
     name each, or a list of namespaces each."""
     gpu_resource: str = DEFAULT_GPU_RESOURCE
     """The extended resource that is counted and lent."""
+    other_gpu_resources: tuple[str, ...] = ()
+    """Further extended resources that are counted and lent, each by itself: amd.com/gpu, nvidia.com/mig-1g.5gb. The
+    template of a job requests one of them, or `gpu_resource`. The type of their GPUs begins with the resource."""
     gpu_type_label: str = "nvidia.com/gpu.product"
     """The node label that distinguishes types of GPUs; nodes without it have the type ''."""
     rack_label: str | None = None
@@ -32,6 +54,10 @@ class KubeSettings:
     few racks as possible; without this label, of as few zones (topology.kubernetes.io/zone) as possible."""
     tolerated_taints: tuple[str, ...] = (DEFAULT_GPU_RESOURCE,)
     """Keys of taints that all workers tolerate, in addition to those that their templates tolerate."""
+    departing_nodes: tuple[str, ...] = DEPARTING
+    """Signs that a node is about to go: KEY or KEY=VALUE of a taint or label, or the type of a condition that is True.
+    Nothing new is placed on such a node, and what runs there moves with notice. An empty list: none.
+    `node.kubernetes.io/unschedulable` stands for nodes that are cordoned."""
     trainer_image: str = "espalier-trainer:latest"
     """Image of jobs whose template names none."""
     image_pull_policy: str | None = None
@@ -70,6 +96,11 @@ class KubeSettings:
     resync_seconds: float = 300.0
     """Interval at which everything is listed again, in case an event was lost. With 5,000 nodes, the API server takes
     seconds to answer, and other clients wait for it."""
+
+    @property
+    def gpu_resources(self) -> tuple[str, ...]:
+        """All resources that are counted and lent."""
+        return (self.gpu_resource, *(each for each in self.other_gpu_resources if each != self.gpu_resource))
 
     @property
     def rules(self) -> Rules:

@@ -85,6 +85,7 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
     """
     planned = [job for job in jobs if job.facts is not None]
     own = {job.object.ref for job in planned}
+    namespaces = {job.object.ref.namespace for job in planned}
     workers: list[Worker] = [worker for job in planned for worker in job.workers]
     workers += store.foreign_workers.values()
     for ref, pods in store.pods_by_job.items():
@@ -97,7 +98,10 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
         workers=tuple(workers),
         promises=tuple(job.promise for job in planned if job.promise is not None),
         jobs=tuple(job.facts for job in planned if job.facts is not None and (not job.facts.finished or job.workers)),
-        queues=tuple(sorted(store.queues.values(), key=lambda queue: queue.name)),
+        queues=tuple(sorted((each.queue for each in store.queue_objects.values()), key=lambda queue: queue.name)),
+        namespace_limits=tuple(
+            limit for limits in store.quotas.values() for limit in limits if limit.namespace in namespaces
+        ),
         placements={job.key: job.placement for job in planned if job.placement != NOWHERE},
         rules=rules,
     )

@@ -9,19 +9,19 @@ from typing import Final
 
 from espalier_api import environment
 from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.layout import CHECKPOINT_FOLDER as CHECKPOINT_FOLDER
+from espalier_api.layout import JOB_FILE as JOB_FILE
+from espalier_api.layout import RESULT_FILE as RESULT_FILE
 
-JOB_FILE: Final = "job.yaml"
 ALLOCATION_FILE: Final = "allocation.json"
 REPORT_FILE: Final = "report.json"
 EVENTS_FILE: Final = "events.jsonl"
 HISTORY_FILE: Final = "history.jsonl"
 TRAINER_LOG: Final = "trainer.log"
-CHECKPOINT_FOLDER: Final = "checkpoints"
 STATE_FILE: Final = "state.json"
 RENDEZVOUS_FILE: Final = "rendezvous"
 """The leader's address, for workers that train with it."""
 AGENT_LOG: Final = "agent.log"
-RESULT_FILE: Final = "result.json"
 PICTURE_FILE: Final = "training.png"
 
 FILES: Final = (

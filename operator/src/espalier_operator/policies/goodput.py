@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from espalier_operator.policies.goodput_by_type import by_type
 from espalier_operator.policies.nearness import near
@@ -33,7 +33,8 @@ class GoodputPolicy:
     A change costs a restart. So a job grows only where its goodput rises even with the time lost to restarts so far
     and to one more (5.1 of the paper), and shrinks only where the others need its GPUs.
 
-    Where GPUs differ in type, jobs keep the workers that they asked for, and `goodput_by_type` decides who runs where.
+    Where GPUs differ in type, `goodput_by_type` decides whose base workers run where, in place of the oldest first.
+    What is left of each type goes to jobs on it in the same way.
     """
 
     fairness: float = 1.0
@@ -59,45 +60,61 @@ class GoodputPolicy:
         return "by age"
 
     def decide(self, view: View) -> Decision:
-        """Return shares that sum up to all GPUs at most, the oldest job first; by type of GPU where they differ."""
-        if view.gpu_types and view.speeds is not None and not view.continuous:
-            return by_type(view, view.speeds, self.restart_seconds)
+        """Return shares that sum up to all GPUs at most: the oldest job first; by type of GPU the most valuable one."""
         restarts = view.memory.get(_RESTARTS, {})
-        jobs = sorted(view.jobs, key=lambda job: (job.submitted_at, job.key))
-        free, workers = view.gpus, dict[Candidate, int]()
-        for job in jobs:
-            needs = job.min_workers * job.gpus_per_worker
-            workers[job] = job.min_workers if needs <= free else 0
-            free -= needs if needs <= free else 0
-        prospects = {
-            job: _prospect(view, job, view.outlooks[job.key], self.fairness, self.growth)
-            for job in jobs
-            if job.key in view.outlooks and workers[job]
-        }
-        free = _fill(prospects.values(), workers, free)
-        free = self._spare_restarts(view.now, prospects, workers, free, restarts)
-        changing = (prospect for job, prospect in prospects.items() if workers[job] != job.workers)
-        _fill(changing, workers, free)
-        nodes = near(view, workers)
+        if view.gpu_types and view.speeds is not None:
+            places = by_type(view, view.speeds, self.restart_seconds)
+            workers = {job: job.min_workers for job in places.chosen}
+            growing = [
+                self._grow(view, [job for job, own in places.chosen.items() if own == gpu_type], workers, free)
+                for gpu_type, free in places.free.items()
+            ]
+            workers |= {job: 0 for job in view.jobs if job not in workers}
+            types, nodes, until, memory = places.chosen, dict[str, tuple[str, ...]](), places.until, places.memory
+        else:
+            jobs = sorted(view.jobs, key=lambda job: (job.submitted_at, job.key))
+            free, workers = view.gpus, dict[Candidate, int]()
+            for job in jobs:
+                needs = job.min_workers * job.gpus_per_worker
+                workers[job] = job.min_workers if needs <= free else 0
+                free -= needs if needs <= free else 0
+            growing = [self._grow(view, jobs, workers, free)]
+            types, nodes, until, memory = dict[Candidate, str](), near(view, workers), math.inf, dict[str, Any]()
+        until = min(until, view.now + ROUND_SECONDS) if any(growing) else until
         return Decision(
             shares=tuple(
                 Share(
                     job=job.key,
                     workers=count,
                     spare=0 if job.key in view.outlooks or not count else job.max_workers - count,
+                    gpu_type=types.get(job),
                     nodes=nodes.get(job.key, ()),
                 )
                 for job, count in workers.items()
             ),
             preempts=True,
-            until=view.now + ROUND_SECONDS if prospects else None,
+            until=until if until < math.inf else None,
             memory={
+                **memory,
                 _RESTARTS: {
                     job.key: restarts.get(job.key, -1) + (count not in (0, job.workers))
                     for job, count in workers.items()
-                }
+                },
             },
         )
+
+    def _grow(self, view: View, jobs: Iterable[Candidate], workers: dict[Candidate, int], free: int) -> bool:
+        """Give more workers to jobs that have their base ones; return whether there are any of which more is known."""
+        prospects = {
+            job: _prospect(view, job, view.outlooks[job.key], self.fairness, self.growth)
+            for job in jobs
+            if job.key in view.outlooks and workers[job]
+        }
+        free = _fill(prospects.values(), workers, free)
+        free = self._spare_restarts(view.now, prospects, workers, free, view.memory.get(_RESTARTS, {}))
+        changing = (prospect for job, prospect in prospects.items() if workers[job] != job.workers)
+        _fill(changing, workers, free)
+        return any(job.max_workers > job.min_workers for job in prospects)
 
     def _spare_restarts(
         self,

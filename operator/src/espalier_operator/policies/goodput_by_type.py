@@ -2,7 +2,7 @@
 
 A job's speedup on a type is its speed there over that on an average GPU, as its goodput counts over that with an equal
 part of all GPUs elsewhere (eq. 9 of Pollux; 4.1 of Gavel). GPUs go to the jobs and types with the largest value, one
-after the other; jobs keep the workers that they asked for. Nobody needs to know how long a job will take: one that has
+after the other, for the base workers of each. Nobody needs to know how long a job will take: one that has
 waited counts more, by its age over the time that it has run, so that short jobs, which have run little, end early, and
 no job waits for ever.
 """
@@ -10,15 +10,17 @@ no job waits for ever.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.leases import LEASE_SECONDS, gpus_of
-from espalier_operator.policies.view import Candidate, Decision, Speeds, View, base_share
+from espalier_operator.policies.view import Candidate, Speeds, View
 
 TYPES: Final = "types"
 """In the memory: the type of GPU that each job was given last."""
+UNTIL: Final = "until"
+"""In the memory of a continuous view: when these leases end."""
 _NEW_SECONDS: Final = 3600.0
 """Ages and times run count from there, so that the first minutes of a job do not decide."""
 _AGE: Final = 0.25
@@ -27,25 +29,55 @@ _SIZE: Final = 0.75
 of Gavel, with other seeds."""
 
 
-def by_type(view: View, speeds: Speeds, restart_seconds: float) -> Decision:
-    """Return a share with a type of GPU for each job that runs until the next lease, the most valuable first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Who runs on which type of GPU until `until`."""
+
+    chosen: Mapping[Candidate, str]
+    """The type of each job that runs, the most valuable first."""
+    free: Mapping[str, int]
+    """GPUs of each type that are left."""
+    until: float
+    memory: Mapping[str, Any]
+
+
+def by_type(view: View, speeds: Speeds, restart_seconds: float) -> Places:
+    """Return a type of GPU for each job that runs until the next lease, the most valuable first.
+
+    In a `continuous` view what was leased is leased again until its round ends, and what is idle goes to the most
+    valuable of the others at once. A job that does not yield keeps the type that it has for as long as it runs.
+    """
     before: Mapping[str, str] = view.memory.get(TYPES, {})
+    until, leased = view.now + LEASE_SECONDS, dict[str, str]()
+    if view.continuous:
+        leased = {job.key: job.gpu_type for job in view.jobs if job.gpu_type is not None and not job.yields}
+        if view.now < view.memory.get(UNTIL, 0.0):
+            until = view.memory[UNTIL]
+            keys = {job.key for job in view.jobs}
+            leased = {key: gpu_type for key, gpu_type in before.items() if key in keys} | leased
     stay = 1 + restart_seconds / LEASE_SECONDS
-    places = [
-        (value * (stay if before.get(job.key) == gpu_type and job.workers else 1.0), -place, gpu_type, job)
-        for place, job in enumerate(view.jobs)
-        for gpu_type, value in _values(view, speeds, job).items()
-    ]
+    free, chosen = dict(view.gpu_types), dict[Candidate, str]()
+    places = []
+    for place, job in enumerate(view.jobs):
+        size, lease = gpus_of(job), leased.get(job.key)
+        if lease in free and (size <= free[lease] or not job.yields):
+            free[lease] -= size
+            chosen[job] = lease
+            continue
+        places += [
+            (value * (stay if before.get(job.key) == gpu_type and job.workers else 1.0), -place, gpu_type, job)
+            for gpu_type, value in _values(view, speeds, job).items()
+        ]
     places.sort(key=lambda each: each[:2], reverse=True)
-    free, chosen = dict(view.gpu_types), dict[str, str]()
-    shares = []
     for _, _, gpu_type, job in places:
-        if job.key not in chosen and gpus_of(job) <= free[gpu_type]:
+        if job not in chosen and gpus_of(job) <= free[gpu_type]:
             free[gpu_type] -= gpus_of(job)
-            chosen[job.key] = gpu_type
-            shares.append(replace(base_share(job), gpu_type=gpu_type))
-    waiting = (replace(base_share(job), workers=0, spare=0) for job in view.jobs if job.key not in chosen)
-    return Decision(shares=(*shares, *waiting), preempts=True, until=view.now + LEASE_SECONDS, memory={TYPES: chosen})
+            chosen[job] = gpu_type
+    memory = {
+        TYPES: {job.key: gpu_type for job, gpu_type in chosen.items()},
+        **({UNTIL: until} if view.continuous else {}),
+    }
+    return Places(chosen=chosen, free=free, until=until, memory=memory)
 
 
 def _values(view: View, speeds: Speeds, job: Candidate) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from espalier_operator.actions import Plan
+from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Term
 from espalier_operator.facts import NOWHERE, Node, Rules, Snapshot, Terms
 from espalier_operator.job.view import promise_of
 from espalier_operator.simulation.cluster_job import ClusterJob
@@ -15,9 +16,16 @@ from espalier_operator.simulation.latencies import Latencies
 from espalier_operator.simulation.rounds import Node as Machine
 from espalier_operator.simulation.rounds import spread
 
-_GPU_TYPE: Final = "simulated"
+_TYPE_LABEL: Final = "gpu-type"
 _BUDGET_SECONDS: Final = 1e12
 """Jobs of traces have no budget: one that none of them uses up."""
+
+
+def _on_types(gpu_types: tuple[str, ...]) -> Constraints:
+    """Return what a job asks of nodes that can run on these types alone; none: on all."""
+    if not gpu_types:
+        return ANYWHERE
+    return Constraints(affinity=(Term(labels=(Expression(_TYPE_LABEL, "In", gpu_types),)),))
 
 
 class ClusterBackend:
@@ -26,7 +34,13 @@ class ClusterBackend:
     def __init__(self, machines: Sequence[Machine], latencies: Latencies, *, preemptible: bool) -> None:
         """Begin without jobs; `preemptible` tells whether jobs yield their base GPUs."""
         self._nodes = tuple(
-            Node(name=machine.name, gpu_type=_GPU_TYPE, allocatable=machine.gpus) for machine in machines
+            Node(
+                name=machine.name,
+                gpu_type=machine.gpu_type,
+                allocatable=machine.gpus,
+                labels={_TYPE_LABEL: machine.gpu_type},
+            )
+            for machine in machines
         )
         self._latencies, self._preemptible = latencies, preemptible
         # Nobody knows when jobs of a trace end, so no GPUs are kept for a job until then: whoever fits starts.
@@ -41,6 +55,7 @@ class ClusterBackend:
             max_replicas=max(base, job.most_workers),
             time_budget_seconds=_BUDGET_SECONDS,
             priority=job.priority,
+            constraints=_on_types(job.runs_on),
             base_preemptible=self._preemptible if job.preemptible is None else job.preemptible,
             notice_seconds=latencies.notice_seconds,
             cooldown_seconds=latencies.cooldown_seconds,

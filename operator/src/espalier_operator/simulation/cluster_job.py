@@ -141,6 +141,7 @@ class ClusterJob:
         if not self._leader_runs(now) or self._saved_at is not None:
             nodes = []
         if sorted(nodes) != sorted(self._nodes):
+            self.job.gpu_type = self.state.gpu_type
             self.job.place(placement_of(nodes))
             self._nodes = nodes
         self.job.idle_gpus = len(self._workers) - len(nodes)

@@ -27,12 +27,20 @@ class SimulatedJob(ABC):
         self.origin = ""
         """File, line and field of its number of workers, for errors."""
         self.requested, self.most_workers = workers, max(workers, most)
+        self.least_workers = 1
+        """With fewer it does not train, where the policy chooses their number."""
         self.priority = 0
         self.preemptible: bool | None = None
         """Whether it yields its base GPUs; None: as all jobs of the simulation."""
         self.placement: tuple[int, ...] = ()
         """Its workers on each of its nodes."""
         self.workers = 0
+        self.gpu_type: str | None = None
+        """Of the GPUs that it has; where all are alike it makes no difference."""
+        self.runs_on: tuple[str, ...] = ()
+        """The types of GPU on which it can run; none: all."""
+        self.pause_seconds = RESTART_SECONDS
+        """For how long it does not train when its workers have changed."""
         self.idle_gpus = 0
         """GPUs that it holds besides: for workers that start, or that save a checkpoint."""
         self.service = 0.0
@@ -58,7 +66,7 @@ class SimulatedJob(ABC):
         self.placement, self.workers = placement, sum(placement)
         if placement:
             self.restarts += 1
-            self._pause = RESTART_SECONDS
+            self._pause = self.pause_seconds
             self._placed()
 
     def isolated_seconds(self, contention: float, gpus: int) -> float:

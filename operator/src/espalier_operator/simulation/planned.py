@@ -16,12 +16,16 @@ from typing import Any, Final
 from espalier_operator.actions import GrantExtra
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
-from espalier_operator.policies.view import Decision, Outlook, View
+from espalier_operator.policies.view import Decision, Outlook, Speeds, View
 from espalier_operator.simulation.cluster_backend import ClusterBackend
+from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.latencies import Latencies
+from espalier_operator.simulation.planned_types import PlannedTypedJob, TrueSpeeds
 from espalier_operator.simulation.rounds import ROUND_SECONDS, Node, base_workers, check_sizes
 
+_IDLE_ROUNDS: Final = 10_000
+"""A policy that lets all jobs wait for so long will never run them."""
 MOST_PLANS: Final = 1000
 """So many plans in a row at one moment mean that they undo each other."""
 
@@ -41,7 +45,8 @@ class Planned:
         """Prepare; jobs yield their base GPUs where they are `preemptible`. Raises `TraceError`, as `Rounds`."""
         check_sizes(jobs, policy, sum(node.gpus for node in nodes))
         self._jobs = sorted(jobs, key=lambda job: job.submitted_at)
-        self._policy = _Informed(policy)
+        typed = {job.name: job for job in jobs if isinstance(job, PlannedTypedJob)}
+        self._policy = _Informed(policy, TrueSpeeds(typed) if typed else None)
         self._backend = ClusterBackend(nodes, latencies or Latencies(), preemptible=preemptible)
         self._memory: Mapping[str, Any] = {}
         self.now = 0.0
@@ -49,7 +54,7 @@ class Planned:
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
         """Run until all jobs are complete; `progress` is called with the number of those that are."""
         coming, active, completed, due = list(reversed(self._jobs)), self._backend.jobs, 0, 0.0
-        boundary = 0.0
+        boundary, idle = 0.0, 0
         while coming or active:
             if not active:
                 ahead = coming[-1].submitted_at - boundary
@@ -65,6 +70,9 @@ class Planned:
                 self.now, changed = then, True
             else:
                 self.now = boundary = then
+                idle = idle + 1 if not any(job.state.active for job in active.values()) else 0
+                if idle > _IDLE_ROUNDS:
+                    raise TraceError(f"policy {self._policy.name}: lets all of {', '.join(active)} wait for ever")
                 while coming and coming[-1].submitted_at <= self.now:
                     job_of_trace = coming.pop()
                     self._backend.submit(job_of_trace, base_workers(job_of_trace, self._policy.policy))
@@ -94,7 +102,9 @@ class Planned:
 class _Informed:
     """A policy that sees the true speeds of jobs, and what its last decision depends on."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, speeds: Speeds | None) -> None:
+        """Take the true speeds by type of GPU, where jobs have them."""
+        self._speeds = speeds
         self.policy, self.name, self.queue_order = policy, policy.name, policy.queue_order
         self.elasticity = policy.elasticity
         self.outlooks: Mapping[str, Outlook] = {}
@@ -104,6 +114,7 @@ class _Informed:
     def decide(self, view: View) -> Decision:
         known = {job.key for job in view.jobs}
         outlooks = {key: outlook for key, outlook in self.outlooks.items() if key in known}
-        decision = self.policy.decide(replace(view, outlooks=outlooks))
+        speeds = view.speeds if self._speeds is None else self._speeds
+        decision = self.policy.decide(replace(view, outlooks=outlooks, speeds=speeds if view.gpu_types else None))
         self.follows_progress, self.order = decision.follows_progress, [share.job for share in decision.shares]
         return decision

@@ -26,11 +26,12 @@ class Node:
 
     name: str
     gpus: int
+    gpu_type: str = "simulated"
 
 
 def base_workers(job: SimulatedJob, policy: Policy) -> int:
-    """Return the workers that `job` has or waits for: one where the policy chooses their number from one on."""
-    return job.requested if policy.elasticity is Elasticity.FIXED else 1
+    """Return the workers that `job` has or waits for: the fewest where the policy chooses their number."""
+    return job.requested if policy.elasticity is Elasticity.FIXED else job.least_workers
 
 
 def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None:

@@ -8,7 +8,7 @@ step is. Moving a job costs nothing (Narayanan et al., OSDI 2020; the simulator 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -42,6 +42,27 @@ class Lease:
     """The job on the same GPUs."""
 
 
+def gpus_by_type(nodes: Iterable[TypedNode]) -> dict[str, int]:
+    """Return the GPUs of each type."""
+    counted = Counter[str]()
+    for node in nodes:
+        counted[node.gpu_type] += node.gpus
+    return dict(counted)
+
+
+def check_types(jobs: Iterable[TypedJob], gpu_types: Mapping[str, int]) -> None:
+    """Tell `jobs` the types of the cluster. Raises `TraceError` for a job that never fits on one of them."""
+    for job in jobs:
+        job.gpu_types = gpu_types
+        if not any(job.gpus <= gpus and job.speed(gpu_type) > 0 for gpu_type, gpus in gpu_types.items()):
+            where = f"{job.origin}: " if job.origin else ""
+            has = ", ".join(f"{gpus} {gpu_type}" for gpu_type, gpus in gpu_types.items())
+            raise TraceError(
+                f"{where}job {job.name}: needs {job.gpus} GPUs of one type on which it was measured; the cluster "
+                f"has {has}: name a larger --cluster, or remove the job"
+            )
+
+
 class TypedRounds:
     """One simulation."""
 
@@ -49,19 +70,8 @@ class TypedRounds:
         """Prepare. Raises `TraceError` for a job that never fits."""
         self._jobs, self._policy = sorted(jobs, key=lambda job: job.submitted_at), policy
         self._nodes = list(nodes)
-        counted = Counter[str]()
-        for node in nodes:
-            counted[node.gpu_type] += node.gpus
-        self._types: Final = dict(counted)
-        for job in jobs:
-            job.gpu_types = self._types
-            if not any(job.gpus <= gpus and job.speed(gpu_type) > 0 for gpu_type, gpus in self._types.items()):
-                where = f"{job.origin}: " if job.origin else ""
-                has = ", ".join(f"{gpus} {gpu_type}" for gpu_type, gpus in self._types.items())
-                raise TraceError(
-                    f"{where}job {job.name}: needs {job.gpus} GPUs of one type on which it was measured; the cluster "
-                    f"has {has}: name a larger --cluster, or remove the job"
-                )
+        self._types: Final = gpus_by_type(nodes)
+        check_types(jobs, self._types)
         self.now = 0.0
         self._memory: Any = {}
         self._held: dict[str, Lease] = {}

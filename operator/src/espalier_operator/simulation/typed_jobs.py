@@ -39,7 +39,8 @@ class TypedJob:
         self.gpu_types: Mapping[str, int] = {}
         """GPUs of the cluster by type, once it is simulated."""
         self.completed_at: float | None = None
-        self._left = self._steps = steps
+        self._left: float = steps
+        self._steps = steps
         self._speeds = speeds
 
     @property
@@ -76,3 +77,10 @@ class TypedJob:
         steps = min(max(1, int(speed * LEASE_SECONDS)), self._left)
         self._left -= steps
         return steps / speed
+
+    def train_for(self, gpu_type: str, seconds: float) -> float:
+        """Train for so long, steps in part included; return the seconds that its rest took, where that is less."""
+        speed = self.speed(gpu_type)
+        used = min(seconds, self._left / speed)
+        self._left = max(0.0, self._left - used * speed) if used == seconds else 0.0
+        return used

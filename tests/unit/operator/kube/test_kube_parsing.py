@@ -134,7 +134,7 @@ def test_what_a_node_has_besides_gpus():
             {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},
             {"allocatable": 0, "schedulable": False},
         ),
-        ({"spec": {"unschedulable": True}}, {"schedulable": False}),
+        ({"spec": {"unschedulable": True}}, {"schedulable": False, "departing": 4}),
         (
             {"spec": {"taints": [{"key": GPU, "value": "present", "effect": "NoSchedule"}]}},
             {"taints": (Taint(GPU, "present"),)},

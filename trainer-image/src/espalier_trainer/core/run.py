@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import nn
@@ -21,11 +21,11 @@ from torch import nn
 from espalier_api.advice import offered
 from espalier_api.allocation import Allocation
 from espalier_api.events import NOT_GROWABLE
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Trials
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import BATCH_METRIC, TrainerPhase
+from espalier_api.report import BATCH_METRIC, AdaptationResult, TrainerPhase
 from espalier_trainer import randomness
-from espalier_trainer.adapting import Adapter, Silence, report_outcome, undone
+from espalier_trainer.adapting import Adapter, Asked, Consultation, Silence, report_outcome, undone
 from espalier_trainer.causes import ending_of
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
 from espalier_trainer.core import saving
@@ -44,8 +44,11 @@ from espalier_trainer.measuring.meter import Meter, Place
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Ending, Progress, StepGaps
 from espalier_trainer.schedules import Moment
+from espalier_trainer.trials import rules
+from espalier_trainer.trials.leading import Trial, begun
 
 logger = logging.getLogger(__name__)
+Value = TypeVar("Value")
 
 _ENDLESS: Final = 1 << 60
 """Batches of an epoch that does not end."""
@@ -93,16 +96,18 @@ class Run:
         study: Study | None = None,
         batching: Batching | None = None,
         loss: Callable[[nn.Module], float | None] = lambda _module: None,
+        trials: Trials = Trials.OFF,
     ) -> None:
         """`example` are inputs [2, ...] of the network; without them it does not grow.
 
         `cannot_grow` is the reason for which the network cannot grow ('' if it can), and what happens instead.
         `hooks` take part in the run. `batching` decides on the batch size; None: it is the author's. `loss` is that
-        of a module on one batch, by which growth that is not exact is judged.
+        of a module on one batch, by which growth that is not exact is judged. `trials` says how growths are
+        tried first, by workers of the team, which must be able to.
         """
         self.job, self.state, self.services = job, state, services
         self.hooks, self._study = hooks or Hooks(), study or Study()
-        self._identity, self._cannot_grow = identity, cannot_grow
+        self._identity, self._cannot_grow, self._example = identity, cannot_grow, example
         self.batching = batching or FixedBatching()
         self._scheduler = services.scheduler
         network = state.network
@@ -133,6 +138,10 @@ class Run:
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
         self._silence = Silence()
+        self._trials = trials if job.spec.adaptation.mode is AdaptationMode.AUTO else Trials.OFF
+        self._trial: Trial | None = None
+        self._lent: tuple[int, float] | None = None
+        """The allocation whose extra workers are waited for, and since when, in used seconds."""
         self._resumed, self._used = False, services.used_seconds
         self._first_step = 0
         """The step that this process began at."""
@@ -168,12 +177,18 @@ class Run:
         self.end()
 
     def steps(
-        self, batches: int, rate: Callable[[], float] = lambda: 0.0, *, at_boundary: bool = False
+        self,
+        batches: int,
+        rate: Callable[[], float] = lambda: 0.0,
+        *,
+        at_boundary: bool = False,
+        moment: Callable[[], Moment] | None = None,
     ) -> Iterator[Due]:
         """Yield the steps to the end of an epoch of `batches` batches, or to the end of the run.
 
         A step that `stepped` does not count is repeated. `rate` returns the learning rate of a step of one batch.
-        `at_boundary`: no time has passed since `epochs` yielded. Raises the same errors as `epochs`.
+        `at_boundary`: no time has passed since `epochs` yielded. `moment` is what other workers are told of the budget;
+        None: how it stands. Raises the same errors as `epochs`.
         """
         while self.progress.cursor < batches:
             fresh = at_boundary and not (self.team is not None and self.team.broken)
@@ -182,7 +197,7 @@ class Run:
             at_boundary = False
             self._step_began, self._step_began_wall = self._scheduler.used_seconds(), self.services.clock()
             try:
-                due = self._due(batches, rate)
+                due = self._due(batches, rate, (moment or self.moment)())
             except GroupBrokenError:
                 continue  # at the boundary the members are gathered again
             yield due
@@ -198,6 +213,13 @@ class Run:
             self.team.stepped(joint)
         self._meter.look(joint, self.state.network)
         return joint
+
+    def apart(self, due: Due, compute: Callable[[], Value]) -> Value:
+        """Compute a part of a step that the members do not take together; leave the group if that fails."""
+        if due.group is None or self.team is None:
+            return compute()
+        with self.team.stepping():
+            return compute()
 
     def usable(self, loss: float) -> bool:
         """Return whether a step with this loss counts; raises `LossNotFiniteError` where training cannot continue."""
@@ -328,6 +350,10 @@ class Run:
         self.journal.started(self._resumed, str(self.state.device))
         for warning in store.warnings if store is not None else ():
             self.journal.warn("CheckpointDamaged", warning)
+        wanted = self.job.spec.adaptation.trials
+        if self._adapter is not None and wanted is not self._trials and self._trials is Trials.OFF:
+            why = f"adaptation.trials {wanted} is for the ready trainer in mode Auto; growth is carried out untried"
+            self.journal.warn("TrialsNotPossible", why)
         if self._cannot_grow and self._adapter is not None:
             self.journal.cannot_grow = self._cannot_grow
             self.journal.warn(NOT_GROWABLE, self._cannot_grow)
@@ -392,7 +418,7 @@ class Run:
     def _place(self) -> Place:
         return Place() if self.team is None else Place(self.team.nodes, self.team.world)
 
-    def _due(self, batches: int, rate: Callable[[], float]) -> Due:
+    def _due(self, batches: int, rate: Callable[[], float], moment: Moment) -> Due:
         team, progress, place = self.team, self.progress, self._place
         if self.hooks.may_grow:  # a trial compares steps of one size
             self._choose_batch_size(place)
@@ -403,7 +429,9 @@ class Run:
             return Due(None, scaled, self.batching.measurable(portion) if measured else portion, measured)
         team.share_news(self._capture)
         measured = self._meter.begin()
-        group = team.begin_step(progress.epoch, progress.cursor, scaled, portion=portion, measured=measured)
+        group = team.begin_step(
+            progress.epoch, progress.cursor, scaled, portion=portion, measured=measured, moment=moment
+        )
         return Due(group, scaled, portion, measured)
 
     def _choose_batch_size(self, place: Place) -> None:
@@ -429,6 +457,8 @@ class Run:
     def _adapted(self) -> bool:
         """If a decision is due, ask how to grow; returns whether to train an epoch after that."""
         network, progress = self.state.network, self.progress
+        if self._trial is not None and self._adapter is not None:
+            return self._trial_over(self._adapter, self._trial)
         if (
             self._adapter is None
             or network.architecture is None
@@ -444,11 +474,111 @@ class Run:
             self.ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, message)
             return False
         self.journal.enter(TrainerPhase.ADAPTING)
-        consultation = self._adapter.consult(network, progress, self.allocation)
-        if consultation.problem is not None and self.services.stop():
+        if self._waits_for_tryers():
+            return True
+        asked = self._adapter.ask(network, progress, self.allocation)
+        if asked.decision.problem is not None and self.services.stop():
             return False  # the question was broken off; whoever resumes asks again
+        if self._trial_begun(asked):
+            self.journal.enter(TrainerPhase.TRAINING)
+            return self._scheduler.time_left() > 0
+        consultation = self._adapter.carried_out(asked, network, progress)
+        self._settled(consultation)
+        return self._scheduler.time_left() > 0
+
+    def _waits_for_tryers(self) -> bool:
+        """Return whether a question waits for extra workers that still start, since they are to try the answer."""
+        if self._trials is Trials.OFF or self.team is None:
+            return False
+        if len(self.team.extra_members) >= self.allocation.replicas - self._scheduler.base_replicas():
+            self._lent = None
+            return False
+        used, generation = self._scheduler.used_seconds(), self.allocation.generation
+        if self._lent is None or self._lent[0] != generation:
+            self._lent = generation, used
+        return used - self._lent[1] < rules.START_SHARE * self._scheduler.time_budget()
+
+    def _trial_begun(self, asked: Asked) -> bool:
+        """Let extra workers try what was advised, if the job wants that and they can; returns whether they do."""
+        adapter, team, progress = self._adapter, self.team, self.progress
+        if adapter is None or team is None or self._trials is Trials.OFF:
+            return False
+        initial = self.job.spec.training.optimizer.learning_rate
+        current = progress.metrics.get("learning_rate", initial)
+        trial = begun(
+            self._trials,
+            asked,
+            team.extra_members,
+            self.state.network,
+            self.allocation.replicas,
+            self._scheduler.wall_time_left(),
+            (initial if adapter.restarts(AdaptationResult.GROWN) else current, current),
+            adapter.growth_seed(self.state.network),
+            self.services.clock,
+        )
+        if trial is None:
+            return False
+        try:
+            team.send_apart({worker: order.model_dump_json() for worker, order in trial.orders.items()}, self._capture)
+        except GroupBrokenError:
+            return True  # at the next boundary the members are gathered again, and at the next epoch it asks again
+        self._trial = trial
+        self.journal.trials_started(trial.actions, len(trial.orders), trial.seconds)
+        return True
+
+    def _trial_over(self, adapter: Adapter, trial: Trial) -> bool:
+        """Decide if the trial is over; returns whether to train an epoch after that."""
+        team, network, progress = self.team, self.state.network, self.progress
+        results = {} if team is None else team.results()
+        verdict = trial.verdict(results, network, self.allocation.replicas)
+        if verdict is None or team is None:
+            return True
+        self._trial = None
+        took_over = verdict.winner is not None and self._takes_over(team, verdict.winner)
+        if not took_over:
+            team.bring_back()
+        if verdict.best is None or (verdict.winner is not None and not took_over):
+            self.journal.warn("TrialAbandoned", f"{verdict.why or 'the winner is gone'}; the model stays as it is")
+            return True
+        if not verdict.grows:
+            consultation = adapter.declined(trial.asked, network, progress, verdict.arms)
+        elif took_over:
+            taken = trial.action(verdict.best)
+            consultation = adapter.taken_over(trial.asked, taken, network, self.state.network, progress, verdict.arms)
+        else:
+            chosen = trial.asked.choosing(trial.action(verdict.best))
+            consultation = adapter.carried_out(chosen, network, progress, verdict.arms)
+        self._settled(consultation)
+        return self._scheduler.time_left() > 0
+
+    def _takes_over(self, team: Team, winner: str) -> bool:
+        """Continue with the state of the worker that won a trial; returns False if it is gone."""
+        progress, measured, before, taken = self.progress, self._meter.measured(), self.state.network, False
+
+        def take_over(checkpoint: Checkpoint) -> Network:
+            nonlocal taken
+            taken = True
+            return self._take_over(checkpoint)
+
+        self.hooks.grew(before, lambda: self._capture().state)
+        team.bring_back(winner)
+        team.update_members(self.allocation.replicas, before, progress.step, self._capture, take_over)
+        if not taken:
+            self.hooks.growth_undone()
+            return False
+        # What was reported of the run stays, beside where its training stands now.
+        now = self.progress
+        now.adaptations, now.consultations, now.metrics = progress.adaptations, progress.consultations, progress.metrics
+        now.max_step_gap_seconds = progress.max_step_gap_seconds
+        self._meter.restore(measured)
+        self._saver.wanted = True
+        return True
+
+    def _settled(self, consultation: Consultation) -> None:
+        """Use what came of a consultation, and record it."""
+        network = self.state.network
         self._silence.heard(consultation.answered, self._scheduler.used_seconds(), self._scheduler.time_budget())
-        progress.consultations += consultation.answered
+        self.progress.consultations += consultation.answered
         if consultation.network is not network:
             if self.state.in_place:
                 # Where the grown one does not fit the process ends; started again it continues from here, as it was.
@@ -456,14 +586,13 @@ class Run:
             self.hooks.grew(network, lambda: self._capture().state)
             self._use(consultation.network)
             self._grown_from = network
-        progress.adaptations.append(consultation.adaptation)
+        self.progress.adaptations.append(consultation.adaptation)
         if consultation.restart_schedule:
             self.state.restart_schedule(self.moment())
         if self.team is not None:
             self.team.noted()
         self.journal.adapted(consultation.adaptation, consultation.problem)
         self.journal.enter(TrainerPhase.TRAINING)
-        return self._scheduler.time_left() > 0
 
     def _finish_epoch(self) -> None:
         if self.ending is None:
@@ -497,7 +626,8 @@ class Run:
 
     def _capture(self) -> Checkpoint:
         used = self._scheduler.used_seconds()
-        return saving.capture(self._identity, self.state, self.progress, used, self.hooks, self.batching)
+        progress, hooks, batching = self.progress, self.hooks, self.batching
+        return saving.capture(self._identity, self.state, progress, used, hooks, batching, self._example)
 
     def _capture_all(self) -> Checkpoint:
         """Return the run with what was measured of it, which members do not need."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 from espalier_trainer import randomness
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
@@ -13,6 +14,7 @@ from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.state import TrainingState
 from espalier_trainer.core.writing import Writer, Written
 from espalier_trainer.errors import LossNotFiniteError
+from espalier_trainer.examples import ExampleShape
 from espalier_trainer.journal import Journal
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.optimizers import optimizer_state
@@ -26,6 +28,7 @@ def capture(
     used_seconds: float,
     hooks: Hooks,
     batching: Batching,
+    example: Tensor | None = None,
 ) -> Checkpoint:
     """Return the run as a checkpoint."""
     network = trained.network
@@ -41,6 +44,7 @@ def capture(
         cursor=progress.cursor,
         epoch_loss_sum=progress.epoch_loss_sum,
         used_seconds=used_seconds,
+        example=None if example is None else ExampleShape.of(example),
         consultations=progress.consultations,
         adaptations=tuple(progress.adaptations),
         metrics=progress.metric_tuple(),
@@ -55,6 +59,7 @@ def capture(
         random=random_values,
     )
     training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()} | random_tensors | kept
+    training |= trained.tensors()
     return Checkpoint(state, network.module.state_dict(), training)
 
 

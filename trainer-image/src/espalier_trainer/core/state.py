@@ -36,6 +36,9 @@ class TrainingState(Protocol):
     def state(self) -> dict[str, object]:
         """Return the state of the learning rate's schedule, as JSON types."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the state that are neither the network's nor its optimizer's, by unique names."""
+
     def adopt(self, network: Network) -> None:
         """Train `network` from now on."""
 
@@ -87,6 +90,7 @@ class StateCopy:
         )
         training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()}
         training["random.cpu"] = torch.get_rng_state()
+        training |= self._state.tensors()
         return Checkpoint(now, network.module.state_dict(), training | self._hooks.capture()[1])
 
     def spare(self) -> dict[Place, Tensor]:
@@ -109,6 +113,11 @@ class StateCopy:
     def note(self, state: CheckpointState) -> None:
         """Load the part of the state that is not tensors."""
         self._state.note(state)
+        self._received = state
+
+    def lead_to(self, network: Network, state: CheckpointState) -> None:
+        """Hold `network` and `state`, which training the copy by itself has led to."""
+        self._state.adopt(network)
         self._received = state
 
     def forget(self) -> None:

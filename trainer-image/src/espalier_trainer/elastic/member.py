@@ -16,9 +16,9 @@ import torch
 
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group, GroupBrokenError
-from espalier_trainer.elastic.membership import Arrival, Plan
+from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, answered
-from espalier_trainer.elastic.states import Code, Command, align, digest, receive_note, receive_state
+from espalier_trainer.elastic.states import Code, Command, align, digest, receive_note, receive_order, receive_state
 from espalier_trainer.network import Network
 
 logger = logging.getLogger(__name__)
@@ -53,11 +53,16 @@ class Member:
         stop: Callable[[], bool],
         node: str = "",
         hashed: Callable[[Network], int] = digest,
+        carry_out: Callable[[str], str] | None = None,
     ) -> None:
-        """`stop` returns whether to leave; `hashed` is what must be equal in all members; `node` is where it runs."""
+        """`stop` returns whether to leave; `hashed` is what must be equal in all members; `node` is where it runs.
+
+        `carry_out` takes an order of the leader for this worker alone, and returns what came of it.
+        """
         self._holder, self._seed, self._device, self._hashed = holder, seed, device, hashed
         self._base, self._index, self._stop, self._node = base, index, stop, node
         self._worker = uuid.uuid4().hex
+        self._carry_out, self._order, self._result = carry_out, "", ""
         self._said_leaving = False
         self._away_since: float | None = None
         self.ended = False
@@ -89,6 +94,9 @@ class Member:
 
         Raises `GroupBrokenError`, and `LeaderAwayError`.
         """
+        if self._order and self._carry_out is not None:
+            order, self._order = self._order, ""
+            self._result = self._carry_out(order)
         ticket = client.arrive(self._arrival())
         self._away_since = None
         plan = client.plan(ticket)
@@ -96,16 +104,20 @@ class Member:
             client.arrive(self._arrival(leaving=True))  # so that nobody waits for it
         elif self._worker not in plan.members:
             logger.info("generation %d does not include this worker", plan.generation)
+            self._result = ""
             self._holder.forget()
         else:
             try:
+                self._result = ""
                 yield from self._take_part(client, plan)
             except GroupBrokenError as error:
                 logger.info("generation %d broke: %s", plan.generation, error)
                 raise
 
     def _arrival(self, *, leaving: bool = False) -> Arrival:
-        return Arrival(self._worker, self._base, self._index, self._holder.step, leaving, self._node)
+        # What a trial led to is no state of the job unless the leader says so.
+        step = NEWCOMER if self._result else self._holder.step
+        return Arrival(self._worker, self._base, self._index, step, leaving, self._node, self._result)
 
     def _take_part(self, client: RendezvousClient, plan: Plan) -> Generator[Turn, None, None]:
         rank = plan.members.index(self._worker)
@@ -133,6 +145,9 @@ class Member:
                 self.ended = True
                 return
             if command.code is Code.FORM:
+                return
+            if command.code is Code.APART:
+                self._order = receive_order(group, command) or ""
                 return
             if command.code is Code.STATE:
                 held = None if self._holder.network is None else self._holder.capture()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Increased when workers of two versions can no longer train together."""
 NEWCOMER = -1
 """Step of a worker that has no state."""
@@ -52,6 +52,8 @@ class Arrival(_Message):
     leaving: bool = False
     node: str = ""
     """The node that it runs on."""
+    result: str = ""
+    """What came of the order with which it left the last generation, as text."""
     protocol: int = PROTOCOL
 
 
@@ -78,12 +80,15 @@ def chosen(candidates: Iterable[Arrival], replicas: int) -> tuple[Arrival, ...]:
     return tuple(ordered[: max(0, replicas - 1)])
 
 
-def planned(generation: int, leader: Arrival, members: Iterable[Arrival], *, newest: bool = False) -> Plan:
+def planned(
+    generation: int, leader: Arrival, members: Iterable[Arrival], *, newest: bool = False, winner: str | None = None
+) -> Plan:
     """Return the plan of a generation; its source is the leader, or with `newest` the member with the latest step.
 
-    The leader's state is authoritative while it lives: a member that is a step ahead of it goes back.
+    The leader's state is authoritative while it lives: a member that is a step ahead of it goes back. Only the `winner`
+    of a trial is the source instead, if it is a member.
     """
     everyone = (leader, *members)
-    steps = [each.step for each in everyone]
+    names, steps = tuple(each.worker for each in everyone), [each.step for each in everyone]
     source = steps.index(max(steps)) if newest else 0
-    return Plan(generation, tuple(each.worker for each in everyone), source)
+    return Plan(generation, names, names.index(winner) if winner in names else source)

@@ -8,6 +8,7 @@ from enum import IntEnum
 
 import torch
 import xxhash
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from espalier_api.documents import dumps, loads
@@ -18,6 +19,10 @@ from espalier_trainer.elastic.group import Group, Sending
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
 from espalier_trainer.optimizers import optimizer_state
+from espalier_trainer.schedules import UNKNOWN, Moment
+
+_ORDERS = TypeAdapter(dict[int, str])
+"""Orders by rank."""
 
 
 class Code(IntEnum):
@@ -36,6 +41,8 @@ class Code(IntEnum):
     """The job is done."""
     EPOCH = 6
     """The epoch is over: a user's loop runs the code after its batches."""
+    APART = 7
+    """Leave this generation: some to join the next one, others to carry out an order by themselves first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ class Command:
     """Whether the members measure the noise of their gradients in this step."""
     portion: Portion = ONE
     """Of the epoch, in this step."""
+    moment: Moment = UNKNOWN
+    """Where the leader's loop stands in the budget, for the loops of the others."""
 
     def send(self, group: Group) -> None:
         """Send it to all members."""
@@ -62,16 +71,20 @@ class Command:
         portion = self.portion
         numbers = [float(self.code), self.epoch, self.cursor, self.rate, self.size, float(self.measured)]
         numbers += [portion.batches, portion.passes, portion.rate, float(portion.full)]
+        numbers += [self.moment.used_seconds, self.moment.budget_seconds]
         return group.broadcasting(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
 
     @classmethod
     def receive(cls, group: Group) -> Command:
         """Wait for the leader's next command."""
-        tensor = torch.zeros(10, dtype=torch.float64, device=group.device)
+        tensor = torch.zeros(12, dtype=torch.float64, device=group.device)
         group.broadcast(tensor, 0)
-        code, epoch, cursor, rate, size, measured, batches, passes, factor, full = tensor.tolist()
+        code, epoch, cursor, rate, size, measured, *rest = tensor.tolist()
+        batches, passes, factor, full, used, budget = rest
         portion = Portion(int(batches), int(passes), factor, full > 0)
-        return cls(Code(int(code)), int(epoch), int(cursor), rate, int(size), measured > 0, portion)
+        return cls(
+            Code(int(code)), int(epoch), int(cursor), rate, int(size), measured > 0, portion, Moment(used, budget)
+        )
 
 
 def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:
@@ -91,6 +104,18 @@ def receive_state(group: Group, held: Checkpoint | None) -> Checkpoint:
     if found is None:
         raise ValueError("the leader does not receive its own state")
     return found
+
+
+def broadcast_orders(group: Group, orders: Mapping[int, str]) -> None:
+    """Send the members of these ranks away with an order each; all others are to form the next generation."""
+    _broadcast(group, Code.APART, torch.frombuffer(bytearray(_ORDERS.dump_json(dict(orders))), dtype=torch.uint8))
+
+
+def receive_order(group: Group, command: Command) -> str | None:
+    """Receive the orders that `command` announces; returns this member's, None if it has none."""
+    content = torch.zeros(command.size, dtype=torch.uint8, device=group.device)
+    group.broadcast(content, 0)
+    return _ORDERS.validate_json(content.cpu().numpy().tobytes()).get(group.rank)
 
 
 def receive_note(group: Group, command: Command) -> CheckpointState:

@@ -149,7 +149,7 @@ class GradientSum:
 
     def __init__(self, module: nn.Module, group: Group, *, weight: float = 1.0, measured: bool = False) -> None:
         """`weight` is that of this member's gradients; `measured`: times and norms are measured."""
-        self._group, self._measured = group, measured
+        self._group, self.measured = group, measured
         self._exchange = Exchange(module, group, 4 + 2 * group.world, weight=weight, measured=measured)
 
     def during_backward(self) -> AbstractContextManager[None]:
@@ -187,14 +187,14 @@ class GradientSum:
         watch = Stopwatch(group.device)
         began = time.perf_counter()
         exchange.send_most()
-        if self._measured and share:
+        if self.measured and share:
             # Its part of the mean is its own mean times its share, so the shares weight the squared norms.
             figures[-2] = exchange.squared_norm / share
             figures[-1] = 1.0
         total, *rest, short, small, members = exchange.sum(figures).tolist()
         took, computed = time.perf_counter() - began, tuple(rest[:world])
         joint = Joint(total, computed, tuple(rest[world:]), examples, out_of_memory=short > 0)
-        if not self._measured or joint.out_of_memory:
+        if not self.measured or joint.out_of_memory:
             return joint
         norms = None
         if group.rank == 0 and members > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -18,10 +18,19 @@ from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, chosen, planned
 from espalier_trainer.elastic.rendezvous import RendezvousServer
-from espalier_trainer.elastic.states import Code, Command, align, broadcast_note, broadcast_state, digest
+from espalier_trainer.elastic.states import (
+    Code,
+    Command,
+    align,
+    broadcast_note,
+    broadcast_orders,
+    broadcast_state,
+    digest,
+)
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.elastic.stragglers import Speeds, observed
 from espalier_trainer.network import Network
+from espalier_trainer.schedules import UNKNOWN, Moment
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +92,10 @@ class Team:
         self._alone_until = 0.0
         self._listened = self._spoke = 0.0
         self._speeds = Speeds()
+        self._apart: dict[str, str] = {}
+        """The results of workers that carry out an order, or have ('' until it is known): they take no part."""
+        self._winner: str | None = None
+        """The worker whose state all members of the next generation take."""
 
     @property
     def world(self) -> int:
@@ -135,19 +148,61 @@ class Team:
             return
         self._form(replicas, network, step, capture, restore, now)
 
+    @property
+    def extra_members(self) -> tuple[str, ...]:
+        """Members that are extra workers, those that stay longest first."""
+        extra = [each for each in self._members if not each.base]
+        return tuple(each.worker for each in sorted(extra, key=lambda each: each.index))
+
+    def send_apart(self, orders: Mapping[str, str], capture: Capture) -> None:
+        """Let these members carry out an order each, by themselves, on the state as it is; the others go on.
+
+        They take no part until `bring_back`. Raises `GroupBrokenError`: then no order was given.
+        """
+        self.share_news(capture)
+        group, members = self._group, self._members
+        if group is None:
+            raise GroupBrokenError("there is no group")
+        ranks = {rank: orders[each.worker] for rank, each in enumerate(members, 1) if each.worker in orders}
+        with self.stepping():
+            broadcast_orders(group, ranks)
+        self._drop()
+        self._apart = dict.fromkeys(orders, "")
+        self._members = tuple(each for each in members if each.worker not in orders)
+        self._broken_once = True  # the others form the next generation
+
+    def results(self) -> dict[str, str]:
+        """Return by worker what came of the orders that have been carried out."""
+        self._listen()
+        return {worker: result for worker, result in self._apart.items() if result}
+
+    def bring_back(self, winner: str | None = None) -> None:
+        """Let all take part again, in a generation that takes the state of the worker `winner` if it is still there."""
+        self._apart, self._winner = {}, winner
+        self._broken_once = self._broken_once or winner is not None
+
     def begin_step(
-        self, epoch: int, cursor: int, rate: float = 0.0, *, portion: Portion = ONE, measured: bool = False
+        self,
+        epoch: int,
+        cursor: int,
+        rate: float = 0.0,
+        *,
+        portion: Portion = ONE,
+        measured: bool = False,
+        moment: Moment = UNKNOWN,
     ) -> Group:
         """Announce a step to all members; returns the group to take it in. Raises `GroupBrokenError`.
 
-        `portion` is what it takes of the epoch; `measured`: they measure the noise of their gradients.
+        `portion` is what it takes of the epoch; `measured`: they measure the noise of their gradients; `moment` is
+        where the loop stands in the budget.
         """
         group = self._group
         if group is None:
             raise GroupBrokenError("there is no group")
         with self.stepping():
-            # Not waited for: the leader computes meanwhile, which is a sixth of a step of some ms.
-            Command(Code.STEP, epoch, cursor, rate, measured=measured, portion=portion).sending(group)
+            # Not waited for: the leader computes meanwhile.
+            command = Command(Code.STEP, epoch, cursor, rate, measured=measured, portion=portion, moment=moment)
+            command.sending(group)
         self._spoke = self._clock()
         return group
 
@@ -223,12 +278,15 @@ class Team:
             if arrival.leaving:
                 self._leaving.add(arrival.worker)
                 self._waiting.pop(arrival.worker, None)
+                self._apart.pop(arrival.worker, None)
                 logger.info("%s leaves", _name(arrival))
             else:
                 self._waiting[arrival.worker] = arrival
+                if arrival.worker in self._apart:
+                    self._apart[arrival.worker] = arrival.result
 
     def _wanted(self, candidates: Sequence[Arrival], replicas: int) -> tuple[Arrival, ...]:
-        gone = self._leaving | self._rendezvous.silent() | self._speeds.out(self._clock())
+        gone = self._leaving | self._rendezvous.silent() | self._speeds.out(self._clock()) | self._apart.keys()
         present = {each.worker: each for each in candidates if each.worker not in gone}
         return chosen(present.values(), replicas)
 
@@ -249,7 +307,8 @@ class Team:
         wanted = self._wanted(list(self._waiting.values()), replicas)
         self._generation += 1
         own = Arrival(worker=_LEADER, base=True, index=0, step=step)
-        plan = planned(self._generation, own, wanted, newest=self._reuniting)
+        plan = planned(self._generation, own, wanted, newest=self._reuniting, winner=self._winner)
+        self._winner = None
         let_go = [name for name in before if name in self._waiting and name not in plan.members]
         for name in (*plan.members[1:], *let_go):
             self._waiting.pop(name, None)

@@ -71,8 +71,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
-    """Return a copy of `model`; with `share`, one that has the same parameters and buffers.
+def copied(model: nn.Module, *, share: bool = False, parameters: bool = False) -> nn.Module:
+    """Return a copy of `model`; with `share`, one that has the same parameters and buffers, or only `parameters`.
 
     Tensors that a module computed and kept (the weight of `torch.nn.utils.weight_norm`) cannot be copied by
     `copy.deepcopy`; the copy has their values until it computes its own. Raises `GrowthError` where a module
@@ -83,8 +83,8 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-    if share:
-        memo |= {id(tensor): tensor for kind in ("_parameters", "_buffers") for _, tensor in held(model, kind)}
+    kinds = ("_parameters", "_buffers") if share else ("_parameters",) if parameters else ()
+    memo |= {id(tensor): tensor for kind in kinds for _, tensor in held(model, kind)}
     try:
         return copy.deepcopy(model, memo)
     # Whatever a module of the user raises that holds what cannot be copied: a lock, a file, a generator.

@@ -13,6 +13,7 @@ from torch.optim import LBFGS, Optimizer
 
 from espalier_api.architecture import GrowthError
 from espalier_trainer.net2net.membership import neighbours
+from espalier_trainer.net2net.several import Several
 
 Carry = Callable[[str, Tensor], Tensor]
 """Returns the new value of one of a parameter's states (`exp_avg`, ...), given its name and its old value."""
@@ -41,6 +42,8 @@ def grow_optimizer(
     parameter; where `new_model` lacks a parameter of `old_model`; and where a parameter that is not in `reshaped` has
     another shape.
     """
+    if isinstance(optimizer, Several):
+        return optimizer.each(lambda one: grow_optimizer(one, old_model, new_model, reshaped))
     _check(optimizer, old_model, new_model)
     names = {id(parameter): name for name, parameter in old_model.named_parameters()}
     replaced = dict(new_model.named_parameters())

@@ -151,10 +151,12 @@ def random_like(given: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.randn_like(given, dtype=dtype) if given.is_floating_point() else given
 
 
-def samples(model: nn.Module, example_input: ExampleInput, *, training: bool) -> list[Sample]:
+def samples(
+    model: nn.Module, example_input: ExampleInput, *, training: bool, dtype: torch.dtype = torch.float64
+) -> list[Sample]:
     """Return what some entries of each output depend on; empty where the model passes no gradient to its input.
 
-    The model, a copy, is used up: batch norms move. Raises whatever its forward does on random values.
+    The model, a copy of type `dtype`, is used up: batch norms move. Raises whatever its forward does on random values.
     """
     args, kwargs = as_arguments(example_input)
     sources: list[Tensor] = []
@@ -163,7 +165,7 @@ def samples(model: nn.Module, example_input: ExampleInput, *, training: bool) ->
     def sourced(given: Tensor) -> Tensor:
         if not given.is_floating_point():
             return given
-        sources.append(random_like(given, torch.float64).requires_grad_())
+        sources.append(random_like(given, dtype).requires_grad_())
         return sources[-1].clone()
 
     torch.manual_seed(2)

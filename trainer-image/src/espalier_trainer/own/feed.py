@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from espalier_api.job import ElasticBatch
 from espalier_trainer.data.batches import EpochOrder, epoch_order
-from espalier_trainer.elastic.batches import LEAST_ROWS, ONE, Portion, shares
+from espalier_trainer.elastic.batches import LEAST_ROWS, ONE, Portion, Share, shares
+from espalier_trainer.elastic.step import parts_of
 from espalier_trainer.errors import OwnLoopError
 
 ONCE: Final = (
@@ -27,34 +28,49 @@ _CPU = torch.device("cpu")
 class Part:
     """One worker's part of a step."""
 
-    batch: Any
-    """As the user's `DataLoader` gives it."""
-    rows: int
-    """Number of its examples that count; 0 if the batch is only a filler that keeps the loop running."""
+    pieces: tuple[int, ...]
+    """Numbers of examples that count in each of its batches; 0 for one that only keeps the loop running."""
     examples: int
     """Examples of all workers together."""
     portion: Portion
     """Taken from the epoch by all workers together."""
+    load: Callable[[], Any]
+    """Returns the next of its batches, as the user's `DataLoader` gives it."""
+
+    @property
+    def rows(self) -> int:
+        """Number of its examples that count."""
+        return sum(self.pieces)
 
 
 class Feed:
     """Loads a worker's parts, in advance if the user's `DataLoader` has worker processes."""
 
-    def __init__(self, loader: DataLoader[Any], policy: ElasticBatch, seed: int) -> None:
-        """Raises `OwnLoopError` for a loader whose order is not the same in all workers."""
-        self._loader, self._policy, self._seed = loader, policy, seed
+    def __init__(self, loader: DataLoader[Any], policy: ElasticBatch, seed: int, accumulate: int = 1) -> None:
+        """`accumulate`: so many of the loader's batches make a step, and are loaded one after the other.
+
+        Raises `OwnLoopError` for a loader whose order is not the same in all workers.
+        """
+        self._loader, self._policy, self._seed, self._accumulate = loader, policy, seed, accumulate
         self._shuffled = _is_shuffled(loader)
         self._order: EpochOrder | None = None
         self._ahead: Iterator[Any] = iter(())
         self._key: tuple[int, int, int, int] | None = None
         """(epoch, rank, world, cursor) that `_ahead` gives next."""
+        self._left = 0
+        """Batches of the current part that are not loaded yet."""
         self._batches = 1
         """Batches of a step of `_ahead`, before the epoch ends."""
 
     @property
     def batch_size(self) -> int:
-        """Number of examples in a batch."""
-        return cast(int, self._loader.batch_size)
+        """Number of examples in a step."""
+        return cast(int, self._loader.batch_size) * self._accumulate
+
+    @property
+    def loaded(self) -> int:
+        """Number of the loader's batches that an epoch uses."""
+        return self.batches(0) * self._accumulate
 
     @property
     def examples(self) -> int:
@@ -62,19 +78,26 @@ class Feed:
         return len(cast(Any, self._loader.dataset))
 
     def batches(self, epoch: int) -> int:
-        """Return the number of batches in an epoch; an incomplete last one is dropped."""
+        """Return the number of steps in an epoch; an incomplete last one is dropped."""
         return len(self._of(epoch))
 
     def part(self, epoch: int, cursor: int, rank: int, world: int, portion: Portion = ONE) -> Part:
         """Return the part of worker `rank` of `world` in the step of `portion` that begins at batch `cursor`."""
         order, batches = self._of(epoch), portion.batches
         expected = min(self._batches, len(order) - cursor)
-        if self._key != (epoch, rank, world, cursor) or batches != expected:
+        if self._key != (epoch, rank, world, cursor) or batches != expected or self._left:
             self._batches = batches
             self._ahead = self._from(order, cursor, rank, world)
         step = shares(self._policy, world, cursor, order.rows, batches)
         self._key = (epoch, rank, world, cursor + batches)
-        return Part(next(self._ahead), step[rank].rows, sum(each.rows for each in step), portion)
+        pieces = tuple(rows.stop - rows.start for rows in _pieces(step, rank, self._accumulate))
+        self._left = len(pieces)
+        return Part(pieces, sum(each.rows for each in step), portion, self._load)
+
+    def _load(self) -> Any:
+        batch = next(self._ahead)
+        self._left -= 1
+        return batch
 
     def example_input(self) -> Tensor:
         """Return the inputs of the first two examples; raises `OwnLoopError` if a batch does not begin with a
@@ -106,7 +129,7 @@ class Feed:
         return iter(
             DataLoader(
                 own.dataset,
-                batch_sampler=_Indices(self._policy, order, cursor, rank, world, self._batches),
+                batch_sampler=_Indices(self._policy, order, cursor, rank, world, self._batches, self._accumulate),
                 num_workers=own.num_workers,
                 collate_fn=own.collate_fn,
                 pin_memory=own.pin_memory,
@@ -131,17 +154,31 @@ class _Indices:
     world: int
     batches: int
     """Of a step, before the epoch ends."""
+    accumulate: int
 
     def __iter__(self) -> Iterator[list[int]]:
         order, cursor = self.order, self.cursor
         while cursor < len(order):
             batches = min(self.batches, len(order) - cursor)
-            mine = shares(self.policy, self.world, cursor, order.rows, batches)[self.rank]
-            # A worker without examples computes on filler examples, so that its loop stays in step with the others.
-            first, last = (mine.first, mine.last) if mine.rows else (0, LEAST_ROWS)
+            step = shares(self.policy, self.world, cursor, order.rows, batches)
+            mine = step[self.rank]
             own = order.chosen(mine.batch, batches=batches) if mine.batch < len(order) else order.indices
-            yield own[first:last].tolist()
+            for rows in _pieces(step, self.rank, self.accumulate):
+                # Without examples, it computes on filler examples, so that its loop stays in step with the others.
+                first, last = (
+                    (mine.first + rows.start, mine.first + rows.stop) if rows.stop > rows.start else (0, LEAST_ROWS)
+                )
+                yield own[first:last].tolist()
             cursor += batches
+
+
+def _pieces(step: Sequence[Share], rank: int, accumulate: int) -> tuple[slice, ...]:
+    """Return the rows of worker `rank`'s share in each of its batches: as many batches in all workers.
+
+    There are `accumulate`, or fewer if these would be too small for batch norms.
+    """
+    least = sum(each.rows for each in step) // len(step) // LEAST_ROWS
+    return parts_of(step[rank].rows, min(accumulate, max(1, least)))
 
 
 def _is_shuffled(loader: DataLoader[Any]) -> bool:

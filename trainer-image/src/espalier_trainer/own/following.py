@@ -18,6 +18,7 @@ from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.own.feed import ONCE, Feed
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
+from espalier_trainer.schedules import Moment
 from espalier_trainer.worker import Leave
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class Following:
         self._turns: Iterator[Turn] = iter(()) if place is None else self._member.turns(place)
         self._turn: Turn | None = None
         self._step: Step | None = None
+        self._moment = Moment(0.0, 1.0)
+        """Where the leader's script stands in the budget; before the first step, at its beginning."""
         self._epoch: int | None = None
         self._in_body = self._through = False
         """Whether the script may loop over the batches; whether the leader has announced the end of the epoch."""
@@ -67,6 +70,24 @@ class Following:
         """Number of workers that train together now."""
         return 1 if self._turn is None else self._turn.group.world
 
+    @property
+    def should_step(self) -> bool:
+        """Whether the current batch is the last of its optimizer step."""
+        return self._step is None or self._step.last
+
+    @property
+    def fraction(self) -> float:
+        """The part of the time budget that is used, 0 to 1, as the leader's script sees it."""
+        return min(1.0, self._moment.used_seconds / self._moment.budget_seconds)
+
+    def time_left(self) -> float:
+        """Return the seconds of the time budget that are left, as the leader's script sees it."""
+        return self._moment.left
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch, before workers divide them."""
+        return self._feed.loaded
+
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the leader's epochs; does not return, because only the leader runs the code after the loop."""
         self._leave.takes_part = True
@@ -81,6 +102,8 @@ class Following:
                 continue
             # Also where only the script's code after the batches is left of the epoch.
             self._epoch, self._in_body, self._through, self._left_early = turn.command.epoch, True, False, None
+            if turn.command.code is Code.STEP:
+                self._moment = turn.command.moment
             self._state.enter_epoch()
             yield turn.command.epoch
             self._epoch_left()
@@ -95,11 +118,16 @@ class Following:
         self._state.enter_batches()
         while (turn := self._due()) is not None and (turn.command.code, turn.command.epoch) == (Code.STEP, self._epoch):
             group, command = turn.group, turn.command
+            self._moment = command.moment
             part = self._feed.part(command.epoch, command.cursor, group.rank, group.world, command.portion)
             self._step = self._hooks.step = Step(
                 self._state, part, group, sync_batch_norm=self._sync, measured=command.measured
             )
-            yield self._step.part.batch
+            for _ in part.pieces:
+                self._step.enter_batch()
+                yield part.load()
+                if self._step is None or self._step.dropped:
+                    break
         self._in_body = False
         if turn is not None and turn.command.epoch == self._epoch:
             self._turn, self._through = None, True
@@ -113,7 +141,7 @@ class Following:
         if step is None or turn is None:
             raise OwnLoopError("backward(loss) was called outside of the loop over the batches")
         try:
-            return step.backward(loss).loss
+            return step.backward(loss)
         except GroupBrokenError as error:
             turn.broken = error
             step.drop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,43 +20,50 @@ from espalier_trainer.core.batching import batching_of
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import connect, seed_of, set_threads
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
+from espalier_trainer.own.alone import Alone
+from espalier_trainer.own.carried import Stateful
 from espalier_trainer.own.early import WATCH, is_of_a_job
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.leading import Leading
-from espalier_trainer.own.loop import Alone, Loop
-from espalier_trainer.own.state import OwnState, Stateful
+from espalier_trainer.own.loop import Loop
+from espalier_trainer.own.state import OwnState
 from espalier_trainer.settings import Settings, StopSignal
 from espalier_trainer.worker import Leave
 
 
 def join(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     loader: DataLoader[Any],
     *others: Stateful,
     grow: bool = False,
+    accumulate: int = 1,
 ) -> tuple[Loop, Iterable[Any]]:
     """Make this script's loop a worker of a job; returns the loop, and the batches that replace `loader`.
 
-    `others` are the other parts of the training state, such as learning-rate schedulers. With `grow` the model may be
-    grown between two epochs, as the job's agent advises; `model` and `optimizer` stay the same objects. Under a job
-    `model` and `optimizer` hold the newest checkpoint afterwards, if there is one.
+    `optimizer` may be a list of several, which together train the model. `others` are the other parts of the training
+    state: whatever has `state_dict` and `load_state_dict`, such as learning-rate schedulers, a `GradScaler`, or an
+    average of the weights. With `grow` the model may be grown between two epochs, as the job's agent advises, and
+    averages of its weights with it; all stay the same objects. With `accumulate`, an optimizer step takes so many
+    batches. Under a job `model`, `optimizer` and `others` hold the newest checkpoint afterwards, if there is one.
 
     A script that was not started for a job gets a plain loop and `loader` itself. Raises `OwnLoopError` if the script
     requests something impossible; an error of the job, environment or checkpoint ends the process with exit code 2,
     and exit code 4 means that a later leader has taken over.
     """
+    if accumulate < 1:
+        raise OwnLoopError(f"join: accumulate is {accumulate}; give the number of batches of a step, 1 or more")
     state = OwnState(model, optimizer, others)
     if not is_of_a_job():
-        return Alone(state), loader
+        return Alone(state, loader, accumulate), loader
     try:
         settings = Settings.from_environment(os.environ)
         # The trainer does not know the cluster's GPU resource; the operator has checked the template.
         job = load_job(settings.job_file, resource=None)
         set_threads(model, state.device)
         made = _lead if settings.leads else _follow
-        loop = made(settings, job, state, loader, grow)
+        loop = made(settings, job, state, loader, grow, accumulate)
     except OwnLoopError:
         raise  # with its traceback: the mistake is in the script
     except JobFileError as error:
@@ -73,12 +80,12 @@ def join(
 
 
 def _lead(
-    settings: Settings, job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], grow: bool
+    settings: Settings, job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], grow: bool, accumulate: int
 ) -> Leading:
     stop = StopSignal()
     stop.install()
     seed = seed_of(settings, job)
-    feed, cannot_grow = _feed(job, state, loader, seed, grow)
+    feed, cannot_grow = _feed(job, state, loader, seed, grow, accumulate)
     with ExitStack() as stack:
         services = stack.enter_context(
             connect(settings, job, stop, state.device, seed, grows=grow, hashed=state.digest)
@@ -92,13 +99,13 @@ def _lead(
 
 
 def _follow(
-    settings: Settings, job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], grow: bool
+    settings: Settings, job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], grow: bool, accumulate: int
 ) -> Following:
     training = job.spec.training
     leave = Leave()
     leave.install()
     seed = seed_of(settings, job)
-    feed, _ = _feed(job, state, loader, seed, grow)
+    feed, _ = _feed(job, state, loader, seed, grow, accumulate)
     return Following(
         state,
         feed,
@@ -113,10 +120,10 @@ def _follow(
 
 
 def _feed(
-    job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], seed: int, grow: bool
+    job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], seed: int, grow: bool, accumulate: int
 ) -> tuple[Feed, str]:
     """Return the batches, and why the model cannot grow ('' if it can, or if this was not requested)."""
-    feed = Feed(loader, job.spec.training.elastic_batch or ElasticBatch.KEEP_GLOBAL, seed)
+    feed = Feed(loader, job.spec.training.elastic_batch or ElasticBatch.KEEP_GLOBAL, seed, accumulate)
     if not grow:
         return feed, ""
     spec = job.spec.adaptation

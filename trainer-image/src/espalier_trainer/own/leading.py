@@ -6,6 +6,7 @@ import atexit
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -16,12 +17,14 @@ from espalier_api.report import TrainerPhase
 from espalier_trainer.causes import exit_code_of
 from espalier_trainer.core.run import Due, Run
 from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.own.feed import ONCE, Feed
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.progress import Ending
+from espalier_trainer.schedules import Moment
 from espalier_trainer.settings import StopSignal
 
 
@@ -43,6 +46,10 @@ class Leading:
         self._inside = self._epoch_end_sent = self._closed = False
         """Whether the script is in an epoch; whether the other workers know that its batches are over; whether the
         loop over epochs has ended."""
+        self._moment = run.moment()
+        """Where the script stands in the budget, for it and for the other workers."""
+        self._entered = False
+        """Whether no step of the epoch was announced yet."""
         self._gave_way = False
         """Whether a later leader has taken over."""
         run.resume()
@@ -53,6 +60,24 @@ class Leading:
         """Number of workers that train together now."""
         return 1 if self._run.team is None else self._run.team.world
 
+    @property
+    def should_step(self) -> bool:
+        """Whether the current batch is the last of its optimizer step."""
+        return self._step is None or self._step.last
+
+    @property
+    def fraction(self) -> float:
+        """The part of the time budget that is used, 0 to 1."""
+        return min(1.0, self._moment.used_seconds / self._moment.budget_seconds)
+
+    def time_left(self) -> float:
+        """Return the seconds of the time budget that are left."""
+        return self._moment.left
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch, before workers divide them."""
+        return self._feed.loaded
+
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the epochs from the current one to the end of the budget, at most `count` in all."""
         if self._closed:
@@ -60,7 +85,7 @@ class Leading:
         self._stop.training = True
         try:
             for epoch in self._run.epochs(count):
-                self._inside = True
+                self._inside, self._moment, self._entered = True, self._run.moment(), True
                 self._state.enter_epoch()
                 yield epoch
                 self._inside = False
@@ -93,12 +118,16 @@ class Leading:
         run = self._run
         batches = self._feed.batches(run.progress.epoch)
         try:
-            for due in run.steps(batches):
+            for due in run.steps(batches, moment=self._stamped):
                 rank, world = (0, 1) if due.group is None else (due.group.rank, due.group.world)
                 part = self._feed.part(run.progress.epoch, run.progress.cursor, rank, world, due.portion)
                 step = Step(self._state, part, due.group, sync_batch_norm=self._sync, measured=due.measured)
                 self._step, self._due, self._hooks.step = step, due, step
-                yield part.batch
+                for _ in part.pieces:
+                    step.enter_batch()
+                    yield part.load()
+                    if step.dropped:
+                        break
                 self._commit()
             if run.ending is None:
                 self._batches_over()
@@ -116,14 +145,16 @@ class Leading:
         if step is None or due is None:
             raise OwnLoopError("backward(loss) was called outside of the loop over the batches")
         try:
-            joint = self._run.together(due, lambda: step.backward(loss))
-            self._run.usable(joint.loss)
+            if not step.last:
+                return self._run.apart(due, lambda: step.backward(loss))
+            value = self._run.together(due, lambda: _joint(step, loss)).loss
+            self._run.usable(value)
         except GroupBrokenError:
             step.drop()
             return float(loss.detach())
         except LossNotFiniteError as error:
             self._fail(error)
-        return joint.loss
+        return value
 
     def report(self, **figures: float) -> None:
         """Put figures into the job's report."""
@@ -134,6 +165,13 @@ class Leading:
         run.journal.report(urgent=True)
 
     # ---- within
+
+    def _stamped(self) -> Moment:
+        """Return where the next step stands in the budget: for the first of an epoch, as the code before it saw it."""
+        if not self._entered:
+            self._moment = self._run.moment()
+        self._entered = False
+        return self._moment
 
     def _commit(self) -> None:
         """Count the step that the script has taken."""
@@ -198,3 +236,10 @@ class Leading:
             else:
                 run.finish(ending)
         self._closing.close()
+
+
+def _joint(step: Step, loss: Tensor) -> Joint:
+    value = step.backward(loss)
+    if step.joint is None:
+        raise OwnLoopError("the last batch of a step has no result")
+    return replace(step.joint, loss=value)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.step import GradientSum, Joint
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.measuring.gradients import settle
+from espalier_trainer.net2net.several import members_of
 from espalier_trainer.own.feed import Part
 from espalier_trainer.own.state import OwnState, Steering
 
@@ -33,6 +35,17 @@ class Loop(Protocol):
     def workers(self) -> int:
         """Number of workers that train together now."""
 
+    @property
+    def should_step(self) -> bool:
+        """Whether the current batch is the last of its optimizer step; always, without `join(..., accumulate=N)`."""
+
+    @property
+    def fraction(self) -> float:
+        """The part of the time budget that is used, 0 to 1: the same in all workers, and during a step."""
+
+    def time_left(self) -> float:
+        """Return the seconds of the time budget that are left: the same in all workers, and during a step."""
+
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs, `count` of them, or as many as the time budget allows."""
 
@@ -40,36 +53,13 @@ class Loop(Protocol):
         """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss.
 
         `loss` is a mean over the examples of the batch. If other workers have left, the step is dropped: no parameter
-        has a gradient then, so `optimizer.step()` changes nothing, and `loss` itself is returned.
+        has a gradient then, so `optimizer.step()` changes nothing, and `loss` itself is returned. Of a step of several
+        batches (`accumulate`), the loop takes the mean; before the last of them no parameter has a gradient, and the
+        loss of this worker's batch is returned.
         """
 
     def report(self, **figures: float) -> None:
         """Put figures into the job's report; `validation_accuracy` with `validation_loss` count as an evaluation."""
-
-
-class Alone:
-    """The loop of a script that was not started as a job: a plain loop."""
-
-    leads = True
-    workers = 1
-
-    def __init__(self, state: OwnState) -> None:
-        self._state = state
-
-    def epochs(self, count: int | None = None) -> Iterator[int]:
-        """Yield `count` numbers."""
-        if count is None:
-            raise OwnLoopError("epochs() of a script without a job has no time budget that ends it; call epochs(count)")
-        return iter(range(count))
-
-    def backward(self, loss: Tensor) -> float:
-        """Call `loss.backward()`; returns the loss."""
-        self._state.check_schedulers()
-        torch.autograd.backward(loss)
-        return float(loss.detach())
-
-    def report(self, **figures: float) -> None:
-        """No worker needs it."""
 
 
 class _Forgiving:
@@ -89,7 +79,7 @@ class _Forgiving:
 
 
 class Step:
-    """One iteration of the user's loop: from the batch to `optimizer.step()`."""
+    """One optimizer step of the user's loop: the batches of this worker's part, one after the other."""
 
     def __init__(
         self, state: OwnState, part: Part, group: Group | None, *, sync_batch_norm: bool, measured: bool = False
@@ -97,43 +87,165 @@ class Step:
         self.part = part
         self.joint: Joint | None = None
         """Its result, once all members have taken it."""
-        self.asked = self.done = False
-        """Whether `backward` and `optimizer.step` were called."""
-        self._state, self._group, self._measured = state, group, measured
+        self.dropped = False
+        """Whether other workers have left: the batches come again."""
+        self.done = False
+        """Whether `optimizer.step` was called."""
+        self._state, self._group, self._sync = state, group, sync_batch_norm
+        scaler = state.carried.scaler
+        # A gradient scaler's factor changes, and would be taken for noise.
+        self._measured = measured and scaler is None
+        self._scale = 1.0 if scaler is None else scaler.get_scale()
+        self._most = len(members_of(state.optimizer)) if len(part.pieces) == 1 else 1
+        self._calls = 0
+        """Of `backward` for the current batch."""
+        self._place = -1
+        """Of the current batch in the part."""
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        """Gradients of the batches before the last one."""
+        self._value: Tensor | None = None
         self._steering: Steering | None = None
         self._began = time.perf_counter()
         self._synced = ExitStack()
-        self._forgiving = None if group is None or not sync_batch_norm else _Forgiving(group)
-        if self._forgiving is not None:
-            self._synced.enter_context(synchronized(state.model, self._forgiving, counts=part.rows > 0))
+        self._forgiving: _Forgiving | None = None
 
-    def backward(self, loss: Tensor) -> Joint:
-        """Give all parameters the gradient of all workers' mean loss. Raises `GroupBrokenError`."""
-        if self.asked:
+    @property
+    def last(self) -> bool:
+        """Whether `backward` for the current batch makes the step."""
+        return self._place == len(self.part.pieces) - 1
+
+    def enter_batch(self) -> None:
+        """Begin with the next batch. Raises `OwnLoopError` if the script did not compute the one before."""
+        self._require_computed()
+        self._place, self._calls = self._place + 1, 0
+        if self._group is not None and self._sync:
+            self._synced.close()
+            self._forgiving = _Forgiving(self._group)
+            counts = self.part.pieces[self._place] > 0
+            self._synced.enter_context(synchronized(self._state.model, self._forgiving, counts=counts))
+
+    def backward(self, loss: Tensor) -> float:
+        """Give all parameters the gradient of all workers' mean loss; returns that loss. Raises `GroupBrokenError`.
+
+        Before the last batch of the step, the gradients are put away, and the loss is that of this worker's batch.
+        """
+        if self._calls >= self._most:
             raise OwnLoopError(
-                "backward() was called twice for one batch; add the losses and call it once; for a larger batch give "
-                "the DataLoader another batch_size instead of gradient accumulation"
+                "backward() was called twice for one batch; add the losses and call it once, or give join a list of "
+                "optimizers, one for each call; for gradients of several batches: join(..., accumulate=N)"
             )
-        self.asked = True
+        self._calls += 1
         self._state.check_schedulers()
-        part, group = self.part, self._group
-        weight = part.rows / part.examples
-        exchange = None
-        if group is not None:
-            exchange = GradientSum(self._state.model, group, weight=weight, measured=self._measured)
-        # Batch norms that are synchronized use the group in the backward pass.
-        during = nullcontext() if exchange is None or self._forgiving is not None else exchange.during_backward()
-        with self._synced, during:
-            torch.autograd.backward(loss)
-        value = loss.detach().float()
-        if group is None or exchange is None:
-            # Waits for the device: otherwise steps would queue up past the deadline.
-            self.joint = Joint(float(value), (time.perf_counter() - self._began,), examples=part.examples)
-            return self.joint
+        rows, own = self.part.pieces[self._place], self.part.rows
+        share = rows / own if own else 0.0
+        keep_open = self._calls < self._most
+        exchange = self._exchange() if self.last else None
+        # Not where batch norms use the group in the backward pass, nor where it is one of several.
+        during: AbstractContextManager[None] = nullcontext()
+        if exchange is not None and self._forgiving is None and self._most == 1:
+            self._bring_back()
+            during = exchange.during_backward()
+        with ExitStack() if keep_open else self._synced, during:
+            torch.autograd.backward(loss if share == 1.0 else loss * share)
+        value = loss.detach().float() / self._scale
         if self._forgiving is not None and self._forgiving.broken is not None:
             raise self._forgiving.broken
-        if self._measured:
-            settle(group.device)
+        self._value = value * share if self._value is None else self._value + value * share
+        if not self.last:
+            self._put_away()
+            return float(value)
+        self._bring_back()
+        joint = self._joined(self._value, exchange)
+        self._value = None
+        # A further call of the same batch: the losses are those of the several optimizers.
+        before = 0.0 if self.joint is None else self.joint.loss
+        self.joint = replace(joint, loss=before + joint.loss)
+        return joint.loss
+
+    def drop(self) -> None:
+        """Remove all gradients, so that `optimizer.step()` skips all parameters."""
+        self.dropped, self.joint = True, None
+        self._steering = self._state.steering()
+        self._no_gradients()
+        if self._state.carried.scaler is not None:
+            # A scaler insists on gradients; it skips a step where one is infinite.
+            for optimizer in members_of(self._state.optimizer):
+                parameter = optimizer.param_groups[0]["params"][0]
+                parameter.grad = torch.full_like(parameter, torch.inf)
+
+    def finish(self) -> Joint | None:
+        """Return the result of the step; None if it was dropped, or left before its last batch.
+
+        Changes that the script made to schedulers at a dropped step are undone. Raises `OwnLoopError` if the script did
+        not make the calls of a step.
+        """
+        self._synced.close()
+        if self.dropped:
+            self._no_gradients()
+            if self._steering is not None:
+                self._state.steer(self._steering)
+            return None
+        if not self.last and self._calls:
+            return None  # the script has left the epoch
+        self._require_computed()
+        if self.joint is None or not (self.done or self._skipped()):
+            raise OwnLoopError(
+                "optimizer.step() was not called after backward(loss); for gradient accumulation, call it for each "
+                "batch, or where loop.should_step says so, and give join the number of batches: join(..., "
+                "accumulate=N); a GradScaler, which leaves steps out, belongs into join as well"
+            )
+        return self.joint
+
+    # ---- within
+
+    def _require_computed(self) -> None:
+        if self._place >= 0 and not self._calls:
+            raise OwnLoopError(
+                "the loop took the next batch before backward(loss) was called for this one; call it once for each "
+                "batch, in place of loss.backward()"
+            )
+
+    def _skipped(self) -> bool:
+        """Return whether a gradient scaler has left the step out: its factor falls then."""
+        scaler = self._state.carried.scaler
+        return scaler is not None and scaler.get_scale() < self._scale
+
+    def _put_away(self) -> None:
+        """Add the gradients to those of the batches before: `optimizer.step()` and `zero_grad()` find none."""
+        for parameter in self._state.model.parameters():
+            if parameter.grad is None:
+                continue
+            if parameter in self._sums:
+                self._sums[parameter] += parameter.grad
+            else:
+                self._sums[parameter] = parameter.grad
+            parameter.grad = None
+
+    def _bring_back(self) -> None:
+        for parameter, total in self._sums.items():
+            parameter.grad = total if parameter.grad is None else total.add_(parameter.grad)
+        self._sums = {}
+
+    def _no_gradients(self) -> None:
+        for parameter in self._state.model.parameters():
+            parameter.grad = None
+        self._sums = {}
+
+    def _exchange(self) -> GradientSum | None:
+        """Return what sums the gradients of all workers; None where this one is alone."""
+        if self._group is None:
+            return None
+        weight, measured = self.part.rows / self.part.examples, self._measured and self._calls == 1
+        return GradientSum(self._state.model, self._group, weight=weight, measured=measured)
+
+    def _joined(self, value: Tensor, exchange: GradientSum | None) -> Joint:
+        part = self.part
+        if exchange is None:
+            # Waits for the device: otherwise steps would queue up past the deadline.
+            return Joint(float(value), (time.perf_counter() - self._began,), examples=part.examples)
+        weight = part.rows / part.examples
+        if exchange.measured:
+            settle(value.device)
         joint = exchange.finish(
             value * weight if part.rows else torch.zeros_like(value),
             time.perf_counter() - self._began,
@@ -146,35 +258,7 @@ class Step:
                 f"the workers' learning rates differ (sums over the groups, by worker: {joint.checks}); decide on them "
                 "by what all workers share, such as what backward() returns, and give schedulers to join"
             )
-        self.joint = joint
         return joint
-
-    def drop(self) -> None:
-        """Remove all gradients, so that `optimizer.step()` skips all parameters."""
-        self._steering = self._state.steering()
-        for parameter in self._state.model.parameters():
-            parameter.grad = None
-
-    def finish(self) -> Joint | None:
-        """Return the result of the step; None if it was dropped: the same batch is repeated.
-
-        Changes that the script made to schedulers at a dropped step are undone. Raises `OwnLoopError` if the script did
-        not make the calls of a step.
-        """
-        self._synced.close()
-        if not self.asked:
-            raise OwnLoopError(
-                "the loop took the next batch before backward(loss) was called for this one; call it once for each "
-                "batch, in place of loss.backward()"
-            )
-        if self.joint is not None and not self.done:
-            raise OwnLoopError(
-                "optimizer.step() was not called after backward(loss); gradient accumulation is not supported: give "
-                "the DataLoader a larger batch_size, and use bfloat16 where a GradScaler would leave steps out"
-            )
-        if self.joint is None and self._steering is not None:
-            self._state.steer(self._steering)
-        return self.joint
 
 
 class Hooks:
@@ -183,8 +267,9 @@ class Hooks:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.step: Step | None = None
         self._kept: list[Any] = []
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
+        for member in members_of(optimizer):
+            member.register_step_pre_hook(self._before)
+            member.register_step_post_hook(self._after)
 
     def _before(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
         factor = 1.0 if self.step is None else self.step.part.portion.rate
@@ -196,5 +281,5 @@ class Hooks:
         # A scheduler computes its next rate from the rate that it set.
         for group, rate in zip(optimizer.param_groups, self._kept, strict=True):
             group["lr"] = rate
-        if self.step is not None:
+        if self.step is not None and self.step.joint is not None:
             self.step.done = True

@@ -18,6 +18,8 @@ from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.network import Network
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.state import JobState
+from espalier_trainer.trials.arm import Trying
+from espalier_trainer.trials.orders import Order
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,10 @@ class Follower:
         self._start = start
         state = JobState(job, start, data.example_input(), device, self.hooks)
         self.held = StateCopy(state, self.hooks)
-        self._member = Member(self.held, seed, device, base=base, index=index, node=node, stop=stop)
+        self._try = Trying(job.spec.training, job.spec.adaptation.insertion, state, self.held, data, seed, stop)
+        self._member = Member(
+            self.held, seed, device, base=base, index=index, node=node, stop=stop, carry_out=self._tried
+        )
         self._order: EpochOrder | None = None
         """Of the epoch of the last step: drawing a permutation of all examples takes longer than a small step."""
 
@@ -77,6 +82,9 @@ class Follower:
             except GroupBrokenError as error:
                 turn.broken = error
         return self._member.ended
+
+    def _tried(self, order: str) -> str:
+        return self._try(Order.model_validate_json(order)).model_dump_json()
 
     def _step(self, turn: Turn) -> None:
         network, group, command = self.held.network, turn.group, turn.command

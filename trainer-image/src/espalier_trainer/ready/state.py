@@ -31,6 +31,10 @@ class JobState:
         """Return the schedule's state."""
         return self.schedule.state()
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return none: a schedule has numbers only."""
+        return {}
+
     def adopt(self, network: Network) -> None:
         """Train `network` from now on."""
         self.network = network

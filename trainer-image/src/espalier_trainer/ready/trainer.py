@@ -71,6 +71,7 @@ class Trainer:
             hooks=self.hooks,
             study=study,
             loss=self._loss,
+            trials=job.spec.adaptation.trials,
             batching=batching_of(self._training, self._training.batch_size, start.optimizer),
         )
 

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from espalier_api.growth import NOTHING, operation_names
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_api.report import Adaptation, AdaptationResult
 from espalier_api.status import ConditionType, JobStatus
 
 
@@ -108,11 +108,16 @@ def _adaptations(was: JobStatus, after: JobStatus, place: tuple[str, str]) -> It
             labels = (*place, _kind(adaptation.action), adaptation.source, adaptation.result)
             yield Measurement("espalier_adaptations_total", labels)
             yield Measurement("espalier_adaptation_seconds", (adaptation.result,), adaptation.seconds)
-            if adaptation.reason is not None and adaptation.source is not AdaptationSource.RECLAIM:
+            if adaptation.arms:
+                yield Measurement("espalier_trials_total", (*place, adaptation.result))
+            if adaptation.reason in _ADVICE_PROBLEMS:
                 yield Measurement("espalier_advice_problems_total", (*place, adaptation.reason))
         change = _change(adaptation)
         if change is not None and (earlier is None or _change(earlier) is None):
             yield Measurement("espalier_adaptation_accuracy_change_ratio", (), change)
+
+
+_ADVICE_PROBLEMS = (Reason.AGENT_UNAVAILABLE, Reason.ILLEGAL_ADVICE)
 
 
 def _kind(action: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,9 +13,11 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.status import JobStatus
 from espalier_api.validation import JobFileError, parse_jobs
 from espalier_operator.facts import Terms, grace_of
-from espalier_operator.kube.objects import template
+from espalier_operator.kube.objects import gpus, template
 from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import constraints_of, request_of
+from espalier_operator.kube.objects.pods import constraints_of, request_of, resource_of
+from espalier_operator.kube.objects.volumes import Terms as VolumeTerms
+from espalier_operator.kube.objects.volumes import claims_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
 
@@ -74,11 +76,14 @@ class InvalidJob:
 
 
 def parse_job(
-    raw: Mapping[str, Any], settings: KubeSettings, priorities: Mapping[str, int] | None = None
+    raw: Mapping[str, Any],
+    settings: KubeSettings,
+    priorities: Mapping[str, int] | None = None,
+    affinity: Callable[[str], VolumeTerms | None] = lambda claim: None,
 ) -> KubeJob | InvalidJob:
     """Parse an object of the API server; `priorities` are the values of the PriorityClasses by name, None: unknown.
 
-    Never raises.
+    `affinity` returns the node affinity of the volume of a claim, by `namespace/name`. Never raises.
     """
     metadata = mapping(raw, "metadata")
     key = f"{text(metadata, 'namespace') or 'default'}/{text(metadata, 'name')}"
@@ -97,7 +102,9 @@ def parse_job(
         return InvalidJob(key=key, uid=uid, generation=generation, problems=problems)
     return KubeJob(
         job=job,
-        terms=_terms(job, settings, (priorities or {}).get(job.spec.priority_class_name or "", job.spec.priority)),
+        terms=_terms(
+            job, settings, (priorities or {}).get(job.spec.priority_class_name or "", job.spec.priority), affinity
+        ),
         uid=uid,
         generation=generation,
         created_at=time(metadata, "creationTimestamp") or 0.0,
@@ -139,20 +146,30 @@ def trainer_document(job: AdaptiveTrainingJob) -> dict[str, Any]:
     }
 
 
-def _terms(job: AdaptiveTrainingJob, settings: KubeSettings, priority: int) -> Terms:
+def _terms(
+    job: AdaptiveTrainingJob,
+    settings: KubeSettings,
+    priority: int,
+    affinity: Callable[[str], VolumeTerms | None],
+) -> Terms:
     pod_spec = {} if job.spec.template is None else job.spec.template.spec.to_json()
+    resource, selected = resource_of(pod_spec, settings), text(pod_spec, "nodeSelector", settings.gpu_type_label)
+    bound = (affinity(f"{job.metadata.namespace}/{claim}") for claim in sorted(set(claims_of(pod_spec))))
     terms = Terms.of(
         job,
         grace_seconds=grace_of(job, settings.grace_seconds),
-        gpu_type=text(pod_spec, "nodeSelector", settings.gpu_type_label) or None,
-        constraints=constraints_of(pod_spec, settings.gpu_resource, settings.tolerated_taints),
-        resource=settings.gpu_resource,
+        gpu_type=gpus.type_of(selected, resource, settings) if selected else None,
+        constraints=replace(
+            gpus.restricted(constraints_of(pod_spec, resource, settings.tolerated_taints), resource, settings),
+            volumes=tuple(terms for terms in bound if terms is not None),
+        ),
+        resource=resource,
     )
     deadline = terms.pre_running_deadline_seconds or settings.pre_running_deadline_seconds
     return replace(
         terms,
         priority=priority,
-        gpus_per_worker=max(terms.gpus_per_worker, request_of(pod_spec, settings.gpu_resource)),
+        gpus_per_worker=max(terms.gpus_per_worker, request_of(pod_spec, resource)),
         pre_running_deadline_seconds=deadline,
     )
 
@@ -160,13 +177,17 @@ def _terms(job: AdaptiveTrainingJob, settings: KubeSettings, priority: int) -> T
 def _template_problems(job: AdaptiveTrainingJob, settings: KubeSettings) -> tuple[str, ...]:
     if job.spec.template is None:
         return ()
-    place, resource = "spec.template.spec.containers", settings.gpu_resource
+    place, known = "spec.template.spec.containers", settings.gpu_resources
     shape = tuple(template.problems(job.spec.template.model_dump(mode="json", by_alias=True, exclude_unset=True)))
     try:
-        gpus = job.spec.gpus_per_worker(resource)
+        requested = [resource for resource in known if job.spec.gpus_per_worker(resource)]
     except ValueError as error:
         return (*shape, f"{place}: {error}")
-    return shape if gpus else (*shape, f"{place}: no container has a limit of {resource}; a worker needs one")
+    if len(requested) == 1:
+        return shape
+    if requested:
+        return (*shape, f"{place}: has limits of {' and '.join(requested)}; a worker can use one of them")
+    return (*shape, f"{place}: no container has a limit of {' or '.join(known)}; a worker needs one")
 
 
 def _size_problems(job: AdaptiveTrainingJob) -> tuple[str, ...]:

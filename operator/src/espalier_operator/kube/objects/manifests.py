@@ -12,8 +12,8 @@ from espalier_api.pod_template import PodMetadata
 from espalier_api.proof import TOKEN_SECONDS, JobIdentity
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
-from espalier_operator.facts import Role
-from espalier_operator.kube.objects import names
+from espalier_operator.facts import Role, host_of
+from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.jobs import KubeJob, trainer_document
 from espalier_operator.kube.objects.template import (
     Manifest,
@@ -148,12 +148,13 @@ def worker_pod(
     spec["subdomain"] = job.name
     spec.setdefault("enableServiceLinks", False)
     _set_class(spec, job, worker, settings)
-    if gpu_type:
-        spec.setdefault("nodeSelector", {})[settings.gpu_type_label] = gpu_type
-    elif gpu_type is not None:
+    label = None if gpu_type is None else gpus.label_of(gpu_type)
+    if label:
+        spec.setdefault("nodeSelector", {})[settings.gpu_type_label] = label
+    elif label is not None:
         require_label_absent(spec, settings.gpu_type_label)
     if node is not None:
-        require_node(spec, node)
+        require_node(spec, host_of(node))
     tolerations = spec.setdefault("tolerations", [])
     ours = [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
     tolerations += [toleration for toleration in ours if toleration not in tolerations]
@@ -225,7 +226,7 @@ def _make_ready_trainer(spec: Manifest, settings: KubeSettings) -> None:
     if secrets:
         spec["imagePullSecrets"] = secrets
     limits = container.setdefault("resources", {}).setdefault("limits", {})
-    if not any(settings.gpu_resource in _limits(other) for other in spec["containers"]):
+    if not any(resource in _limits(other) for other in spec["containers"] for resource in settings.gpu_resources):
         limits[settings.gpu_resource] = 1
     security = spec.setdefault("securityContext", {})
     security.setdefault("runAsNonRoot", True)

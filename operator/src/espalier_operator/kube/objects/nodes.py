@@ -9,7 +9,7 @@ from espalier_operator.constraints import REPELLING, Taint
 from espalier_operator.facts import Node
 from espalier_operator.kube.objects.pods import amount_of
 from espalier_operator.kube.reading import count, entries, mapping, text, time
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.settings import CORDONED, KubeSettings
 
 
 def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
@@ -17,13 +17,16 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
 
     It is ready while its kubelet reports, even where the kubelet reports a problem (its runtime restarts, for example):
     what runs there continues. It is schedulable if it takes new pods: healthy and not cordoned; its taints decide which
-    ones. Allocatable is counted, not capacity: unhealthy GPUs leave it.
+    ones. Allocatable is counted, not capacity: unhealthy GPUs leave it. If it is about to go, all its GPUs depart.
     """
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
+    gpus = count(mapping(status, "allocatable").get(settings.gpu_resource))
     return Node(
         name=text(metadata, "name"),
         gpu_type=text(metadata, "labels", settings.gpu_type_label),
-        allocatable=count(mapping(status, "allocatable").get(settings.gpu_resource)),
+        allocatable=gpus,
+        # A machine may have GPUs of other resources only.
+        departing=(gpus or len(settings.other_gpu_resources)) if _is_departing(raw, settings) else 0,
         ready=_ready(status) in ("True", "False"),
         silent_since=None if _ready(status) in ("True", "False") else time(_condition(status), "lastTransitionTime"),
         schedulable=_ready(status) == "True"
@@ -40,6 +43,22 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
             for taint in entries(spec, "taints")
             if text(taint, "effect") in REPELLING
         ),
+    )
+
+
+def _is_departing(raw: Mapping[str, Any], settings: KubeSettings) -> bool:
+    """Return whether one of the signs of the settings says that the node is about to go."""
+    signs = set(settings.departing_nodes)
+    if not signs:
+        return False
+    labels = mapping(raw, "metadata", "labels")
+    found = {text(taint, "key"): text(taint, "value") for taint in entries(raw, "spec", "taints")}
+    if mapping(raw, "spec").get("unschedulable") is True:
+        found.setdefault(CORDONED, "")
+    pairs = [*found.items(), *labels.items()]
+    conditions = entries(raw, "status", "conditions")
+    return any(key in signs or f"{key}={value}" in signs for key, value in pairs) or any(
+        text(entry, "type") in signs and text(entry, "status") == "True" for entry in conditions
     )
 
 

@@ -14,7 +14,7 @@ from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_kube.resources import Raw
 from espalier_operator.constraints import ANYWHERE, Amounts, Constraints, Expression, Taint, Term, Toleration
 from espalier_operator.facts import Role
-from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.owners import JobRef, owner_of
 from espalier_operator.kube.objects.template import required_node
 from espalier_operator.kube.reading import count, entries, mapping, text, time, whole
@@ -73,6 +73,10 @@ class Pod:
     attempt: int
     node: str | None
     gpus: int
+    gpu_resource: str
+    """The resource of its GPUs; of several the first of the settings."""
+    place: str | None
+    """The planner's node that it is bound to."""
     gpu_type: str | None
     """The type that its node selector insists on."""
     constraints: Constraints
@@ -82,7 +86,7 @@ class Pod:
     pod for which it has found no node, and not for lack of GPUs, waits for something else."""
     phase: str
     pinned_to: str | None
-    """The only node that it may be bound to; of a worker."""
+    """The planner's node that is the only one that it may be bound to; of a worker."""
     gated: bool
     """It has scheduling gates: it does not want a node yet."""
     deleting: bool
@@ -140,6 +144,8 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
     ended = phase in ("Succeeded", "Failed")
     code = _exit_code(trainer, ends if ended else ())
     overran = _overran(status)
+    resource = resource_of(spec, settings)
+    selected = text(spec, "nodeSelector", settings.gpu_type_label)
     return Pod(
         name=name,
         namespace=namespace,
@@ -150,14 +156,16 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         index=worker[1],
         attempt=worker[2],
         node=text(spec, "nodeName") or None,
-        gpus=request_of(spec, settings.gpu_resource),
-        gpu_type=text(spec, "nodeSelector", settings.gpu_type_label) or None,
-        constraints=constraints_of(spec, settings.gpu_resource)
+        gpus=request_of(spec, resource),
+        gpu_resource=resource,
+        place=gpus.place_of(text(spec, "nodeName") or None, resource, settings),
+        gpu_type=gpus.type_of(selected, resource, settings) if selected else None,
+        constraints=gpus.restricted(constraints_of(spec, resource), resource, settings)
         if owner is None and not text(spec, "nodeName")
         else ANYWHERE,
-        wants_gpus=_wants_gpus(spec, status, settings.gpu_resource),
+        wants_gpus=_wants_gpus(spec, status, resource),
         phase=phase,
-        pinned_to=None if owner is None else required_node(spec),
+        pinned_to=None if owner is None else gpus.place_of(required_node(spec), resource, settings),
         gated=any(entries(spec, "schedulingGates")),
         deleting=metadata.get("deletionTimestamp") is not None,
         overran=overran,
@@ -203,7 +211,14 @@ def parse_load(raw: Raw, settings: KubeSettings) -> Load | None:
     node = text(spec, "nodeName")
     if not node or text(raw, "status", "phase") in ("Succeeded", "Failed"):
         return None
-    return Load(node, requests_of(spec, settings.gpu_resource), _worker_of(raw)[0])
+    return Load(node, requests_of(spec, resource_of(spec, settings)), _worker_of(raw)[0])
+
+
+def resource_of(spec: Raw, settings: KubeSettings) -> str:
+    """Return the first GPU resource of the settings that a pod of `spec` requests; the first one if it has none."""
+    if not settings.other_gpu_resources:
+        return settings.gpu_resource
+    return next((each for each in settings.gpu_resources if request_of(spec, each)), settings.gpu_resource)
 
 
 def constraints_of(spec: Raw, gpu_resource: str, tolerated: Iterable[str] = ()) -> Constraints:
@@ -215,13 +230,18 @@ def constraints_of(spec: Raw, gpu_resource: str, tolerated: Iterable[str] = ()) 
     selector = mapping(spec, "nodeSelector")
     return Constraints(
         node_selector=tuple(sorted((key, str(value)) for key, value in selector.items())),
-        affinity=tuple(map(_term, entries(required, "nodeSelectorTerms"))) if required else None,
+        affinity=terms_of(required) if required else None,
         tolerations=(
             *map(_toleration, entries(spec, "tolerations")),
             *(Toleration(key, "Exists") for key in tolerated),
         ),
         requests=requests_of(spec, gpu_resource),
     )
+
+
+def terms_of(required: Raw) -> tuple[Term, ...]:
+    """Return the terms of a required node affinity."""
+    return tuple(map(_term, entries(required, "nodeSelectorTerms")))
 
 
 def _toleration(raw: Raw) -> Toleration:

@@ -1,23 +1,65 @@
-"""Queues as the API server has them, for the planner. Pure."""
+"""Queues as the API server has them: read for the planner, and their status for people. Pure."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 
 from pydantic import ValidationError
 
-from espalier_api.queue import Queue as QueueObject
+from espalier_api.queue import Queue as QueueManifest
+from espalier_api.queue import QueueCondition, QueueConditionType, QueueReason, QueueStatus, QuotaUsage
+from espalier_api.reasons import Reason
+from espalier_api.status import ConditionStatus
 from espalier_kube.resources import Raw, key_of
-from espalier_operator.queues import Queue, Quota
+from espalier_operator.actions import Plan
+from espalier_operator.facts import Snapshot
+from espalier_operator.kube.reading import text, whole
+from espalier_operator.queues import Ledger, Queue, Quota
+
+INVALID = "its specification cannot be read, so it takes no jobs with GPUs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueObject:
+    """A queue's object, read."""
+
+    queue: Queue
+    uid: str
+    generation: int
+    is_valid: bool
+    status: QueueStatus | None
+    """As it was written last, by whomever; None: never, or nobody can read it."""
+
+
+def parse_queue_object(raw: Raw) -> QueueObject:
+    """Return a queue with its status. Never raises."""
+    queue, is_valid = _parsed(raw)
+    try:
+        status = QueueStatus.model_validate_json(json.dumps(raw["status"])) if raw.get("status") else None
+    except ValidationError:
+        status = None
+    generation = whole(raw, "metadata", "generation") or 0
+    return QueueObject(
+        queue=queue, uid=text(raw, "metadata", "uid"), generation=generation, is_valid=is_valid, status=status
+    )
 
 
 def parse_queue(raw: Raw) -> Queue:
     """Return a queue; one that cannot be read takes no jobs with GPUs, so that a damaged quota is not a missing one."""
+    return _parsed(raw)[0]
+
+
+def _parsed(raw: Raw) -> tuple[Queue, bool]:
+    body = {key: value for key, value in raw.items() if key != "status"}
     try:
-        spec = QueueObject.model_validate_json(json.dumps(raw), strict=True).spec
+        spec = QueueManifest.model_validate_json(json.dumps(body), strict=True).spec
     except ValidationError:
-        return Queue(name=key_of(raw), quotas=(Quota(nominal=0),))
-    return Queue(
+        return Queue(name=key_of(raw), quotas=(Quota(nominal=0),)), False
+    queue = Queue(
         name=key_of(raw),
         cohort=spec.cohort,
         namespaces=spec.namespaces,
@@ -28,3 +70,62 @@ def parse_queue(raw: Raw) -> Queue:
             for quota in spec.quotas
         ),
     )
+    return queue, True
+
+
+def statuses(
+    queues: Iterable[QueueObject], snapshot: Snapshot, plan: Plan, before: Mapping[str, QueueStatus], now: datetime
+) -> dict[str, QueueStatus]:
+    """Return the status of each queue by name, after `plan`; times of `before` stay where nothing has changed."""
+    admitted, pending, exhausted, held = (Counter[str]() for _ in range(4))
+    for job in snapshot.jobs:
+        name = job.terms.queue
+        if job.finished:
+            continue
+        if job.admitted_at is not None:
+            admitted[name] += 1
+            held[name] += job.claim.gpus
+        elif not job.terms.suspend:
+            pending[name] += 1
+            refusal = plan.refusals.get(job.key)
+            exhausted[name] += refusal is not None and refusal.reason is Reason.QUOTA_EXCEEDED
+    usage: dict[str, list[QuotaUsage]] = defaultdict(list)
+    for name, gpu_type, nominal, used in Ledger(snapshot.queues, snapshot.held_claims()).usage():
+        borrowed = max(0, used - nominal)
+        usage[name].append(QuotaUsage(gpu_type=gpu_type, nominal=nominal, used=used, borrowed=borrowed))
+    return {
+        (name := each.queue.name): QueueStatus(
+            admitted_jobs=admitted[name],
+            pending_jobs=pending[name],
+            used_gpus=held[name],
+            borrowed_gpus=sum(quota.borrowed for quota in usage[name]),
+            usage=tuple(usage[name]),
+            conditions=tuple(_conditions(each, exhausted[name], before.get(name), now)),
+        )
+        for each in queues
+    }
+
+
+def _conditions(
+    queue: QueueObject, exhausted: int, before: QueueStatus | None, now: datetime
+) -> Iterator[QueueCondition]:
+    active, waits = QueueConditionType.ACTIVE, QueueConditionType.EXHAUSTED
+    since = {each.type: each for each in (() if before is None else before.conditions)}
+    for kind, holds, reason, message in (
+        (active, queue.is_valid, QueueReason.READY, "jobs are admitted")
+        if queue.is_valid
+        else (active, False, QueueReason.INVALID_SPEC, INVALID),
+        (waits, True, QueueReason.JOBS_WAIT, "a job waits for a quota")
+        if exhausted
+        else (waits, False, QueueReason.NOBODY_WAITS, "no job waits for a quota"),
+    ):
+        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+        known = since.get(kind)
+        yield QueueCondition(
+            type=kind,
+            status=status,
+            reason=reason,
+            message=message,
+            last_transition_time=known.last_transition_time if known is not None and known.status is status else now,
+            observed_generation=queue.generation,
+        )

@@ -10,6 +10,7 @@ from contextlib import suppress
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_operator.facts import Rules, Snapshot
+from espalier_operator.kube.apply.queue_statuses import QueueStatuses
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.backend import KubeBackend
@@ -74,8 +75,18 @@ class Operator:
         doubt = asyncio.Event()
         self.store = Store(settings, clock.now, changed=self._store_changed, doubted=doubt.set)
         writer = Writer(client, self.store, settings, clock, metrics)
+        self._queue_statuses = QueueStatuses(client, self.store, clock)
         self.backend = KubeBackend(
-            self.store, writer, settings, clock, rules, metrics.signals, self._wake, self.recent_use, audit
+            self.store,
+            writer,
+            settings,
+            clock,
+            rules,
+            metrics.signals,
+            self._wake,
+            self.recent_use,
+            audit,
+            self._queue_statuses,
         )
         self._audit = audit
         self._progress = ProgressReader(client, clock, self.backend.sources, self.backend.take_reading)
@@ -99,7 +110,10 @@ class Operator:
         stopped = asyncio.create_task(self._stop.wait())
         watching = asyncio.create_task(self._informer.run(), name="watch")
         planning = asyncio.create_task(self._plan(), name="plan")
-        beside = [asyncio.create_task(self._progress.run(), name="progress")]
+        beside = [
+            asyncio.create_task(self._progress.run(), name="progress"),
+            asyncio.create_task(self._queue_statuses.run(), name="queues"),
+        ]
         if self._audit is not None:
             beside.append(asyncio.create_task(self._audit.run(), name="audit"))
         tasks = (stopped, watching, planning, *beside)

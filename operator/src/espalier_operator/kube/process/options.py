@@ -61,6 +61,10 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         return None
     elif isinstance(value, list | tuple) and "" in value:
         raise click.BadParameter("one of its values is empty; leave that out", context, parameter)
+    elif name == "other_gpu_resources" and any(each.count("/") != 1 for each in value):
+        raise click.BadParameter(
+            f"{value[0]!r} has no domain; write DOMAIN/NAME, as in amd.com/gpu", context, parameter
+        )
     elif name == "agent_url" and value is not None and not str(value).startswith(("http://", "https://")):
         raise click.BadParameter(f"{value!r} is no URL; write http://HOST:PORT", context, parameter)
     elif name in ("controller_name", "gpu_resource", "gpu_type_label") and "/" not in str(value):

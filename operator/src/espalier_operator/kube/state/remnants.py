@@ -21,6 +21,7 @@ from espalier_api.status import JobStatus
 from espalier_kube.resources import Raw
 from espalier_operator.facts import Terms, grace_of
 from espalier_operator.job.state import JobState
+from espalier_operator.kube.objects.gpus import resource_of_type
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
@@ -64,7 +65,7 @@ def remnant_of(
     terms = Terms.of(
         job,
         grace_seconds=grace_of(job, settings.grace_seconds),
-        resource=settings.gpu_resource,
+        resource=resource_of_type(state.gpu_type or "", settings),
     )
     terms = replace(terms, gpus_per_worker=state.grant.gpus // state.grant.replicas)
     if isinstance(mapping(raw, "spec").get("program"), Mapping):

@@ -132,7 +132,7 @@ def workers_of(key: str, pods: JobPods) -> Iterator[Worker]:
                 job=key,
                 role=pod.role,
                 index=pod.index,
-                node=pod.node,
+                node=pod.place,
                 gpus=pod.gpus,
                 state=WorkerState.TERMINATING,
             )
@@ -150,7 +150,7 @@ def foreign_worker(pod: Pod) -> Worker | None:
         name=pod.key,
         job=None,
         role=Role.FOREIGN,
-        node=pod.node,
+        node=pod.place,
         gpus=pod.gpus,
         state=_state(pod),
         gpu_type=pod.gpu_type,
@@ -193,7 +193,7 @@ def _worker(pod: Pod, job: str, role: Role, index: int, lost: Container[str]) ->
         # ended is judged by its exit and started again.
         if role is Role.BASE and index > 0 and pod.exit_code == 0 and not pod.overran:
             yield Worker(
-                name=pod.key, job=job, role=role, index=index, node=pod.node, gpus=0, state=WorkerState.RUNNING
+                name=pod.key, job=job, role=role, index=index, node=pod.place, gpus=0, state=WorkerState.RUNNING
             )
         return
     state = WorkerState.TERMINATING if pod.uid in lost else _state(pod)
@@ -202,7 +202,7 @@ def _worker(pod: Pod, job: str, role: Role, index: int, lost: Container[str]) ->
         job=job,
         role=role,
         index=index,
-        node=pod.node,
+        node=pod.place,
         pinned_to=pod.pinned_to if pod.node is None else None,
         gpus=pod.gpus,
         state=state,

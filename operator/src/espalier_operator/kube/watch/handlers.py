@@ -19,14 +19,15 @@ from espalier_api.job import GROUP
 from espalier_kube import resources
 from espalier_kube.resources import Resource
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.watch.store import Store
+from espalier_operator.kube.watch.store import CONSTRAINING, Store
 
 NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)
 """Kinds of which only those in the namespaces looked after are watched."""
 CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASSES)
 """Kinds that are watched everywhere: GPUs know no namespaces."""
-OPTIONAL: Final = (resources.QUEUES,)
-"""Kinds in no namespace that an installation may lack, or whose rights it may: one of an earlier chart."""
+OPTIONAL: Final = ((resources.QUEUES, False), *((kind, kind.namespaced) for kind in CONSTRAINING))
+"""Kinds that an installation may lack, or whose rights it may, as one of an earlier chart; and whether only those in
+the namespaces looked after are watched. Each is watched by itself."""
 _BACKOFFS: Final = (0.2, 0.5, 1, 1, 2, 2, 3, 5, 5, 5)
 """Seconds between kopf's tries of a request; an API server that restarts is back within them."""
 CANCEL_AGAIN_SECONDS = 5.0

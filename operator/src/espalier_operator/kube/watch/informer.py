@@ -57,6 +57,8 @@ class Informer:
         self._settings, self._clock, self._listed, self._kopf_started = settings, clock, listed, kopf_started
         self._relist = asyncio.Event()
         self._doubt = doubt
+        self._refused: set[resources.Resource] = set()
+        """Kinds that could not be listed for want of their definition or of rights."""
 
     async def run(self) -> None:
         """Keep the store up to date until cancelled."""
@@ -64,7 +66,9 @@ class Informer:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(handlers.CLUSTER_WIDE, ()))
             group.create_task(self._follow(handlers.NAMESPACED, self._settings.watch_namespaces))
-            group.create_task(self._follow(handlers.OPTIONAL, ()))
+            for resource, namespaced in handlers.OPTIONAL:
+                namespaces = self._settings.watch_namespaces if namespaced else ()
+                group.create_task(self._follow((resource,), namespaces))
             group.create_task(self._list_regularly())
             group.create_task(self._look_at_doubtful())
             group.create_task(self._read_late_reports())
@@ -76,7 +80,8 @@ class Informer:
         for resource in (resources.PRIORITY_CLASSES, resources.NODES):
             found = await self._client.list(resource, None)
             self._store.replace(resource, found.items, found.version)
-        await self._list_queues()
+        for resource, namespaced in handlers.OPTIONAL:
+            await self._list_optional(resource, self._settings.watch_namespaces if namespaced else ())
         await self._list_namespaced(resources.JOBS, "")
         pods = await self._client.list(resources.PODS, None, fields=names.LIVE_PODS)
         own = await self._client.list(resources.PODS, None, labels=names.OWN_PODS)
@@ -85,17 +90,23 @@ class Informer:
         self._store.all_listed()
         self._listed()
 
-    async def _list_queues(self) -> None:
-        """List the queues; an installation of an earlier chart has no definition of them, or no right to read them."""
+    async def _list_optional(self, resource: resources.Resource, namespaces: Sequence[str]) -> None:
+        """List a kind that an installation of an earlier chart has no definition of, or no right to read."""
         try:
-            found = await self._client.list(resources.QUEUES, None)
+            lists = [await self._client.list(resource, namespace) for namespace in namespaces or (None,)]
         except ApiRefusalError as refusal:
             if refusal.status.code not in (403, 404):
                 raise
-            logger.warning("queues cannot be read, so no quota holds; install crds/ and the chart's roles: %s", refusal)
-            self._store.replace(resources.QUEUES, (), 0)
+            self._refused.add(resource)
+            plural = resource.plural
+            logger.warning(
+                "%s cannot be read and do not count; install crds/ and the chart's roles: %s", plural, refusal
+            )
+            self._store.replace(resource, (), 0)
         else:
-            self._store.replace(resources.QUEUES, found.items, found.version)
+            self._refused.discard(resource)
+            items = [item for found in lists for item in found.items]
+            self._store.replace(resource, items, min(found.version for found in lists))
 
     async def _list_namespaced(self, resource: resources.Resource, labels: str) -> None:
         namespaces: Sequence[str | None] = self._settings.watch_namespaces or (None,)
@@ -143,10 +154,13 @@ class Informer:
             plurals = ", ".join(resource.plural for resource in watched)
             logger.warning("the watch of %s ended, starting again in %.0f s: %s", plurals, pause, trouble)
             await asyncio.sleep(pause)
-            self._relist.set()
+            if not self._refused.intersection(watched):
+                self._relist.set()
 
     async def _require_served(self, watched: Iterable[resources.Resource]) -> None:
         """Raise `BackendError` where a kind is not served: kopf would watch the others, and never look again."""
+        if any(resource in self._refused for resource in watched):
+            raise BackendError("it could not be listed")
         missing = [resource.plural for resource in watched if not await self._client.serves(resource)]
         if missing:
             raise BackendError(f"the API server does not know {', '.join(missing)}; is the CRD installed?")

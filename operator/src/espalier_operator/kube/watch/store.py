@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
-from espalier_operator.facts import Node, Worker
+from espalier_operator.facts import NamespaceLimit, Node, Worker
+from espalier_operator.kube.objects import gpus
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Load, Pod, parse_load, parse_pod
-from espalier_operator.kube.objects.queues import parse_queue
+from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
+from espalier_operator.kube.objects.quotas import parse_quota
+from espalier_operator.kube.objects.volumes import Terms, affinity_of, claims_of, volume_of
+from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.reading import text as text_of
 from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.reports import ReportObject, Unread, measures_more, read, report_object
@@ -27,7 +31,10 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, is_widespread, reach_of
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.indexer import Indexer
-from espalier_operator.queues import Queue
+
+CONSTRAINING: Final = (resources.RESOURCE_QUOTAS, resources.CLAIMS, resources.VOLUMES)
+"""Kinds that say where and how many workers fit. Without the right to read them, kube-scheduler and the API server
+refuse what does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +89,24 @@ class Store:
         self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
         self.reports: Indexer[ReportObject] = Indexer(lambda raw, _: self._parse_report(raw), self._report_changed)
         self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
-        self.queues: Indexer[Queue] = Indexer(lambda raw, _: parse_queue(raw), self._queue_changed)
+        self.queue_objects: Indexer[QueueObject] = Indexer(lambda raw, _: parse_queue_object(raw), self._queue_changed)
+        self.quotas: Indexer[tuple[NamespaceLimit, ...]] = Indexer(
+            lambda raw, _: parse_quota(raw) or None, self._quota_changed
+        )
+        self.claims: Indexer[str] = Indexer(lambda raw, _: volume_of(raw), self._claim_changed)
+        """The volumes that claims are bound to."""
+        self.volumes: Indexer[Terms] = Indexer(lambda raw, _: affinity_of(raw), self._volume_changed)
+        """The node affinity of those that have one."""
         self._indexers: Mapping[Resource, Indexer[Any]] = {
             resources.NODES: self.nodes,
             resources.PODS: self.pods,
             resources.JOBS: self.jobs,
             resources.CONFIG_MAPS: self.reports,
             resources.PRIORITY_CLASSES: self.priorities,
-            resources.QUEUES: self.queues,
+            resources.QUEUES: self.queue_objects,
+            resources.RESOURCE_QUOTAS: self.quotas,
+            resources.CLAIMS: self.claims,
+            resources.VOLUMES: self.volumes,
         }
         self._silent: set[str] = set()
         """Names of the nodes that do not report."""
@@ -180,8 +197,9 @@ class Store:
     # ---- reading
 
     def unknown(self) -> list[str]:
-        """Return the kinds that were never listed."""
-        return [resource.plural for resource, indexer in self._indexers.items() if indexer.listed_version is None]
+        """Return the kinds that were never listed; those that need not be known are listed before them."""
+        needed = (item for item in self._indexers.items() if item[0] not in CONSTRAINING)
+        return [resource.plural for resource, indexer in needed if indexer.listed_version is None]
 
     def has_news(self, uid: str) -> bool:
         """Return whether `take_changed` would name the job of this UID."""
@@ -267,7 +285,7 @@ class Store:
             uid=metadata["uid"],
             generation=generation,
             deleting=deleting,
-            parsed=parse_job(kept, self._settings, self._classes()),
+            parsed=parse_job(kept, self._settings, self._classes(), self._affinity_of),
             raw=kept,
             status=raw.get("status"),
         )
@@ -360,14 +378,20 @@ class Store:
     def _see_node(self, name: str) -> None:
         """Bring what the planner sees of a node up to date."""
         node = self.nodes.get(name)
-        if node is None:
-            self.planned_nodes.pop(name, None)
-            return
-        # Nothing is placed on a node without GPUs, whatever comes and goes there.
-        seen = replace(node, used=dict(+self._used.get(name, Counter()))) if node.allocatable else node
-        if self.planned_nodes.get(name) != seen:
-            self.planned_nodes[name] = seen
-            self._announce()
+        seen: dict[str, Node] = {}
+        if node is not None:
+            # Nothing is placed on a node without GPUs, whatever comes and goes there.
+            if node.allocatable or any(node.resources.get(each) for each in self._settings.other_gpu_resources):
+                node = replace(node, used=dict(+self._used.get(name, Counter())))
+            seen = {each.name: each for each in gpus.nodes_of(node, self._settings)}
+        before = (name, *(gpus.place_of(name, each, self._settings) for each in self._settings.other_gpu_resources))
+        for place in filter(None, before):
+            if place not in seen:
+                self.planned_nodes.pop(place, None)
+        for place, each in seen.items():
+            if self.planned_nodes.get(place) != each:
+                self.planned_nodes[place] = each
+                self._announce()
 
     def _node_changed(self, key: str, before: Node | None, after: Node | None) -> None:
         if before == after:
@@ -411,9 +435,38 @@ class Store:
                 if key in (class_of(job.raw), self._settings.extra_priority_class):
                     self.jobs.reread({**job.raw, "status": job.status})
 
-    def _queue_changed(self, key: str, before: Queue | None, after: Queue | None) -> None:
+    def _queue_changed(self, key: str, before: QueueObject | None, after: QueueObject | None) -> None:
+        if _essence(before) != _essence(after):
+            self._announce()
+
+    def _quota_changed(
+        self, key: str, before: tuple[NamespaceLimit, ...] | None, after: tuple[NamespaceLimit, ...] | None
+    ) -> None:
         if before != after:
             self._announce()
+
+    def _claim_changed(self, key: str, before: str | None, after: str | None) -> None:
+        if before != after and (before in self.volumes.mapping() or after in self.volumes.mapping()):
+            self._reread_jobs_with({key})
+
+    def _volume_changed(self, key: str, before: Terms | None, after: Terms | None) -> None:
+        if before != after:
+            self._reread_jobs_with({claim for claim, volume in self.claims.mapping().items() if volume == key})
+
+    def _affinity_of(self, claim: str) -> Terms | None:
+        """Return the node affinity of the volume of a claim, by key."""
+        volume = self.claims.get(claim)
+        return None if volume is None else self.volumes.get(volume)
+
+    def _reread_jobs_with(self, claims: Collection[str]) -> None:
+        """Read the jobs again whose pods mount one of `claims`, by key."""
+        namespaces = {claim.partition("/")[0] for claim in claims}
+        for job in list(self.jobs.values()):
+            namespace = job.ref.namespace
+            if namespace in namespaces:
+                mounted = claims_of(mapping(job.raw, "spec", "template", "spec"))
+                if any(f"{namespace}/{claim}" in claims for claim in mounted):
+                    self.jobs.reread({**job.raw, "status": job.status})
 
     def _news(self, job: JobRef) -> None:
         self._mark(self._changed, job)
@@ -427,6 +480,11 @@ class Store:
     def _job_of(self, ref: JobRef) -> JobObject | None:
         job = self._by_uid.get(ref.uid)
         return job if job is not None and job.ref == ref else None
+
+
+def _essence(queue: QueueObject | None) -> object:
+    """Return what decides about jobs, and what the status of a queue says of its specification."""
+    return None if queue is None else (queue.queue, queue.generation)
 
 
 def _reach(node: Node | None) -> tuple[object, ...]:

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from espalier_trainer.net2net.trace.graph import Graph, Operation
-from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYER_CLASSES, LAYERS
+from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYER_CLASSES, LAYERS, NORM_FUNCTIONS
 
-TRANSPARENT = BATCH_NORMS | {
+TRANSPARENT = BATCH_NORMS | NORM_FUNCTIONS | {
     "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LocalResponseNorm",
     "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "Identity",
 }  # fmt: skip

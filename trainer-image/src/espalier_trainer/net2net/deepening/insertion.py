@@ -109,8 +109,7 @@ def block_like(
     """Return what one insertion after `layer` of a traced model consists of."""
     attributes = tuple(sorted(activation.attributes.items()))
     if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        channels = int(str(layer.attributes["out_features"]))
-        return Block("Linear", channels, activation.operator, attributes, activation_first, norm=norm)
+        return Block("Linear", (layer.shape or ())[-1], activation.operator, attributes, activation_first, norm=norm)
     block = Block(
         operator=layer.operator,
         channels=module.out_channels,

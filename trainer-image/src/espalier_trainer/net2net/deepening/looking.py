@@ -39,6 +39,8 @@ def looking_no_further(
         return places
     # Batch norm and dropout apart, most models execute the same in both modes, and in eval mode examples stay apart.
     modes = (False,) if both.training.operations == both.evaluation.operations else (False, True)
+    if _looks_everywhere(model, modes, example_input):
+        return places
     for start in (_ungrown, copied):
         problems = _problems(model, start, modes, example_input)
         if problems is not None:
@@ -50,6 +52,29 @@ def looking_no_further(
     wrong = {place.id: why for place, why in failing(near, problems)}
     found = tuple(place.without_neighbours() if place.id in far else place for place in places.found)
     return replace(places, found=found).without(wrong)
+
+
+def _looks_everywhere(model: nn.Module, modes: Sequence[bool], example_input: ExampleInput) -> bool:
+    """Return whether each output depends on everything already, as after a mean over all positions.
+
+    The weights are the model's own: a gradient that is not 0 proves a dependence with any. So most classifiers need no
+    copy in float64, whose weights take most of the time to draw.
+    """
+    # Whatever the user's forward raises on random values: the other ways of running it decide.
+    try:
+        with undisturbed(model):
+            found = [
+                samples(copied(model, parameters=True), example_input, training=training, dtype=_type_of(model))
+                for training in modes
+            ]
+    except Exception:
+        return False
+    return all(samples_ and all(sample.complete for sample in samples_) for samples_ in found)
+
+
+def _type_of(model: nn.Module) -> torch.dtype:
+    types = (one.dtype for _, one in held(model, "_parameters") if one.is_floating_point())
+    return next(types, torch.float32)
 
 
 def _problems(

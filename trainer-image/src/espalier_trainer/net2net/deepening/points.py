@@ -27,8 +27,15 @@ from espalier_trainer.net2net.deepening.conditions import (
     within,
 )
 from espalier_trainer.net2net.deepening.insertion import SLOPE_AT_ZERO, Block, Norm, block_like, insertion_layers
+from espalier_trainer.net2net.deepening.own import own_activations, own_layers, way
 from espalier_trainer.net2net.trace.graph import Graph, Operation
-from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYERS, OFFSET_AT_ZERO
+from espalier_trainer.net2net.trace.operators import (
+    ACTIVATIONS,
+    BATCH_NORMS,
+    LAYERS,
+    NORM_FUNCTIONS,
+    OFFSET_AT_ZERO,
+)
 
 _MAX_ADDITIONS = 3
 """Maximum number of additions between a layer's output and its activation."""
@@ -118,6 +125,8 @@ class _Search:
             if isinstance(module, DeepenBlock) and not any(within(path, outer) for outer in marks):
                 marks.append(path)
         self._marks = tuple(marks)
+        self._layers = own_layers(self._modules, self._graph)
+        self._activations = own_activations(self._modules, self._graph)
 
     def places(self) -> InsertionPoints:
         found: list[InsertionPoint] = []
@@ -146,9 +155,13 @@ class _Search:
         if self._graph.data_dependent and not self._marks:
             return
         last: dict[str, tuple[Operation, _Chain]] = {}
-        for operation in self._graph.operations.values():
+        whole = {str(operation.module) for operation in self._activations.values()}
+        for name, step in self._graph.operations.items():
+            operation = self._activations.get(name, step)
             if operation.operator not in ACTIVATIONS or not operation.inputs:
                 continue
+            if operation is step and step.scope in whole:
+                continue  # a step of an activation that is one place as a whole
             chain = self._layer_before(operation.inputs[0], 0)
             if chain is None or chain.layer.module is None:
                 continue
@@ -165,9 +178,13 @@ class _Search:
         """Return the layer whose output reaches operation `name`; at additions the shortest path decides."""
         norm: Operation | None = None
         while True:
-            operation = self._graph.operations[name]
+            operation = self._layers.get(name, self._graph.operations[name])
             if operation.operator in LAYERS and operation.module is not None:
                 return _Chain(operation, norm, additions)
+            through = way(self._graph, operation)
+            if through is not None:
+                name = through
+                continue
             if operation.operator == "Add" and additions < _MAX_ADDITIONS:
                 ways = [self._layer_before(given, additions + 1) for given in operation.inputs]
                 found = [way for way in ways if way is not None]
@@ -175,7 +192,7 @@ class _Search:
                 return best and _Chain(best.layer, norm or best.norm, best.additions)
             if operation.operator not in TRANSPARENT or not operation.inputs:
                 return None
-            if operation.operator in BATCH_NORMS and operation.module is not None and norm is None:
+            if operation.operator in BATCH_NORMS | NORM_FUNCTIONS and norm is None:
                 norm = operation
             name = operation.inputs[0]
 
@@ -253,11 +270,10 @@ class _Search:
 
     def _norm(self, chain: _Chain) -> Norm | None:
         """Return the batch norm of the block, if one of its kind fits after the new layer."""
-        if chain.norm is None or chain.norm.module is None:
+        if chain.norm is None or (chain.layer.operator == "Linear" and len(chain.layer.shape or ()) != 2):
             return None
-        if chain.layer.operator == "Linear" and len(chain.layer.shape or ()) != 2:
+        module = self._modules[chain.norm.scope if chain.norm.module is None else chain.norm.module]
+        kind = next((one.__name__ for one in type(module).__mro__ if one.__name__ in BATCH_NORMS), None)
+        if kind is None or not isinstance(module, nn.modules.batchnorm._BatchNorm):
             return None
-        module = self._modules[chain.norm.module]
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
-            return None
-        return Norm(chain.norm.operator, module.eps, module.momentum)
+        return Norm(kind, module.eps, module.momentum)

@@ -80,7 +80,14 @@ class Graph:
 
     def ungrown(self) -> Graph:
         """Return the graph without the operations that growth added, as it was before."""
-        original = self._original
+        before = {stack.output: stack.input for stack in self.stacks.values()}
+
+        def original(name: str) -> str:
+            """Return the operation of the starting model that an operation, the output of a stack, began with."""
+            while name in before:
+                name = before[name]
+            return name
+
         return Graph(
             operations={
                 name: replace(operation, inputs=tuple(map(original, operation.inputs)))
@@ -93,6 +100,11 @@ class Graph:
             stacks={},
             real=self.real,
             data_dependent=self.data_dependent,
+            spans={
+                path: tuple(Span(tuple(map(original, one.inputs)), tuple(map(original, one.outputs))) for one in spans)
+                for path, spans in self.spans.items()
+                if not self._grown(path)
+            },
         )
 
     def _original(self, name: str) -> str:

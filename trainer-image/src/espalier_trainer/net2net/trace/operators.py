@@ -22,6 +22,9 @@ LAYER_CLASSES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 BATCH_NORMS = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
 
+NORM_FUNCTIONS = frozenset({"BatchNorm", "InstanceNorm"})
+"""Norms that a module calls as a function, whatever its dimensions (timm's `BatchNormAct2d`)."""
+
 IDEMPOTENT = frozenset({"ReLU", "ReLU6", "Hardtanh"})
 """Activations with f(f(x)) = f(x)."""
 
@@ -47,7 +50,7 @@ _FUNCTION_OPERATORS = {
     "cat": "Concat", "concat": "Concat", "concatenate": "Concat",
     "relu": "ReLU", "relu6": "ReLU6", "gelu": "GELU", "silu": "SiLU", "elu": "ELU", "celu": "CELU",
     "selu": "SELU", "leaky_relu": "LeakyReLU", "logsigmoid": "LogSigmoid", "prelu": "PReLU", "rrelu": "RReLU",
-    "layer_norm": "LayerNorm", "group_norm": "GroupNorm",
+    "layer_norm": "LayerNorm", "group_norm": "GroupNorm", "rms_norm": "RMSNorm",
 }  # fmt: skip
 """Names that CamelCase alone would not give."""
 
@@ -55,6 +58,7 @@ _FUNCTION_ATTRIBUTES: Mapping[str, Mapping[str, AttributeValue]] = {
     "ReLU": {}, "ReLU6": {}, "SiLU": {}, "Mish": {}, "Hardswish": {}, "Tanh": {}, "Sigmoid": {}, "SELU": {},
     "Hardsigmoid": {}, "Softsign": {}, "LogSigmoid": {}, "PReLU": {}, "Add": {}, "Mul": {}, "Sub": {}, "Div": {},
     "MatMul": {},
+    "BatchNorm": {}, "InstanceNorm": {},  # whether they train is the mode's, not a setting
     "Reshape": {}, "View": {}, "Expand": {}, "ViewAs": {}, "ExpandAs": {},  # their sizes hold the example's batch
     "GELU": {"approximate": "none"},
     "LeakyReLU": {"negative_slope": 0.01},

@@ -8,13 +8,13 @@ The rules read shapes only; `trial` checks that a widening computes the same bef
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from espalier_trainer.net2net.trace.graph import Graph, Operation
-from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYERS
+from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYERS, NORM_FUNCTIONS
 from espalier_trainer.net2net.widening.edits import EditBook
 from espalier_trainer.net2net.widening.spaces import Layout, Segment, Spaces, reshaped
 
@@ -30,7 +30,14 @@ _SPATIAL = re.compile(
     r"(?:Adaptive)?(?:Max|Avg|LP)Pool([123])d|(?:Zero|Constant|Reflection|Replication|Circular)Pad([123])d"
     r"|Upsample|Interpolate|UpsamplingNearest2d|UpsamplingBilinear2d"
 )
-_PER_CHANNEL = BATCH_NORMS | {"InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"}
+_PER_CHANNEL = BATCH_NORMS | NORM_FUNCTIONS | {"InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"}
+
+_NORMS: Mapping[str, type[nn.Module]] = {
+    "LayerNorm": nn.LayerNorm,
+    "BatchNorm": nn.modules.batchnorm._BatchNorm,
+    "InstanceNorm": nn.modules.instancenorm._InstanceNorm,
+}
+"""Norms that a class of its own calls as a function, with its own parameters."""
 
 
 class Flow:
@@ -82,7 +89,7 @@ class Flow:
 
     def _module_of(self, op: Operation) -> nn.Module | None:
         module = self._modules[self._path(op)]
-        if op.module is None and not (op.operator == "LayerNorm" and isinstance(module, nn.LayerNorm)):
+        if op.module is None and not isinstance(module, _NORMS.get(op.operator, ())):
             return None
         return None if is_parametrized(module) else module
 

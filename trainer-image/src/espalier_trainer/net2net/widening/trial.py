@@ -11,7 +11,7 @@ Dropout is disabled: it drops copies independently, so a wider model is equal on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,16 +44,33 @@ def tried_groups(model: nn.Module, graph: Graph, example_input: ExampleInput) ->
     if len(groups.found) > 1:
         # What passed together with others may depend on their width: `one.view_as(other)`.
         both = traces(model, example_input)
-        for group in groups.found:
-            if group.id not in failed and not _alone_alike(model, group, both, groups, example_input):
+        passed = [group for group in groups.found if group.id not in failed]
+        doubtful = dict.fromkeys(
+            group
+            for some in _apart(passed)
+            if not _alike_with(model, some, both, groups, example_input)
+            for group in some
+        )
+        for group in doubtful:
+            if not _alike_with(model, [group], both, groups, example_input):
                 failed |= perturbed.failing([group])
     return groups.without(failed)
 
 
-def _alone_alike(
-    model: nn.Module, group: WideningGroup, both: Traces, groups: Groups, example_input: ExampleInput
+def _apart(groups: Sequence[WideningGroup]) -> Iterator[list[WideningGroup]]:
+    """Yield sets of groups such that each group is, in some set, without each other one: by the bits of their places.
+
+    So a few trials show that no group needs another. A set that fails is looked at group by group.
+    """
+    for bit in range((len(groups) - 1).bit_length()):
+        for value in (0, 1):
+            yield [group for place, group in enumerate(groups) if place >> bit & 1 == value]
+
+
+def _alike_with(
+    model: nn.Module, some: Sequence[WideningGroup], both: Traces, groups: Groups, example_input: ExampleInput
 ) -> bool:
-    replications = {group: group.replication(group.next_width, seed=1)}
+    replications = {group: group.replication(group.next_width, seed=1) for group in some}
     wider = copied(model, share=True)
     apply_in_place(wider, replications)
     return executes_alike(wider, both, groups, replications, example_input)

@@ -1,0 +1,42 @@
+"""The command `espalier export`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from espalier_cli.errors import InputError
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder of the export.  [default: RUN/export]"
+)
+@click.option(
+    "--model",
+    metavar="PACKAGE.MODULE:FUNCTION",
+    help="Returns the starting model; only for a script with a training loop of its own.",
+)
+def export(run: Path, output: Path | None, model: str | None) -> None:
+    """Write the trained model of RUN as a folder: weights (safetensors), how to build it, a model card.
+
+    RUN is the folder of a run, of its checkpoints, or one checkpoint. The run may be going on: its newest checkpoint is
+    exported. stdout gets the lines of Python that load the model.
+    """
+    from espalier_trainer.errors import ExportError
+    from espalier_trainer.exporting.writing import export as write
+
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        exported = write(run, output or run / "export", model)
+    except ExportError as error:
+        raise InputError(str(error)) from error
+    for file in sorted(exported.folder.iterdir()):
+        click.echo(str(file), err=True)
+    if not exported.checked:
+        hint = "load it with model=, or export it again with --model package.module:function"
+        click.echo(f"the script of the run makes the starting model: {hint}", err=True)
+    click.echo(exported.snippet)

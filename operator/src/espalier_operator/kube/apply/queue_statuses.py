@@ -1,0 +1,75 @@
+"""Writes the status of queues: for people, so rarely, and after all else.
+
+A status is written if it differs from what this operator wrote last, not from what is there: two operators whose jobs
+name the same queue do not write against each other for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+from espalier_api.queue import QueueStatus
+from espalier_kube import resources
+from espalier_operator.actions import Plan
+from espalier_operator.clock import Clock
+from espalier_operator.facts import Snapshot
+from espalier_operator.kube.client import Client
+from espalier_operator.kube.objects.queues import statuses
+from espalier_operator.kube.watch.store import Store
+from espalier_operator.loop import BackendError
+
+logger = logging.getLogger(__name__)
+
+WRITE_SECONDS: Final = 5.0
+"""From one write of a queue to the next, at least."""
+
+
+class QueueStatuses:
+    """The statuses of all queues, as of the last plan, and what was written of them."""
+
+    def __init__(self, client: Client, store: Store, clock: Clock, seconds: float = WRITE_SECONDS) -> None:
+        """Nothing is written before `run`."""
+        self._client, self._store, self._clock, self._seconds = client, store, clock, seconds
+        self._planned: tuple[Snapshot, Plan] | None = None
+        self._written: dict[str, tuple[str, QueueStatus]] = {}
+        """By name: the UID of the queue, and its status as it was written last."""
+        self._news = asyncio.Event()
+
+    def take(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Have the statuses written that differ after a plan."""
+        if snapshot.queues:
+            self._planned = snapshot, plan
+            self._news.set()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self.write()
+            await asyncio.sleep(self._seconds)
+
+    async def write(self) -> None:
+        """Write what has changed once; what cannot be written is tried again with the next plan."""
+        if self._planned is None:
+            return
+        objects = {each.queue.name: each for each in self._store.queue_objects.values()}
+        for name, each in objects.items():
+            if each.status is not None and self._written.get(name, ("",))[0] != each.uid:
+                self._written[name] = each.uid, each.status
+        self._written = {name: known for name, known in self._written.items() if name in objects}
+        now = datetime.fromtimestamp(self._clock.now(), UTC)
+        before = {name: status for name, (_, status) in self._written.items()}
+        for name, status in statuses(objects.values(), *self._planned, before, now).items():
+            if status == before.get(name):
+                continue
+            body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            try:
+                await self._client.put_status(resources.QUEUES, "", name, objects[name].uid, body)
+            except BackendError as error:
+                logger.warning("queue %s: its status cannot be written: %s", name, error)
+                continue
+            self._written[name] = objects[name].uid, status

@@ -1,0 +1,48 @@
+"""ResourceQuotas as the API server has them, for the planner. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from espalier_operator.facts import NamespaceLimit
+from espalier_operator.kube.objects.pods import amount_of
+from espalier_operator.kube.reading import mapping, text
+
+_REQUESTS: Final = "requests."
+_NATIVE: Final = ("cpu", "memory", "ephemeral-storage", "pods")
+"""Resources that a quota also names without the prefix; those of others limit what it does not say of pods."""
+_PODS: Final = "count/pods"
+
+
+def parse_quota(raw: Mapping[str, Any]) -> tuple[NamespaceLimit, ...]:
+    """Return what a ResourceQuota limits of what pods request. Never raises.
+
+    One with scopes holds for some pods only, and limits of limits, of storage and of other objects do not count: these
+    are left to the API server, whose refusal is told.
+    """
+    if raw.get("spec") and (mapping(raw, "spec").get("scopes") or mapping(raw, "spec").get("scopeSelector")):
+        return ()
+    hard = mapping(raw, "status", "hard") or mapping(raw, "spec", "hard")
+    used = mapping(raw, "status", "used")
+    return tuple(
+        NamespaceLimit(
+            namespace=text(raw, "metadata", "namespace"),
+            quota=text(raw, "metadata", "name"),
+            resource=resource,
+            hard=amount_of(resource, quantity),
+            used=amount_of(resource, used.get(name)),
+        )
+        for name, quantity in hard.items()
+        if (resource := _requested(name)) is not None
+    )
+
+
+def _requested(name: str) -> str | None:
+    """Return the resource whose requests a quota limits by `name`; None: something else."""
+    if name in _NATIVE:
+        return name
+    if name == _PODS:
+        return "pods"
+    found = name.removeprefix(_REQUESTS)
+    return found if found != name and found != "storage" else None

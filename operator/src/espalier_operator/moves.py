@@ -1,0 +1,100 @@
+"""Which running jobs change their type of GPU, where the policy preempts. Pure.
+
+A job moves that is to have GPUs of another type and allows it, once all its workers fit there: on GPUs that are free,
+lent, given up by jobs that are to have none, or given up by others that move. So two jobs change places, and more do in
+a ring. All that must stop for a move stop in one plan, each after `minRuntimeSeconds`, with notice; what they give up
+is kept for those that move there (`plan`) until they have saved their checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+
+from espalier_operator.capacity import Capacity, Supply
+from espalier_operator.facts import JobFacts
+from espalier_operator.order import Order
+from espalier_operator.pool import Pool
+from espalier_operator.preemption import Preemption
+from espalier_operator.sites import Site
+
+
+@dataclass(slots=True, kw_only=True)
+class Moves:
+    """The moves of one plan."""
+
+    preemption: Preemption
+    order: Order
+    capacity: Capacity
+    pool: Pool
+    is_busy: Callable[[JobFacts], bool]
+    site_on: Callable[[JobFacts, str], Site | None]
+    """Returns where a job may run on a type; None: nowhere."""
+    kept: Callable[[Sequence[JobFacts]], Set[str]]
+    """Returns the nodes on which earlier jobs count that these jobs could delay: nobody there moves."""
+
+    def stopping(self) -> list[JobFacts]:
+        """Return who must stop: the jobs that move, and those that give up their GPUs for them; keep these GPUs."""
+        movers = self._movers()
+        if not movers:
+            return []
+        kept = self.kept([job for job, _ in movers])
+        movers = [(job, site) for job, site in movers if self._stands_apart(job, kept)]
+        givers = [job for job in self._able() if self.order.waits(job) and self._stands_apart(job, kept)]
+        while movers and (stuck := self._stuck(movers, givers)):
+            movers = [(job, site) for job, site in movers if job.key not in stuck]
+        if not movers:
+            return []
+        for giver in [*reversed(givers)]:
+            fewer = [job for job in givers if job is not giver]
+            if not self._stuck(movers, fewer):
+                givers = fewer
+        found = [*(job for job, _ in movers), *givers]
+        self.preemption.release(found)
+        for job, site in movers:
+            self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas)
+        return found
+
+    def keep(self, job: JobFacts) -> None:
+        """Keep GPUs of its next type for a job that is saving its checkpoint to move there."""
+        site = self.site_on(job, self.order.gpu_type(job) or "")
+        if site is not None:
+            self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas)
+
+    def _movers(self) -> list[tuple[JobFacts, Site]]:
+        """Return the jobs that are to have another type of GPU, in order, and where they would go."""
+        found = []
+        for job in self._able():
+            wished = self.order.gpu_type(job)
+            site = None if wished is None or self.order.waits(job) else self.site_on(job, wished)
+            if site is not None:
+                found.append((job, site))
+        return found
+
+    def _able(self) -> list[JobFacts]:
+        """Return the jobs that may be stopped now, and are not to keep what they have."""
+        return [
+            job
+            for job in self.preemption.running
+            if (self.order.is_elsewhere(job) or self.order.waits(job))
+            and job.terms.gpus_per_worker
+            and job.stopping is None
+            and not self.is_busy(job)
+            and self.preemption.may_yield(job)
+        ]
+
+    def _stands_apart(self, job: JobFacts, kept: Set[str]) -> bool:
+        return kept.isdisjoint(self.preemption.holding(job).nodes)
+
+    def _stuck(self, movers: Sequence[tuple[JobFacts, Site]], givers: Sequence[JobFacts]) -> set[str]:
+        """Return which movers do not fit where they would go, if all of them and `givers` gave up what they hold."""
+        mark, asked = self.capacity.mark(), self.pool.mark()
+        self.preemption.release([*(job for job, _ in movers), *givers])
+        stuck = {
+            job.key
+            for job, site in movers
+            if self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas) is Supply.NEVER
+        }
+        self.capacity.undo(mark)
+        self.pool.undo(asked)
+        return stuck

@@ -1,0 +1,168 @@
+"""Layers, norms and activations that are classes of the user's: each is one layer, one norm, one activation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from growth_cases import behaviour
+from torch import Tensor, nn
+from torch.nn import functional
+
+from espalier_api.advice import Action
+from espalier_api.growth.deepen import deepened
+from espalier_trainer.architecture import describe
+from espalier_trainer.net2net import deepen, growth_points, widen, widening_groups
+
+
+class NormAct(nn.BatchNorm2d):
+    """Calls batch norm as a function and holds the activation, as timm's `BatchNormAct2d` does."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        normed = functional.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            self.momentum or 0.1,
+            self.eps,
+        )
+        result: Tensor = self.act(normed)
+        return result
+
+
+class Frozen(nn.Module):
+    """A batch norm of buffers, as torchvision's `FrozenBatchNorm2d`."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        for name, value in (("weight", 1.5), ("bias", 0.1), ("mean", 0.2), ("var", 2.0)):
+            self.register_buffer(name, torch.full((channels,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        scale = self.weight.reshape(1, -1, 1, 1) * (self.var.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
+        return x * scale + (self.bias.reshape(1, -1, 1, 1) - self.mean.reshape(1, -1, 1, 1) * scale)
+
+
+class Same(nn.Conv2d):
+    """Pads as TensorFlow does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a map of x's size."""
+        return functional.conv2d(functional.pad(x, (0, 1, 0, 1)), self.weight, self.bias)
+
+
+class Standardised(nn.Conv2d):
+    """A convolution by a weight of mean 0 and variance 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a map of x's size."""
+        weight = functional.batch_norm(
+            self.weight.reshape(1, self.out_channels, -1), None, None, training=True, momentum=0.0
+        ).reshape_as(self.weight)
+        return functional.conv2d(x, weight, self.bias, padding=1)
+
+
+class Transposed(nn.Module):
+    """GPT-2's `Conv1D`: a linear layer whose weight is transposed."""
+
+    def __init__(self, given: int, made: int) -> None:
+        super().__init__()
+        self.made = made
+        self.weight = nn.Parameter(0.3 * torch.randn(given, made))
+        self.bias = nn.Parameter(torch.zeros(made))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., made) for (..., given)."""
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.made)
+
+
+class OwnGELU(nn.Module):
+    """The approximation by a tangent, written out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+class Squared(nn.Module):
+    """A squared ReLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        return functional.relu(x).square()
+
+
+class Gate(nn.Module):
+    """A factor for each channel of each example."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        return x * self.layer(x.mean((2, 3), keepdim=True)).sigmoid()
+
+
+def _of_maps(*layers: nn.Module) -> Callable[[], tuple[nn.Module, Tensor]]:
+    return lambda: (nn.Sequential(*copy.deepcopy(layers), nn.Conv2d(4, 2, 1)), torch.randn(3, 3, 6, 6))
+
+
+def _of_rows(*layers: nn.Module) -> Callable[[], tuple[nn.Module, Tensor]]:
+    return lambda: (nn.Sequential(*copy.deepcopy(layers), nn.Linear(8, 2)), torch.randn(3, 5, 4))
+
+
+CASES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], str]] = {
+    "norm with activation": (_of_maps(nn.Conv2d(3, 4, 3, padding=1, bias=False), NormAct(4)), "0"),
+    "frozen norm": (_of_maps(nn.Conv2d(3, 4, 3, padding=1), Frozen(4), nn.ReLU()), "0"),
+    "padded as TensorFlow's": (_of_maps(Same(3, 4, 2), nn.BatchNorm2d(4), nn.SiLU()), "0"),
+    "standardised weight": (_of_maps(Standardised(3, 4, 3, padding=1), nn.ReLU()), "0"),
+    "gate": (_of_maps(nn.Conv2d(3, 4, 1), Gate(4), nn.ReLU()), "0"),
+    "transposed": (_of_rows(Transposed(4, 8), nn.GELU()), "0"),
+    "own activation": (_of_rows(nn.Linear(4, 8), OwnGELU()), "0"),
+    "both": (_of_rows(Transposed(4, 8), OwnGELU()), "0"),
+    "squared": (_of_rows(nn.Linear(4, 8), Squared()), "0"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_of_an_own_class_is_deepened_exactly_and_again(name: str) -> None:
+    torch.manual_seed(0)
+    build, wanted = CASES[name]
+    model, example = build()
+    assert wanted in [point.id for point in growth_points(model, example)]
+    for _ in range(2):
+        described = describe(model, example)
+        grown = deepen(model, wanted, example)
+        assert describe(grown, example, before=described) == deepened(described, wanted)
+        before, after = behaviour(copy.deepcopy(model), example), behaviour(copy.deepcopy(grown), example)
+        for one, other in zip(before.outputs, after.outputs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        assert set(before.buffers) <= set(after.buffers)
+        model = grown
+
+
+def test_channels_are_followed_through_a_norm_that_is_called_as_a_function() -> None:
+    torch.manual_seed(0)
+    model, example = CASES["norm with activation"][0]()
+    group = next(one for one in widening_groups(model, example) if one.id == "0")
+    assert {"1"} <= set(group.followers)
+    wider = widen(model, "0", 8, example, seed=1)
+    before, after = behaviour(copy.deepcopy(model), example), behaviour(copy.deepcopy(wider), example)
+    for one, other in zip(before.outputs, after.outputs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    described = describe(model, example, operations=["Widen"])
+    assert describe(wider, example, before=described) == Action.widen("0", 8).carried_out(described)

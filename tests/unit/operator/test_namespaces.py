@@ -1,0 +1,139 @@
+"""ResourceQuotas in the planner: who waits for one, who goes on, and what is lent within it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
+from espalier_operator.constraints import Constraints
+from espalier_operator.facts import JobFacts, NamespaceLimit, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.plan import plan
+from espalier_operator.policies.fair import FairPolicy
+
+NOW = 1000.0
+GPU = "nvidia.com/gpu"
+
+
+def job(
+    key: str, *, low: int = 1, high: int = 1, cpu: int = 0, extra: int | None = None, **changes: object
+) -> JobFacts:
+    """A waiting job; one that trains with `extra` extra workers, where that is given."""
+    requests = (*((("cpu", cpu),) if cpu else ()), ("pods", 1))
+    terms = Terms(
+        min_replicas=low, max_replicas=high, time_budget_seconds=500.0, constraints=Constraints(requests=requests)
+    )
+    facts = JobFacts(key=key, terms=terms, submitted_at=0.0)
+    if extra is not None:
+        running = {"leader_running": True, "has_reported": True, "training": True, "trained": True}
+        facts = replace(facts, admitted_at=0.0, gpu_type="a", generation=1, extra=extra, **running)
+    return replace(facts, **changes)
+
+
+def workers_of(facts: JobFacts) -> list[Worker]:
+    return [
+        Worker(
+            name=f"{facts.key}-{role}-{index}",
+            job=facts.key,
+            role=role,
+            index=index,
+            node="n",
+            gpus=1,
+            state=WorkerState.RUNNING,
+        )
+        for role, number in ((Role.BASE, facts.terms.min_replicas), (Role.EXTRA, facts.extra))
+        for index in range(number)
+    ]
+
+
+def limit(resource: str, hard: int, used: int = 0, namespace: str = "team") -> NamespaceLimit:
+    return NamespaceLimit(namespace=namespace, quota="q", resource=resource, hard=hard, used=used)
+
+
+def planned(*jobs: JobFacts, limits: tuple[NamespaceLimit, ...], gpus: int = 16) -> Plan:
+    node = Node(name="n", gpu_type="a", allocatable=gpus)
+    workers = tuple(worker for each in jobs if each.admitted_at is not None for worker in workers_of(each))
+    return plan(
+        Snapshot(taken_at=NOW, nodes=(node,), workers=workers, jobs=jobs, namespace_limits=limits), FairPolicy(), NOW
+    )
+
+
+@pytest.mark.parametrize("limits", [(limit(GPU, 3),), (limit("cpu", 30),), (limit("pods", 5, used=2),)])
+def test_a_job_waits_for_the_quota_of_its_namespace_and_others_go_on(limits: tuple[NamespaceLimit, ...]) -> None:
+    found = planned(job("team/a", low=2, cpu=10), job("team/b", low=2, cpu=10), job("else/c", low=2), limits=limits)
+    assert [action.job for action in found.actions if isinstance(action, Admit)] == ["else/c", "team/a"]
+    assert found.refusals["team/b"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
+
+
+def test_a_smaller_job_does_not_pass_one_that_waits_for_the_same_quota() -> None:
+    jobs = (job("team/a", low=4), job("team/b", submitted_at=1.0))
+    found = planned(*jobs, limits=(limit(GPU, 4, used=2),))
+    assert {key: refusal.reason for key, refusal in found.refusals.items()} == dict.fromkeys(
+        ("team/a", "team/b"), Reason.RESOURCE_QUOTA_EXCEEDED
+    )
+
+
+def test_a_job_that_could_never_fit_into_the_quota_holds_nobody_back() -> None:
+    jobs = (job("team/a", low=5), job("team/b", submitted_at=1.0))
+    found = planned(*jobs, limits=(limit(GPU, 4),))
+    assert [action.job for action in found.actions] == ["team/b"]
+    assert found.refusals["team/a"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
+
+
+def test_extra_workers_are_not_lent_beyond_the_quota() -> None:
+    found = planned(job("team/a", low=2, high=8, extra=0), limits=(limit(GPU, 5, used=2), limit("pods", 4, used=2)))
+    assert found.actions == (GrantExtra(job="team/a", extra=2),)
+    full = planned(job("team/a", low=2, high=8, extra=0), limits=(limit(GPU, 2, used=2),))
+    assert full.actions == ()
+    assert full.refusals["team/a"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
+
+
+def test_pods_that_are_still_to_be_made_count() -> None:
+    """The job was admitted just now; the API server has counted nothing yet."""
+    fresh = replace(job("team/a", low=3), admitted_at=NOW, gpu_type="a")
+    node = Node(name="n", gpu_type="a", allocatable=16)
+    seen = Snapshot(taken_at=NOW, nodes=(node,), jobs=(fresh, job("team/b", low=2)), namespace_limits=(limit(GPU, 4),))
+    assert plan(seen, FairPolicy(), NOW).refusals["team/b"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
+
+
+def test_pods_count_that_the_quota_has_not_counted_yet() -> None:
+    found = planned(job("team/a", low=3, extra=0), job("team/b", low=2), limits=(limit(GPU, 4, used=0),))
+    assert found.refusals["team/b"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
+
+
+def test_what_is_lent_in_the_namespace_is_reclaimed_for_base_workers() -> None:
+    holder = job("team/a", low=1, high=6, extra=5)
+    found = planned(holder, job("team/b", low=2), limits=(limit(GPU, 6, used=6),))
+    [notice] = [action for action in found.actions if isinstance(action, NoticeReclaim)]
+    assert (notice.job, notice.extra, notice.reason) == ("team/a", 3, Reason.NEEDED_BY_OTHER_JOB)
+    assert found.refusals["team/b"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
+
+
+def test_nothing_is_reclaimed_where_that_would_not_be_enough_or_is_in_another_namespace() -> None:
+    few = planned(job("team/a", high=3, extra=1), job("team/b", low=4), limits=(limit(GPU, 4, used=4),))
+    assert few.actions == ()
+    other = planned(job("else/a", high=6, extra=5), job("team/b", low=2), limits=(limit(GPU, 2, used=1),))
+    assert other.actions == ()
+
+
+@given(
+    hard=st.integers(0, 8),
+    sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=5),
+)
+def test_grants_never_exceed_the_quota_and_every_job_has_a_reason(hard: int, sizes: list[tuple[int, int]]) -> None:
+    jobs = [job(f"team/{number}", low=low, high=low + more) for number, (low, more) in enumerate(sizes)]
+    jobs = [
+        job(each.key, low=each.terms.min_replicas, high=each.terms.max_replicas, extra=0) if number == 0 else each
+        for number, each in enumerate(jobs)
+    ]
+    held = jobs[0].terms.min_replicas
+    found = planned(*jobs, limits=(limit(GPU, hard, used=held),))
+    by_key = {each.key: each for each in jobs}
+    new = sum(by_key[a.job].terms.min_replicas for a in found.actions if isinstance(a, Admit))
+    new += sum(a.extra for a in found.actions if isinstance(a, GrantExtra))
+    assert new == 0 or held + new <= hard
+    assert {action.job for action in found.actions} | set(found.refusals) == set(by_key)

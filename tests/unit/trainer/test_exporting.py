@@ -1,0 +1,223 @@
+"""`load` and `export`: the trained model of a run outside of it, grown in every way, and what cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import espalier_trainer
+from espalier_api.advice import Action
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_trainer.advisor import Scripted
+from espalier_trainer.errors import ExportError
+from espalier_trainer.exporting.writing import export
+from espalier_trainer.own import join
+
+WIDE = {"adaptation": {"actions": ["Deepen", "Widen"]}}
+TWO_BLOCKS = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+
+    def forward(self, x):
+        return x + self.mlp(x)
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Sequential(Block(), Block()), nn.Linear(16, 10))
+"""
+
+
+@pytest.fixture
+def trained(
+    tmp_path: Path, run: Callable[..., Any], make_job: Callable[..., AdaptiveTrainingJob]
+) -> Callable[..., Any]:
+    """Return what trains a job, growing it as advised, into the folder `run`, as `espalier run` leaves it."""
+
+    def train(*advice: Action, stop: Any = None, **spec: Any) -> Any:
+        job = make_job(timeBudgetSeconds=0.2, **spec)
+        folder = tmp_path / "run"
+        options = {} if stop is None else {"stop": stop}
+        done = run(job, advisor=Scripted(advice), up_at=0.02, store=folder / "checkpoints", **options)
+        (folder / "job.yaml").write_text(json.dumps(job.to_json()))
+        return done
+
+    return train
+
+
+@pytest.fixture
+def blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "two_blocks.py").write_text(TWO_BLOCKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield {
+        "adaptation": {"actions": ["Deepen", "AddBlock"]},
+        "training": {"model": {"entrypoint": "two_blocks:net"}},
+    }
+    sys.modules.pop("two_blocks", None)
+
+
+def assert_same(loaded: nn.Module, network: Any, data: Any) -> None:
+    inputs = data.example_input()
+    wanted = network.module.eval()
+    assert not any(module.training for module in loaded.modules())
+    assert torch.equal(loaded(inputs), wanted(inputs))
+    assert loaded.state_dict().keys() == wanted.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("advice", "spec"),
+    [
+        ((), {}),
+        ((Action.deepen("block0"), Action.deepen("block0"), Action.deepen("block2")), {}),
+        ((Action.widen("block0.0"), Action.deepen("block0")), WIDE),
+    ],
+)
+def test_a_run_and_its_export_give_the_grown_model(
+    trained: Callable[..., Any], tmp_path: Path, digits: Any, advice: tuple[Action, ...], spec: dict[str, Any]
+) -> None:
+    done = trained(*advice, **spec)
+    assert len(done.trainer.network.history) == len(advice)
+    state = torch.get_rng_state()
+    assert_same(espalier_trainer.load(tmp_path / "run"), done.trainer.network, digits)
+    assert torch.equal(state, torch.get_rng_state())
+    exported = export(tmp_path / "run", tmp_path / "out")
+    assert exported.checked
+    shutil.rmtree(tmp_path / "run")
+    assert_same(espalier_trainer.load(str(tmp_path / "out")), done.trainer.network, digits)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "README.md",
+        "config.json",
+        "job.yaml",
+        "model.safetensors",
+    ]
+
+
+def test_a_model_of_the_users_that_has_got_blocks_is_loaded(
+    trained: Callable[..., Any], tmp_path: Path, digits: Any, blocks: dict[str, Any]
+) -> None:
+    add = Action(kind="AddBlock", target="2.0")
+    done = trained(add, add, **blocks)
+    assert len(done.trainer.network.history) == 2
+    assert_same(espalier_trainer.load(tmp_path / "run"), done.trainer.network, digits)
+    assert "the module `two_blocks` of the model's code on `PYTHONPATH`" in readme(export_of(tmp_path))
+
+
+def test_a_job_that_has_not_ended_is_loaded_and_its_folder_stays_as_it_is(
+    trained: Callable[..., Any], tmp_path: Path, digits: Any, stop_after: Callable[[int], Any]
+) -> None:
+    done = trained(Action.deepen("block0"), stop=stop_after(60))
+    assert done.result.phase == "Stopped"
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "writing-00000099-1-aa").mkdir()  # a leader that is writing the next one
+    (checkpoints / "checkpoint-00000098").mkdir()  # damaged
+    before = sorted(path.name for path in checkpoints.iterdir())
+    newest = checkpoints / next(name for name in reversed(before) if name < "checkpoint-00000098")
+    for place in (tmp_path / "run", checkpoints, newest):
+        assert_same(espalier_trainer.load(place), done.trainer.network, digits)
+    assert sorted(path.name for path in checkpoints.iterdir()) == before
+    card = readme(export_of(tmp_path))
+    assert "a checkpoint of a run that has not ended" in card
+    assert "| Deepen(block0) | 4 to 5 | 306 to 636 |" in card
+
+
+def export_of(tmp_path: Path) -> Path:
+    return export(tmp_path / "run", tmp_path / "out").folder
+
+
+def readme(folder: Path) -> str:
+    return (folder / "README.md").read_text()
+
+
+def test_the_lines_on_the_card_work_as_printed(trained: Callable[..., Any], tmp_path: Path) -> None:
+    trained(Action.deepen("block0"))
+    card = readme(export_of(tmp_path))
+    code = re.findall(r"^```python\n(.*?)^```", card, re.M | re.S)[0]
+    assert str(tmp_path / "out") in code
+    found = subprocess.run(
+        [sys.executable, "-c", f"{code}\nprint(tuple(outputs.shape))"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "(2, 10)\n"
+    assert "- data set: digits" in card
+
+
+def grown_by_script(advised: Callable[..., Any], advice_body: Callable[..., bytes]) -> nn.Module:
+    advised(lambda body: (200, advice_body("0")))
+    model = start()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.arange(24.0).view(12, 2) / 24, torch.zeros(12, dtype=torch.int64))
+    loop, batches = join(model, optimizer, DataLoader(data, batch_size=4), grow=True)
+    for _ in loop.epochs(2):
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loop.backward(nn.functional.cross_entropy(model(inputs), labels))
+            optimizer.step()
+    return model.eval()
+
+
+def start() -> nn.Module:
+    """Return the starting model of the script."""
+    return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def test_the_model_of_a_loop_of_the_users_is_loaded_into_its_starting_model(
+    advised: Callable[..., Any],
+    advice_body: Callable[..., bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = grown_by_script(advised, advice_body)
+    inputs = torch.rand(3, 2)
+    assert len(model.state_dict()) > 4
+    for folder in (tmp_path, export(tmp_path, tmp_path / "out").folder):
+        assert torch.equal(espalier_trainer.load(folder, start())(inputs), model(inputs))
+        with pytest.raises(ExportError, match=r"give it: load\(path, model=\.\.\.\)"):
+            espalier_trainer.load(folder)
+        with pytest.raises(ExportError, match="was trained from the model Sequential [0-9a-f]+, this one is Linear"):
+            espalier_trainer.load(folder, nn.Linear(2, 2))
+    assert 'model = espalier_trainer.load("' in readme(tmp_path / "out")
+    (tmp_path / "their_net.py").write_text(
+        "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    export(tmp_path, tmp_path / "out", "their_net:net")
+    assert torch.equal(espalier_trainer.load(tmp_path / "out")(inputs), model(inputs))
+    sys.modules.pop("their_net", None)
+
+
+def test_what_cannot_be_loaded_names_file_and_remedy(trained: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"nowhere: is no folder; give that of a run"):
+        espalier_trainer.load(tmp_path / "nowhere")
+    with pytest.raises(
+        ExportError, match=r"holds no checkpoint and no export; a job writes its first checkpoint after"
+    ):
+        espalier_trainer.load(tmp_path)
+    trained()
+    with pytest.raises(ExportError, match="holds several jobs; give the folder of one of them: run"):
+        espalier_trainer.load(tmp_path)
+    out = export_of(tmp_path)
+    with pytest.raises(ExportError, match="run: is there and is no export; give --output another folder"):
+        export(tmp_path / "run", tmp_path / "run")
+    with pytest.raises(ExportError, match="--model: .* was trained by the ready trainer"):
+        export(tmp_path / "run", out, "a:b")
+    (out / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ExportError, match="model.safetensors: cannot be used .*; export the run again"):
+        espalier_trainer.load(out)
+    (out / "model.safetensors").unlink()
+    with pytest.raises(ExportError, match="model.safetensors: is missing; export the run again"):
+        espalier_trainer.load(out)
+    (tmp_path / "run" / "job.yaml").unlink()
+    with pytest.raises(ExportError, match=r"there is no job.yaml .*; put the job's file there under this name"):
+        espalier_trainer.load(tmp_path / "run")

@@ -1,0 +1,332 @@
+"""What a script gives to `join` besides model and optimizer, and steps of several batches: alone, in this process."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, TensorDataset
+
+from espalier_api.advice import Action
+from espalier_api.documents import read_document
+from espalier_api.job import AdaptiveTrainingJob, Insertion
+from espalier_api.report import Report
+from espalier_trainer.net2net import deepen
+from espalier_trainer.own import OwnLoopError, join
+from espalier_trainer.own.loop import Step
+from espalier_trainer.own.state import OwnState
+
+INPUTS = torch.randn(26, 2, generator=torch.Generator().manual_seed(0))
+LABELS = (INPUTS.sum(1) > 0).long()
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def batches(size: int) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(INPUTS, LABELS), batch_size=size)
+
+
+def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in model.state_dict().values()])
+
+
+def accumulated(size: int, accumulate: int, *, guarded: bool) -> tuple[nn.Module, int, list[bool]]:
+    """Train two epochs as a script does; `guarded`: it asks when to step."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    loop, loader = join(model, optimizer, batches(size), accumulate=accumulate)
+    steps, asked = 0, []
+    for _ in loop.epochs(2):
+        for batch in loader:
+            if not guarded:
+                optimizer.zero_grad()
+            loop.backward(loss_of(model, batch))
+            asked.append(loop.should_step)
+            steps += model[0].weight.grad is not None
+            if loop.should_step or not guarded:
+                optimizer.step()
+                optimizer.zero_grad()
+    return model, steps, asked
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_accumulated_gradients_are_those_of_a_large_batch(
+    leader: AdaptiveTrainingJob, guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, steps, _ = accumulated(12, 1, guarded=guarded)
+    monkeypatch.setenv("ESPALIER_CHECKPOINT_DIR", str(tmp_path / "other"))
+    parts, more, asked = accumulated(4, 3, guarded=guarded)
+    assert (steps, more) == (4, 4)
+    assert asked == [False, False, True] * 4
+    assert torch.allclose(weights(whole), weights(parts), atol=1e-6)
+    assert read_document(tmp_path / "report.json", Report).step == 4
+
+
+def test_alone_the_last_step_of_an_epoch_takes_what_is_left() -> None:
+    model, steps, asked = accumulated(4, 3, guarded=True)
+    assert asked == [False, False, True, False, False, True, True] * 2
+    plain = net()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5, momentum=0.9)
+    for _ in range(2):
+        for rows in (slice(12), slice(12, 24), slice(24, 26)):
+            optimizer.zero_grad()
+            loss_of(plain, (INPUTS[rows], LABELS[rows])).backward()
+            optimizer.step()
+    assert steps == 6
+    assert torch.allclose(weights(plain), weights(model), atol=1e-6)
+
+
+class Shadow:
+    """An average as many scripts have it: a dictionary by parameter name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.decay, self.shadow = 0.9, {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        for name, each in model.named_parameters():
+            self.shadow[name].lerp_(each.detach(), 1 - self.decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = {name: each.clone() for name, each in state["shadow"].items()}
+
+
+class Kept:
+    """An average in a copy of the model that is an attribute."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.ema = copy.deepcopy(model).requires_grad_(False).eval()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.ema.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ema.load_state_dict(state)
+
+
+def test_averages_grow_with_the_model_and_are_taken_up_again(
+    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path
+) -> None:
+    advised(lambda body: (200, advice_body("0")))
+
+    def train(epochs: int) -> tuple[nn.Module, AveragedModel, Shadow, Kept]:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        shadow, kept = Shadow(model), Kept(model)
+        loop, loader = join(model, optimizer, batches(4), average, shadow, kept, grow=True)
+        before = kept.ema
+        for _ in loop.epochs(epochs):
+            for batch in loader:
+                assert len(shadow.shadow) == len(list(model.parameters()))
+                optimizer.zero_grad()
+                loop.backward(loss_of(model, batch))
+                optimizer.step()
+                average.update_parameters(model)
+                shadow.update(model)
+                for own, new in zip(kept.ema.parameters(), model.parameters(), strict=True):
+                    own.lerp_(new.detach(), 0.1)
+        assert kept.ema is before
+        assert not any(parameter.requires_grad for parameter in kept.ema.parameters())
+        return model, average, shadow, kept
+
+    model, average, shadow, kept = train(3)
+    assert len(model.state_dict()) == 4 + 2 * 3
+    assert len(average.module.state_dict()) == len(shadow.shadow) == len(model.state_dict())
+    assert int(average.n_averaged) == 18
+    assert not torch.allclose(weights(model), weights(average.module))
+    shared = torch.stack([shadow.shadow[name] for name, _ in kept.ema.named_parameters() if name == "0.weight"])
+    assert torch.allclose(shared, dict(kept.ema.named_parameters())["0.weight"])
+    again = train(3)  # all epochs are done: what `join` has loaded
+    for one, other in zip((model, average), again[:2], strict=True):
+        assert torch.equal(weights(one), weights(other))
+    assert all(torch.equal(each, again[2].shadow[name]) for name, each in shadow.shadow.items())
+    assert torch.equal(weights(kept.ema), weights(again[3].ema))
+
+
+def test_an_average_computes_the_same_after_it_has_grown() -> None:
+    model = net()
+    average = AveragedModel(model)
+    state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [average])
+    with torch.no_grad():
+        average.module[0].weight.mul_(1.5)
+    wanted = average(INPUTS)
+    assert state.may_grow(INPUTS[:2], Insertion.EXACT, ["Deepen"]) == ""
+    held = average.module
+    state.adopt(state.network.grown(Action.deepen("0"), INPUTS[:2], Insertion.EXACT, 0))
+    assert average.module is held
+    assert len(average.module.state_dict()) == 6
+    assert torch.allclose(average(INPUTS), wanted, atol=1e-6)
+    assert torch.allclose(deepen(net(), "0", INPUTS[:2])(INPUTS), model(INPUTS), atol=1e-6)
+
+
+class Listed:
+    """An average without names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = [each.detach().clone() for each in model.parameters()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state["shadow"]
+
+
+def test_an_average_that_could_not_grow_is_refused_where_the_model_may(advised: Callable[..., Any]) -> None:
+    advised(lambda body: (503, b""))
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        OwnLoopError, match=r"the state of Listed holds tensors that would not grow with the model; keep"
+    ):
+        join(model, optimizer, batches(4), Listed(model), grow=True)
+    join(model, optimizer, batches(4), Listed(model))
+
+
+class Lookahead(torch.optim.Optimizer):
+    """As it is found in many packages."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.base, self.param_groups, self.defaults, self.state = inner, inner.param_groups, {}, inner.state
+
+
+def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence() -> None:
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    for given, said in (
+        (
+            Lookahead(inner),
+            r"Lookahead wraps another optimizer and has a state of its own.*the optimizer in its `.base`",
+        ),
+        ([inner, other], "the parameter '0.weight' is in two optimizers; give each parameter to one"),
+        ([], "the list of optimizers is empty"),
+        ("SGD", "str is not a torch.optim.Optimizer; give one, or a list of several"),
+    ):
+        with pytest.raises(OwnLoopError, match=said):
+            join(model, given, batches(4))  # type: ignore[arg-type]
+    with pytest.raises(OwnLoopError, match="accumulate is 0"):
+        join(model, inner, batches(4), accumulate=0)
+
+
+def test_two_optimizers_take_a_backward_each_and_grow(
+    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path
+) -> None:
+    advised(lambda body: (200, advice_body("0")))
+
+    def train(epochs: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+        model = net()
+        two = [torch.optim.Adam(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)]
+        loop, loader = join(model, two, batches(4), grow=True)
+        for _ in loop.epochs(epochs):
+            for batch in loader:
+                for optimizer in two:
+                    optimizer.zero_grad()
+                    loop.backward(loss_of(model, batch))
+                    optimizer.step()
+        return model, two
+
+    model, two = train(2)
+    assert [len(each.param_groups[0]["params"]) for each in two] == [6, 2]
+    held = {id(parameter) for each in two for parameter in each.param_groups[0]["params"]}
+    assert held == {id(parameter) for parameter in model.parameters()}
+    assert len(two[0].state) == 6
+    again, theirs = train(2)
+    assert torch.equal(weights(model), weights(again))
+    steps = [sorted(float(each["step"]) for each in optimizer.state.values()) for optimizer in (two[0], theirs[0])]
+    assert steps == [[6, 6, 6, 12, 12, 12]] * 2 or steps == [[6, 6, 12, 12, 12, 12]] * 2
+
+
+def test_a_gradient_scaler_may_leave_a_step_out(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    seen: list[int] = []
+    model[0].weight.register_hook(lambda gradient: seen.append(1) or gradient / (len(seen) != 3))  # type: ignore[func-returns-value]
+    loop, loader = join(model, optimizer, batches(4), scaler)
+    losses, left_out, before = [], 0, weights(model)
+    for _ in loop.epochs(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            losses.append(loop.backward(scaler.scale(loss_of(model, batch))))
+            scaler.step(optimizer)
+            scaler.update()
+            left_out += bool(torch.equal(before, weights(model)))
+            before = weights(model)
+    assert left_out == 1
+    assert scaler.get_scale() == 2.0**9
+    assert read_document(tmp_path / "report.json", Report).step == 12
+    assert all(0 < loss < 5 for loss in losses)
+
+
+def test_a_dropped_step_leaves_a_scaler_and_averages_as_they_were(leader: AdaptiveTrainingJob) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average, scaler = AveragedModel(model), torch.amp.GradScaler("cpu")
+    loop, loader = join(model, optimizer, batches(4), average, scaler)
+    before, scale = weights(model), scaler.get_scale()
+    for _ in loop.epochs(1):
+        for batch in loader:
+            loop.backward(scaler.scale(loss_of(model, batch)))
+            step: Step = loop._step  # type: ignore[attr-defined]
+            step.drop()
+            scaler.step(optimizer)
+            scaler.update()
+            average.update_parameters(model)
+            break
+        assert step.finish() is None
+        assert (scaler.get_scale(), int(average.n_averaged)) == (scale, 0)
+        assert torch.equal(weights(model), before)
+        break
+
+
+def test_the_budget_is_told_in_seconds_and_as_a_part(
+    leader: AdaptiveTrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPALIER_TIME_SCALE", "10")
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop, loader = join(model, optimizer, batches(4))
+    told = []
+    for _ in loop.epochs(3):
+        for batch in loader:
+            told.append((loop.fraction, loop.time_left()))
+            optimizer.zero_grad()
+            loop.backward(loss_of(model, batch))
+            assert told[-1] == (loop.fraction, loop.time_left())
+            optimizer.step()
+    assert told == sorted(told, key=lambda each: each[0])
+    assert all(0 <= part <= 1 and left == pytest.approx(3600 * (1 - part)) for part, left in told)
+    assert told[-1][0] > 0
+
+
+def test_without_a_job_the_part_is_that_of_the_epochs() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop, loader = join(model, optimizer, batches(13))
+    told = []
+    for _ in loop.epochs(2):
+        for batch in loader:
+            told.append(loop.fraction)
+            optimizer.zero_grad()
+            loop.backward(loss_of(model, batch))
+            optimizer.step()
+    assert told == [0, 0.25, 0.5, 0.75]
+    assert (loop.fraction, loop.time_left()) == (1, math.inf)

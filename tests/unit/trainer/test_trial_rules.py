@@ -1,0 +1,171 @@
+"""What is tried on extra workers, and which arm wins: without processes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_api.advice import Action
+from espalier_api.allocation import Allocation
+from espalier_api.job import Trials
+from espalier_api.report import AdaptationSource, Arm
+from espalier_trainer.adapting import Asked
+from espalier_trainer.advisor import Decision
+from espalier_trainer.trials import rules
+from espalier_trainer.trials.leading import Trial, begun
+from espalier_trainer.trials.orders import Result
+
+POINTS = [Action(kind="Deepen", target=name) for name in "abcdef"]
+NOTHING = Action.nothing()
+ALLOWED = (*POINTS, NOTHING)
+losses = st.none() | st.floats(allow_nan=True, allow_infinity=True, min_value=None)
+
+
+def asked(advised: Action = POINTS[0], probabilities: dict[str, float] | None = None) -> Asked:
+    decision = Decision("one", advised, AdaptationSource.AGENT, "mine@1", probabilities or {})
+    return Asked(decision, ALLOWED, 3.0, Allocation(generation=2, replicas=3, gpus=3, reason="ExtraGPUsGranted"), 0.1)
+
+
+def trial(
+    manner: Trials = Trials.RACE, workers: int = 2, network: Any = None, now: float = 0.0, **options: Any
+) -> Trial:
+    names = tuple(f"worker{number}" for number in range(workers))
+    found = begun(manner, asked(**options), names, network, workers + 1, 100.0, (0.1, 0.01), 7, lambda: now)
+    assert found is not None
+    return found
+
+
+def results(of: Trial, found: dict[str, float | None]) -> dict[str, str]:
+    """Return what the workers of a trial send, with these losses by action."""
+    texts = {}
+    for worker, order in of.orders.items():
+        arms = tuple(Arm(action=str(each), loss=found[str(each)]) for each in order.actions if str(each) in found)
+        if arms:
+            texts[worker] = Result(trial=order.trial, arms=arms).model_dump_json()
+    return texts
+
+
+@given(
+    st.sampled_from(Trials),
+    st.sampled_from(ALLOWED),
+    st.lists(st.floats(0, 1), min_size=7, max_size=7),
+    st.integers(0, 9),
+)
+def test_the_advised_action_is_always_tried_against_nothing(manner, advised, chances, workers):
+    probabilities = {str(action): chance for action, chance in zip(ALLOWED, chances, strict=True)}
+    found = rules.arms(manner, advised, ALLOWED, probabilities, workers)
+    if manner is Trials.OFF or not advised.grows or not workers:
+        assert found == ()
+        return
+    flat = [action for actions in found for action in actions]
+    assert flat[0] == advised
+    assert flat.count(NOTHING) == 1
+    assert len(flat) == len(set(flat))
+    assert len(found) <= workers
+    if manner is Trials.CONFIRM:
+        assert len(flat) == 2
+    others = [probabilities[str(action)] for action in flat[1:-1]]
+    assert others == sorted(others, reverse=True)
+    assert rules.keeps_winner(manner, found) == (manner is Trials.RACE and workers > 1)
+
+
+def test_a_race_tries_the_best_actions_by_the_policys_probabilities():
+    chances = {
+        str(action): chance for action, chance in zip(ALLOWED, (0.1, 0.3, 0.05, 0.2, 0.1, 0.15, 0.1), strict=True)
+    }
+    found = rules.arms(Trials.RACE, POINTS[1], ALLOWED, chances, 4)
+    assert found == ((POINTS[1],), (POINTS[3],), (POINTS[5],), (NOTHING,))
+
+
+def test_a_fallback_without_probabilities_races_alone():
+    assert rules.arms(Trials.RACE, POINTS[0], ALLOWED, {}, 4) == ((POINTS[0],), (NOTHING,))
+
+
+@given(st.lists(losses, min_size=2, max_size=4))
+def test_the_best_arm_has_the_lowest_loss_and_nothing_is_better_than_an_equal(found):
+    arms = [
+        Arm.model_construct(action=str(action), loss=loss)
+        for action, loss in zip((NOTHING, *POINTS), found, strict=False)
+    ]
+    best = rules.best(arms)
+    finite = [arm.loss for arm in arms if arm.loss is not None and math.isfinite(arm.loss)]
+    if arms[0].loss is None or not math.isfinite(arms[0].loss):
+        assert best is None
+        return
+    assert best is not None
+    assert best.loss == min(finite)
+    if arms[0].loss == best.loss:
+        assert best.action == "Nothing"
+
+
+def test_arms_begin_with_the_rates_that_the_decision_would_bring():
+    (order,) = trial(Trials.CONFIRM, 1).orders.values()
+    assert order.actions == (POINTS[0], NOTHING)
+    assert order.rates == (0.1, 0.01)
+    assert order.seconds == pytest.approx(10)
+    assert not order.keep
+    raced = list(trial(Trials.RACE, 2).orders.values())
+    assert [each.rates for each in raced] == [(0.1,), (0.01,)]
+    assert [each.seconds for each in raced] == [pytest.approx(25)] * 2
+    assert [each.keep for each in raced] == [True, False]  # the model as it is goes on anyway
+
+
+def test_a_race_of_one_worker_is_a_confirmation():
+    (order,) = trial(Trials.RACE, 1).orders.values()
+    assert order.seconds == pytest.approx(10)
+    assert not order.keep
+
+
+def test_a_growth_that_won_is_taken_over_from_its_worker():
+    one = trial()
+    verdict = one.verdict(results(one, {"Deepen(a)": 1.0, "Nothing": 2.0}), None, 3)
+    assert verdict is not None
+    assert verdict.grows
+    assert verdict.winner == "worker0"
+    lost = one.verdict(results(one, {"Deepen(a)": 2.0, "Nothing": 1.0}), None, 3)
+    assert lost is not None
+    assert not lost.grows
+    assert lost.winner is None
+    assert lost.best is not None
+
+
+def test_it_is_waited_for_the_slowest_but_not_for_ever():
+    one, half = trial(now=0.0), {"Deepen(a)": 1.0}
+    assert one.verdict(results(one, half), None, 3) is None
+    late = trial(now=0.0)
+    object.__setattr__(late, "clock", lambda: late.until + 1)
+    over = late.verdict(results(late, half), None, 3)
+    assert over is not None
+    assert over.best is None
+    assert over.why == "results are missing"
+
+
+def test_workers_that_are_taken_back_end_it_unless_the_others_will_do():
+    one = trial(workers=3, probabilities={"Deepen(b)": 0.5})
+    assert one.verdict(results(one, {"Deepen(a)": 1.0}), None, 3).why == "workers that tried were taken back"
+    rest = one.verdict(results(one, {"Deepen(b)": 1.0, "Nothing": 2.0}), None, 3)
+    assert rest.winner == "worker1"
+
+
+def test_results_of_an_earlier_trial_or_of_another_version_do_not_count():
+    one, other = trial(), trial()
+    stale = results(other, {"Deepen(a)": 1.0, "Nothing": 2.0})
+    assert one.verdict(stale, None, 3) is None
+    assert one.verdict({"worker0": "{", "worker1": "{}"}, None, 3) is None
+
+
+def test_a_model_that_has_changed_meanwhile_ends_it():
+    one = trial(network=object())
+    verdict = one.verdict(results(one, {"Deepen(a)": 1.0, "Nothing": 2.0}), object(), 3)
+    assert verdict.best is None
+    assert verdict.why == "the model has changed meanwhile"
+
+
+def test_without_a_worker_or_time_nothing_is_tried():
+    assert begun(Trials.CONFIRM, asked(), (), None, 1, 100.0, (0.1, 0.1), 0) is None
+    assert begun(Trials.CONFIRM, asked(), ("one",), None, 2, 0.0, (0.1, 0.1), 0) is None
+    assert begun(Trials.RACE, asked(NOTHING), ("one", "two"), None, 3, 100.0, (0.1, 0.1), 0) is None

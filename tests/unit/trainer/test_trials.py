@@ -1,0 +1,123 @@
+"""Growth that is tried on extra workers first: real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.reasons import Reason
+from espalier_api.report import Adaptation, AdaptationResult
+
+pytestmark = pytest.mark.slow
+
+Workplace = Any
+"""That of `conftest.py`."""
+GROWTH_WINS = (
+    "import espalier_trainer.trials.rules as rules\n"
+    "rules.best = lambda arms: next((each for each in arms if each.action != 'Nothing'), None)"
+)
+NOTHING_WINS = GROWTH_WINS.replace("!=", "==")
+
+
+def until(condition: Callable[[], Any], place: Workplace, seconds: float = 60.0) -> Any:
+    """Return what `condition` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "\n".join([place.log, place.logs(0), place.logs(1)])
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def tried(
+    workplace: Callable[..., Workplace], make_job: Callable[..., AdaptiveTrainingJob]
+) -> Callable[..., Workplace]:
+    """Start a job with `extra` extra workers that try a growth before it is carried out."""
+
+    def make(trials: str, extra: int, prelude: str = "", budget: float = 40.0) -> Workplace:
+        adaptation = {"trials": trials, "fallback": "Heuristic", "maxAdaptations": 1}
+        training = {"elasticBatch": "keepGlobal"}
+        job = make_job(timeBudgetSeconds=budget, maxReplicas=1 + extra, adaptation=adaptation, training=training)
+        place = workplace(job, prelude=prelude)
+        place.allocate(1 + extra)
+        place.processes = [place.start(), *(place.start(index) for index in range(extra))]
+        return place
+
+    return make
+
+
+def of(place: Workplace, kind: str) -> list[Any]:
+    return [event for event in place.events() if event.type == kind]
+
+
+def decided(place: Workplace) -> Adaptation:
+    found: Adaptation = until(lambda: of(place, "AdaptationFinished"), place)[0].adaptation
+    return found
+
+
+def test_one_extra_worker_tries_both_while_the_base_trains_on(tried):
+    place = tried("Confirm", 1)
+    (began,) = until(lambda: of(place, "TrialsStarted"), place)
+    assert began.actions == ("Deepen(block0)", "Nothing")
+    assert began.workers == 1
+    before = place.report().step
+    adaptation = decided(place)
+    assert place.report().step > before + 20  # alone: the base lost nothing
+    grown, nothing = adaptation.arms
+    assert (grown.action, nothing.action) == ("Deepen(block0)", "Nothing")
+    assert min(grown.steps, nothing.steps) > 0
+    if grown.loss < nothing.loss:
+        assert adaptation.result is AdaptationResult.GROWN
+        assert adaptation.depth_after == adaptation.depth_before + 1
+    else:
+        assert adaptation.result is AdaptationResult.DECLINED
+        assert adaptation.reason is Reason.TRIAL_NOT_BETTER
+    until(lambda: place.report().metrics and "2 members" in place.log.split("trial")[-1], place)
+
+
+def test_training_goes_on_from_the_copy_that_won_a_race(tried):
+    place = tried("Race", 2, GROWTH_WINS)
+    (began,) = until(lambda: of(place, "TrialsStarted"), place)
+    assert began.workers == 2
+    adaptation = decided(place)
+    assert adaptation.result is AdaptationResult.GROWN
+    won = next(arm for arm in adaptation.arms if arm.action == "Deepen(block0)")
+    assert adaptation.message.startswith("validation loss when tried: Deepen(block0) ")
+    epoch = until(lambda: [event for event in of(place, "EpochFinished") if event.time > adaptation.time], place)[0]
+    assert epoch.depth == adaptation.depth_after == adaptation.depth_before + 1
+    # It has learnt in the worker: the loss of the whole job goes on from there, in no more steps than the worker took.
+    assert epoch.train_loss < 2.5 * max(won.loss, 0.2)
+    until(lambda: "3 members" in place.log.split("AdaptationFinished")[-1], place)
+    assert place.report().consultations == 1
+
+
+def test_where_nothing_wins_the_base_goes_on_as_it_was(tried):
+    place = tried("Race", 2, NOTHING_WINS)
+    adaptation = decided(place)
+    assert adaptation.result is AdaptationResult.DECLINED
+    assert adaptation.reason is Reason.TRIAL_NOT_BETTER
+    assert adaptation.depth_after == adaptation.depth_before
+    before = place.report().step
+    until(lambda: place.report().step > before + 20, place)
+
+
+def test_a_worker_that_is_taken_back_leaves_at_once_and_costs_only_the_trial(tried):
+    place = tried("Confirm", 1, budget=120.0)
+    until(lambda: of(place, "TrialsStarted"), place)
+    leader, extra = place.processes
+    place.allocate(1)
+    os.kill(extra.pid, signal.SIGTERM)
+    extra.join(10)
+    assert extra.exitcode == 0
+    until(lambda: [event for event in of(place, "Warned") if event.reason == "TrialAbandoned"], place)
+    assert of(place, "AdaptationFinished") == []
+    assert place.report().consultations == 0
+    before = place.report().step
+    until(lambda: place.report().step > before + 20, place)
+    assert leader.is_alive()

@@ -1,0 +1,123 @@
+"""The card of an exported model, for people: how good it is, how it grew, on what, by what command. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from espalier_api.report import Adaptation, AdaptationResult
+from espalier_api.result import RunResult
+from espalier_trainer.checkpoint import CheckpointState
+from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
+
+_UNKNOWN = "not known: the script of the run loads its own"
+
+
+def card(
+    config: ExportedModel,
+    state: CheckpointState,
+    result: RunResult | None,
+    *,
+    folder: str,
+    dataset: str,
+    parameters: int,
+) -> str:
+    """Return the Markdown text of `README.md` in `folder`; `result` None: the run has not ended."""
+    name = state.identity.job.rpartition("/")[2]
+    return "\n".join(
+        [
+            f"# {name}",
+            "",
+            f"A model of {parameters:,} parameters, trained by Espalier {_how(state, result)}.",
+            "",
+            "## Load it",
+            "",
+            "```python",
+            snippet(config, folder),
+            "```",
+            "",
+            f"`load` needs the package `espalier-trainer`{_code(config)}. It builds the starting model, repeats the "
+            f"growth in `{CONFIG}`, and loads `{WEIGHTS}`. The model is in eval mode, on the CPU.",
+            "",
+            "## How good it is",
+            "",
+            *_table(("metric", "value"), _metrics(state, result)),
+            "",
+            "## How it was trained",
+            "",
+            f"- data set: {dataset or _UNKNOWN}",
+            f"- {state.epoch:,} epochs, {state.step:,} optimizer steps, batch size {state.identity.batch_size}, "
+            f"optimizer {state.identity.optimizer}, seed {state.identity.seed}",
+            f"- {_budget(state, result)}",
+            "",
+            "`job.yaml` is the job.",
+            *(["", "```console", f"$ {result.command}", "```"] if result is not None and result.command else []),
+            "",
+            "## How it grew",
+            "",
+            *_growth([each for each in state.adaptations if each.result is AdaptationResult.GROWN]),
+            "",
+        ]
+    )
+
+
+def snippet(config: ExportedModel, folder: str) -> str:
+    """Return the lines that load the model from `folder` and run it."""
+    start = "" if config.model is not None else ", model=net()"
+    lines = [f'model = espalier_trainer.load("{folder}"{start})']
+    if start:
+        lines[0] += "  # net: what your script calls to make its starting model"
+    if config.example is None:
+        return "\n".join(["import espalier_trainer", "", *lines])
+    shape = ", ".join(map(str, config.example.shape))
+    floating = "float" in config.example.dtype
+    example = f"torch.rand({shape})" if floating else f"torch.zeros({shape}, dtype=torch.{config.example.dtype})"
+    return "\n".join(["import torch", "", "import espalier_trainer", "", *lines, f"outputs = model({example})"])
+
+
+def _code(config: ExportedModel) -> str:
+    if config.model is None or config.model.entrypoint is None:
+        return ""
+    return f", and the module `{config.model.entrypoint.partition(':')[0]}` of the model's code on `PYTHONPATH`"
+
+
+def _how(state: CheckpointState, result: RunResult | None) -> str:
+    if result is None:
+        return f"for {state.used_seconds:.1f} s so far: this is a checkpoint of a run that has not ended"
+    return f"under a time budget of {result.time_budget_seconds:g} s ({result.phase}, {result.reason})"
+
+
+def _budget(state: CheckpointState, result: RunResult | None) -> str:
+    if result is None:
+        return f"{state.used_seconds:.1f} s of the time budget"
+    return (
+        f"{result.used_seconds:.1f} of {result.time_budget_seconds:g} s of the time budget, "
+        f"{result.gpu_seconds_used:.1f} GPU-seconds"
+    )
+
+
+def _metrics(state: CheckpointState, result: RunResult | None) -> Iterable[tuple[str, str]]:
+    figures = {metric.name: metric.value for metric in state.metrics}
+    if result is not None:
+        test = {"test_accuracy": result.test_accuracy, "test_loss": result.test_loss}
+        figures |= {name: value for name, value in test.items() if value is not None}
+    return [(name.replace("_", " "), f"{value:.4g}") for name, value in sorted(figures.items())]
+
+
+def _growth(grown: Sequence[Adaptation]) -> list[str]:
+    if not grown:
+        return ["It did not grow."]
+    rows = [
+        (
+            f"{each.used_seconds:.1f}",
+            each.action,
+            f"{each.depth_before} to {each.depth_after}",
+            f"{each.parameters_before:,} to {each.parameters_after:,}",
+            each.policy or str(each.source),
+        )
+        for each in grown
+    ]
+    return _table(("at (s)", "growth", "depth", "parameters", "advised by"), rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]

@@ -1,0 +1,39 @@
+"""`config.json` of an export: all that `load` needs to build the trained model, apart from its weights."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field
+
+from espalier_api.architecture import Architecture
+from espalier_api.base import Record
+from espalier_api.job import ModelSpec
+from espalier_trainer.checkpoint import CheckpointIdentity
+from espalier_trainer.examples import ExampleShape
+from espalier_trainer.net2net.history import Growth
+
+WEIGHTS: Final = "model.safetensors"
+CONFIG: Final = "config.json"
+CARD: Final = "README.md"
+
+
+class ExportedModel(Record):
+    """How a trained model is built: the starting model, then its growth steps, in order."""
+
+    identity: CheckpointIdentity
+    """Of the run that trained it."""
+    model: ModelSpec | None = None
+    """The starting model; None for a script with a loop of its own that did not say which function returns it."""
+    classes: int | None = Field(default=None, ge=1)
+    """Outputs of a starting model that is known by a name."""
+    example: ExampleShape | None = None
+    """The input on which the growth steps are repeated; None where it is not known, and the model has not grown."""
+    growth: tuple[Growth, ...] = ()
+    architecture: Architecture | None = None
+    """The grown model; None where it cannot be described."""
+
+    @property
+    def ready_loop(self) -> bool:
+        """Whether the ready trainer has trained it, not a script with a loop of its own."""
+        return self.identity.model.startswith("{")

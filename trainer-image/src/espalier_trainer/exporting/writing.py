@@ -1,0 +1,87 @@
+"""`export`: the trained model of a run as a folder of its own, which needs no job, no data set and no optimizer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+from torch import nn
+
+from espalier_api.documents import dumps, write_text_atomically
+from espalier_api.job import ModelSpec
+from espalier_api.layout import JOB_FILE
+from espalier_api.result import dataset_of
+from espalier_trainer.errors import ExportError
+from espalier_trainer.exporting.card import card, snippet
+from espalier_trainer.exporting.document import CARD, CONFIG, WEIGHTS, ExportedModel
+from espalier_trainer.exporting.loading import build
+from espalier_trainer.exporting.source import Trained, is_export, read_run
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    config: ExportedModel
+    checked: bool
+    """Whether the model was built from it once; a script's model that no function returns cannot be."""
+
+    @property
+    def snippet(self) -> str:
+        """Lines of Python that load it."""
+        return snippet(self.config, str(self.folder))
+
+
+def export(run: Path, output: Path, entrypoint: str | None = None) -> Exported:
+    """Write the model of the newest checkpoint of `run` into `output`; an export that is there is replaced.
+
+    `entrypoint` (`package.module:function`) returns the starting model of a script with a loop of its own. Raises
+    `ExportError` where the run holds no model, where the model cannot be built, or where `output` is something else.
+    """
+    trained = read_run(run)
+    config = trained.config()
+    if entrypoint is not None:
+        if config.ready_loop:
+            raise ExportError(
+                f"--model: {run} was trained by the ready trainer, whose job names the model; leave it out"
+            )
+        config = config.model_copy(update={"model": ModelSpec(entrypoint=entrypoint)})
+    if output.exists() and not (is_export(output) or (output.is_dir() and not any(output.iterdir()))):
+        raise ExportError(f"{output}: is there and is no export; give --output another folder")
+    model: nn.Module | None = None
+    if config.model is not None:
+        model = build(config, trained.weights, trained.path)
+    try:
+        _write(trained, config, output, model)
+    except OSError as error:
+        raise ExportError(f"{error.filename or output}: cannot be written: {error.strerror or error}") from error
+    return Exported(output, config, model is not None)
+
+
+def _write(trained: Trained, config: ExportedModel, output: Path, model: nn.Module | None) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    parameters = (
+        sum(tensor.numel() for tensor in trained.weights.values())
+        if model is None
+        else sum(parameter.numel() for parameter in model.parameters())
+    )
+    text = card(
+        config,
+        trained.state,
+        trained.result,
+        folder=str(output),
+        dataset="" if trained.job is None else dataset_of(trained.job),
+        parameters=parameters,
+    )
+    weights = output / f"{WEIGHTS}.writing"
+    safetensors.torch.save_file(trained.weights, weights, metadata={"format": "pt"})
+    os.replace(weights, output / WEIGHTS)
+    write_text_atomically(output / CONFIG, dumps(config))
+    write_text_atomically(output / CARD, text)
+    job = trained.path.parent.parent / JOB_FILE
+    if trained.job is not None and job.is_file():
+        shutil.copyfile(job, output / JOB_FILE)

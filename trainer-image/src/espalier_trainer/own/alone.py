@@ -1,0 +1,91 @@
+"""The loop of a script that was not started as a job: a plain loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from espalier_trainer.errors import OwnLoopError
+from espalier_trainer.own.state import OwnState
+
+
+class Alone:
+    """Its epochs and batches are the script's own. Nothing ends it but their number."""
+
+    leads = True
+    workers = 1
+
+    def __init__(self, state: OwnState, loader: DataLoader[Any], accumulate: int = 1) -> None:
+        self._state, self._loader, self._accumulate = state, loader, accumulate
+        self._count: int | None = None
+        self._epoch = 0
+        self._seen = 0
+        """Calls of `backward` in this epoch."""
+        self._sums: dict[torch.nn.Parameter, Tensor] = {}
+
+    @property
+    def should_step(self) -> bool:
+        """Whether the current batch is the last of its optimizer step."""
+        return self._accumulate == 1 or self._seen % self._accumulate == 0 or self._seen == self._batches()
+
+    @property
+    def fraction(self) -> float:
+        """The part of all epochs that is done, 0 to 1."""
+        if not self._count:
+            return 0.0
+        batches = self._batches()
+        within = min(1.0, self._seen / batches) if batches else 0.0
+        return min(1.0, (self._epoch + within) / self._count)
+
+    def time_left(self) -> float:
+        """Return infinity: there is no time budget."""
+        return math.inf
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """Yield `count` numbers."""
+        if count is None:
+            raise OwnLoopError("epochs() of a script without a job has no time budget that ends it; call epochs(count)")
+        self._count = count
+        return self._epochs(count)
+
+    def _epochs(self, count: int) -> Iterator[int]:
+        for self._epoch in range(count):
+            self._seen = 0
+            yield self._epoch
+        self._epoch, self._seen = count, 0
+
+    def backward(self, loss: Tensor) -> float:
+        """Call `loss.backward()`; returns the loss."""
+        self._state.check_schedulers()
+        self._seen += 1
+        if self._accumulate == 1:
+            torch.autograd.backward(loss)
+            return float(loss.detach())
+        batches = self._batches()
+        first = (self._seen - 1) // self._accumulate * self._accumulate
+        size = self._accumulate if batches is None else max(1, min(self._accumulate, batches - first))
+        torch.autograd.backward(loss / size)
+        for parameter in self._state.model.parameters():
+            if parameter.grad is not None:
+                before = self._sums.pop(parameter, None)
+                self._sums[parameter] = parameter.grad if before is None else before.add_(parameter.grad)
+                parameter.grad = None
+        if self.should_step:
+            for parameter, total in self._sums.items():
+                parameter.grad = total
+            self._sums = {}
+        return float(loss.detach())
+
+    def report(self, **figures: float) -> None:
+        """No worker needs it."""
+
+    def _batches(self) -> int | None:
+        try:
+            return len(self._loader)
+        except TypeError:
+            return None

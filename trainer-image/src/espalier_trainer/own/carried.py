@@ -1,0 +1,181 @@
+"""What a script gives to `join` besides model and optimizer: schedulers, scalers, averages of the weights.
+
+Their states travel with the model's. Averages follow the model's growth: a module that is a copy of the model (in a
+`torch.optim.swa_utils.AveragedModel`, or in an attribute of an object of the user's) grows by the same steps, and so
+computes the same as before; a dictionary of tensors by parameter name gets the new parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
+
+from espalier_trainer.errors import OwnLoopError
+from espalier_trainer.net2net.history import GrowthStep
+from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.own.encoding import PREFIX, decoded, encoded
+
+
+class Stateful(Protocol):
+    """Any other part of the training state, for example a learning-rate scheduler or an average of the weights."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers, texts, lists and dictionaries."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Load a state."""
+
+
+class Carried:
+    """The others of a script, in the order in which they were given."""
+
+    def __init__(self, others: Sequence[Stateful], model: nn.Module) -> None:
+        """Raises `OwnLoopError` for a state that cannot be sent to other workers."""
+        self.others, self._model = tuple(others), model
+        self.encoded()
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The gradient scaler, None where there is none, or none that scales."""
+        found = (other for other in self.others if isinstance(other, GradScaler) and other.is_enabled())
+        return next(found, None)
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether a learning-rate scheduler is among them."""
+        return any(isinstance(other, LRScheduler) for other in self.others)
+
+    def encoded(self) -> tuple[list[Any], dict[str, Tensor]]:
+        """Return their states: JSON types, and the tensors in them, by the names of a checkpoint."""
+        tensors: dict[str, Tensor] = {}
+        states = [encoded(other.state_dict(), type(other).__name__, tensors) for other in self.others]
+        return states, {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
+
+    def digest(self) -> str:
+        """Return a hash of the tensors."""
+        found = xxhash.xxh3_64()
+        for tensor in self.encoded()[1].values():
+            found.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+    def decoded(self, states: list[Any], tensors: dict[str, Tensor] | None) -> tuple[dict[str, Any], ...]:
+        """Return the states as `load` takes them; `tensors` None: those that the others hold now."""
+        own = {name.removeprefix(PREFIX): tensor for name, tensor in self.encoded()[1].items()}
+        if tensors is None:
+            return tuple(decoded(state, own) for state in states)
+        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
+        here = {name: each.to(own[name].device if name in own else device) for name, each in tensors.items()}
+        return tuple(decoded(state, here) for state in states)
+
+    def kept(self) -> tuple[dict[str, Any], ...]:
+        """Return copies of their states."""
+        return tuple(copy.deepcopy(other.state_dict()) for other in self.others)
+
+    def load(self, states: Sequence[dict[str, Any]]) -> None:
+        """Load the states, in order."""
+        for other, state in zip(self.others, states, strict=True):
+            other.load_state_dict(state)
+
+    # ---- growth
+
+    def require_growable(self) -> None:
+        """Raise `OwnLoopError` where one holds tensors of which nobody knows how they follow the model's growth."""
+        for other in self.others:
+            tensors: dict[str, Tensor] = {}
+            encoded(other.state_dict(), type(other).__name__, tensors)
+            matrices = [tensor for tensor in tensors.values() if tensor.dim()]
+            if matrices and not [*self._copies(other), *self._shadows(other)]:
+                raise OwnLoopError(
+                    f"grow=True: the state of {type(other).__name__} holds tensors that would not grow with the model; "
+                    "keep an average of the weights in a copy of the model (torch.optim.swa_utils.AveragedModel) or in "
+                    "a dictionary of tensors by parameter name"
+                )
+
+    def grow(self, steps: Sequence[GrowthStep], example: ExampleInput) -> Callable[[nn.Module], None]:
+        """Grow the copies of the model; call this before the model grows. Raises `GrowthError`.
+
+        Returns what must be called with the grown model after that.
+        """
+
+        def again(module: nn.Module) -> nn.Module:
+            for step in steps:
+                module = step.again(module, example)
+            return module
+
+        return self._follow(again)
+
+    def rebuild(self, grown: Callable[[], nn.Module]) -> Callable[[nn.Module], None]:
+        """Give the copies of the model the structure of the module that `grown` returns; their states come later."""
+        return self._follow(lambda _module: grown())
+
+    def _follow(self, grown: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], None]:
+        copies = [module for other in self.others for module in self._copies(other)]
+        shadows = [shadow for other in self.others for shadow in self._shadows(other)]
+        for module in copies:
+            frozen = not any(parameter.requires_grad for parameter in module.parameters())
+            training = module.training
+            become(module, grown(module))
+            module.train(training)
+            if frozen:
+                module.requires_grad_(False)
+
+        def extend(model: nn.Module) -> None:
+            for shadow in shadows:
+                tensors = _named(model, set(shadow))
+                for name in set(shadow) - set(tensors):
+                    del shadow[name]
+                for name, tensor in tensors.items():
+                    if name not in shadow or shadow[name].shape != tensor.shape:
+                        shadow[name] = tensor.detach().clone()
+
+        return extend
+
+    def _copies(self, other: object) -> Iterator[nn.Module]:
+        """Yield the modules in `other` that have the parameters and buffers of the model, but the model itself."""
+        shapes = _shapes(self._model)
+        candidates: list[object] = [other, *vars(other).values()]
+        if isinstance(other, nn.Module):
+            candidates += [module for name, module in other.named_children()]
+        seen: set[int] = set()
+        for each in candidates:
+            if isinstance(each, nn.Module) and each is not self._model and id(each) not in seen:
+                seen.add(id(each))
+                if _shapes(each) == shapes:
+                    yield each
+
+    def _shadows(self, other: object) -> Iterator[dict[str, Tensor]]:
+        """Yield the dictionaries in `other` with a tensor for each of the model's trained parameters, by its name."""
+        shapes = _shapes(self._model)
+        trained = {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+        for value in vars(other).values():
+            if not isinstance(value, dict) or not trained <= set(value):
+                continue
+            if all(isinstance(each, Tensor) and shapes.get(name) == each.shape for name, each in value.items()):
+                yield cast(dict[str, Tensor], value)
+
+
+def become(module: nn.Module, other: nn.Module) -> None:
+    """Give `module` the class and the contents of `other`; whoever holds `module` holds the other one then."""
+    if module is not other:
+        module.__class__ = other.__class__
+        contents = dict(vars(other))
+        vars(module).clear()
+        vars(module).update(contents)
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in module.state_dict().items()}
+
+
+def _named(model: nn.Module, kept: set[str]) -> dict[str, Tensor]:
+    """Return what a shadow of `kept` must hold for a grown model: all trained parameters, and the buffers it had."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    rest = {name: tensor for name, tensor in model.state_dict().items() if name in kept}
+    return trained | rest

@@ -1,0 +1,57 @@
+"""The optimizers that a script gives to `join`: one or several, perhaps wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from espalier_trainer.errors import OwnLoopError
+from espalier_trainer.net2net.several import Several
+
+_STATELESS_WRAPPERS: Final = frozenset({"accelerate.optimizer.AcceleratedOptimizer"})
+"""Wrappers without a state of their own, which go on to work when the optimizer in their `.optimizer` grows."""
+
+
+def united(given: Optimizer | Sequence[Optimizer], model: nn.Module) -> Optimizer:
+    """Return the optimizers as one. Raises `OwnLoopError` for one that cannot be handed over to other workers."""
+    members = [_unwrapped(each) for each in (given if isinstance(given, list | tuple) else [given])]
+    if not members:
+        raise OwnLoopError("join: the list of optimizers is empty; give at least one")
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    held: set[str] = set()
+    for member in members:
+        for parameter in (parameter for group in member.param_groups for parameter in group["params"]):
+            if parameter not in names:
+                raise OwnLoopError(
+                    "join: the optimizer trains a parameter that is not the model's; put all that is trained into one "
+                    "module, and give its parameters to the optimizer"
+                )
+            if names[parameter] in held:
+                raise OwnLoopError(
+                    f"join: the parameter {names[parameter]!r} is in two optimizers; give each parameter to one"
+                )
+            held.add(names[parameter])
+    return members[0] if len(members) == 1 else Several(members)
+
+
+def _unwrapped(optimizer: object) -> Optimizer:
+    kind = type(optimizer)
+    inner = {
+        name: value
+        for name, value in getattr(optimizer, "__dict__", {}).items()
+        if isinstance(value, Optimizer) and value is not optimizer
+    }
+    if inner:
+        name, value = next(iter(inner.items()))
+        if f"{kind.__module__}.{kind.__qualname__}" in _STATELESS_WRAPPERS:
+            return value
+        raise OwnLoopError(
+            f"join: {kind.__name__} wraps another optimizer and has a state of its own, which other workers would not "
+            f"get; give join the optimizer in its `.{name}`, and step that one"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise OwnLoopError(f"join: {kind.__name__} is not a torch.optim.Optimizer; give one, or a list of several")
+    return optimizer

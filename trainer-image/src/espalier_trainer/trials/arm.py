@@ -1,0 +1,108 @@
+"""An arm of a trial, in the worker that tries it: a copy of the model grows, trains for a slice, and is evaluated."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from espalier_api.advice import Action
+from espalier_api.architecture import GrowthError
+from espalier_api.job import Insertion, TrainingSpec
+from espalier_api.report import Arm
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.core.hooks import Hooks
+from espalier_trainer.core.state import StateCopy
+from espalier_trainer.data.batches import EpochOrder, epoch_order
+from espalier_trainer.data.source import Data
+from espalier_trainer.evaluation import evaluate
+from espalier_trainer.network import Network
+from espalier_trainer.ready import steps
+from espalier_trainer.ready.state import JobState
+from espalier_trainer.trials.orders import Order, Result
+
+logger = logging.getLogger(__name__)
+
+
+class Trying:
+    """Tries what the leader orders, on the state that this worker holds."""
+
+    def __init__(
+        self,
+        training: TrainingSpec,
+        insertion: Insertion,
+        state: JobState,
+        held: StateCopy,
+        data: Data,
+        seed: int,
+        stop: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`seed` is the job's, of the order of its examples; `stop` returns whether this worker must leave."""
+        self._training, self._insertion = training, insertion
+        self._state, self._held, self._data, self._seed = state, held, data, seed
+        self._stop, self._clock = stop, clock
+
+    def __call__(self, order: Order) -> Result:
+        """Try all arms; those after a `stop` are left out.
+
+        Afterwards this worker holds the state of the last arm, if the order says so and it was finished, or none.
+        """
+        before = self._held.capture().copied()
+        found: list[Arm] = []
+        for action, rate in zip(order.actions, order.rates, strict=True):
+            if self._stop():
+                break
+            found.append(self._tried(before, action, rate, order))
+            logger.info("trial %s: %s", order.trial, found[-1])
+        if not (found and order.keep and found[-1].loss is not None):
+            self._held.forget()
+        return Result(trial=order.trial, arms=tuple(found))
+
+    def _tried(self, before: Checkpoint, action: Action, rate: float, order: Order) -> Arm:
+        """Return what came of one arm; this worker then holds the state at its end."""
+        began = self._clock()
+        network = self._held.take(before)
+        torch.manual_seed(order.seed)  # the arms differ by nothing but the action
+        message, loss, taken, state = "", None, 0, before.state
+        try:
+            if action.grows:
+                network = network.grown(action, self._data.example_input(), self._insertion, order.seed)
+            epoch, cursor, taken = self._trained(network, state.epoch, state.cursor, rate, began + order.seconds)
+            evaluation = evaluate(network.module, self._data.validation, self._training.batch_size, self._stop)
+            if evaluation is None:
+                message = "the worker was asked to leave"
+            elif math.isfinite(evaluation.loss):
+                loss = evaluation.loss
+            else:
+                message = f"its validation loss is {evaluation.loss}"
+            stands = {"epoch": epoch, "cursor": cursor, "step": state.step + taken, "epoch_loss_sum": 0.0}
+            grown = {"architecture": network.architecture, "growth": network.history}
+            self._held.lead_to(network, state.model_copy(update=stands | grown))
+        except GrowthError as error:
+            message = str(error)
+        except torch.OutOfMemoryError as error:
+            message = f"out of memory: {str(error).splitlines()[0]}"
+        return Arm(action=str(action), loss=loss, steps=taken, seconds=self._clock() - began, message=message)
+
+    def _trained(self, network: Network, epoch: int, cursor: int, rate: float, until: float) -> tuple[int, int, int]:
+        """Train until `until`; returns the epoch, the batches of it that are done, and the steps taken."""
+        training, source, taken = self._training, self._data.train, 0
+        span = until - self._clock()
+        batches = self._order(epoch)
+        network.module.train()
+        while (left := until - self._clock()) > 0 and not self._stop():
+            if cursor >= len(batches):
+                epoch, cursor = epoch + 1, 0
+                batches = self._order(epoch)
+            joint = steps.take(training, network, Hooks(), None, batches, source, cursor, rate * left / span)
+            cursor, taken = cursor + 1, taken + 1
+            if not math.isfinite(joint.loss):
+                break  # as the evaluation will say
+        return epoch, cursor, taken
+
+    def _order(self, epoch: int) -> EpochOrder:
+        return epoch_order(len(self._data.train), self._training.batch_size, self._seed, epoch, self._state.device)

@@ -1,0 +1,40 @@
+"""What the leader and a worker send each other about a trial."""
+
+from __future__ import annotations
+
+from pydantic import Field, ValidationError
+
+from espalier_api.advice import Action
+from espalier_api.base import Record
+from espalier_api.report import Arm
+
+
+class Order(Record):
+    """What one worker tries, one action after the other, each from the state that it holds."""
+
+    trial: str
+    """Unique for each trial."""
+    actions: tuple[Action, ...] = Field(min_length=1)
+    rates: tuple[float, ...]
+    """Learning rates that the arms begin with; each falls to 0 within its slice."""
+    seconds: float = Field(gt=0)
+    """Wall time of each slice."""
+    seed: int
+    """Of random choices in growth, the same as if the leader carried the action out."""
+    keep: bool
+    """Hold the state of the last arm at its end, for the case that it wins."""
+
+
+class Result(Record):
+    """What came of an order."""
+
+    trial: str
+    arms: tuple[Arm, ...]
+
+
+def result_from(text: str) -> Result | None:
+    """Read a result; None where it is none, as of a worker of another version."""
+    try:
+        return Result.model_validate_json(text)
+    except ValidationError:
+        return None

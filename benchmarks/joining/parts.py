@@ -176,16 +176,16 @@ def rates(model: Model, policy: ElasticBatch, world: int, windows: int, seconds:
         for index in range(world - 1):
             place.follow(index)
         place.until(lambda: first_of(place.steps, world, 0), f"steps of {world} workers")
-        case = {"policy": policy, "world": world, "steps": None, "log": "plain-steps"}
-        (place.folder / "cases.json").write_text(json.dumps([case]))
-        place.start("plain", ["-m", "joining.ddp", str(place.folder), str(world)])
-        plain = Steps(place.folder / case["log"])
+        ours = list(place.processes)
+        plain, theirs = Steps(place.folder / "plain-steps"), [f"plain-{rank}" for rank in range(world)]
+        (place.folder / "case.json").write_text(json.dumps({"policy": policy, "log": "plain-steps"}))
+        for rank, name in enumerate(theirs):
+            place.start(name, ["-m", "joining.ddp", str(place.folder), str(world), str(rank)])
         place.until(lambda: True if len(plain.look()) > FOLLOWING else None, "steps of plain processes")
-        ours = [name for name in place.processes if name != "plain"]
-        place.signal([*ours, "plain"], signal.SIGSTOP)
+        place.signal([*ours, *theirs], signal.SIGSTOP)
         found: tuple[list[float], list[float]] = ([], [])
         for _ in range(windows):
-            for names, steps, into in ((ours, place.steps, found[0]), (["plain"], plain, found[1])):
+            for names, steps, into in ((ours, place.steps, found[0]), (theirs, plain, found[1])):
                 into.append(_window(place, names, steps, seconds))
         return Rates(tuple(found[0]), tuple(found[1]))
 

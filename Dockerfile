@@ -6,6 +6,7 @@
 #   FLAVOUR    cpu or cuda: which build of torch is installed where BASE brings none
 #   REVISION   the commit, for the label
 #   EXTRAS     gavel: the operator gets the solvers that the scheduling policy gavel needs (SciPy, Clarabel)
+#              otel: it can export traces (the SDK of OpenTelemetry)
 #
 # Needs BuildKit. The secrets `ca` and `pip` are optional, for machines that use a proxy or a private package index.
 # What only the build needs (pip, uv, hatchling, wheels) is mounted during a RUN, so no layer contains it. The layers

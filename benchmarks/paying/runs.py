@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -137,17 +138,21 @@ def draw(runs: Runs, shares: Sequence[float], path: Path) -> None:
     axes = figure.subplots()
     axes.axhline(0, color=COLORS[Arm.ALONE], lw=1.5, label=_legend(runs, Arm.ALONE, shares))
     arms = [arm for arm in Arm if arm is not Arm.ALONE]
+    # The arms of one share stand side by side, in half of the room up to the next share.
+    apart = 50 * min((later - earlier for earlier, later in pairwise(sorted(shares))), default=0.1) / len(arms)
     for place, arm in enumerate(arms):
         found = [runs.difference(arm, Arm.ALONE, share) for share in shares]
+        places = [100 * share + (place - (len(arms) - 1) / 2) * apart for share in shares]
+        axes.plot(places, [each.mean for each in found], color=COLORS[arm], lw=0.6, alpha=0.5)
         axes.errorbar(
-            [100 * share + (place - (len(arms) - 1) / 2) * 1.2 for share in shares],
+            places,
             [each.mean for each in found],
             yerr=error_bars(found),
             color=COLORS[arm],
-            marker="o",
-            ms=4,
-            lw=1.2,
-            capsize=2,
+            fmt="o",
+            ms=5,
+            elinewidth=1.4,
+            capsize=3,
             label=_legend(runs, arm, shares),
         )
     axes.set_xticks([100 * share for share in shares], [f"{share:.0%}" for share in shares])

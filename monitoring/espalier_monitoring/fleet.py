@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from espalier_monitoring.boards import Board, Panel, Row
-from espalier_monitoring.promql import apart, quantiles, rate, rises
+from espalier_monitoring.promql import apart, named, quantiles, rate, rises
 
 _GPUS: Final = Row(
     "GPUs",
@@ -36,14 +36,16 @@ _GPUS: Final = Row(
     Panel(
         title="GPUs in training",
         about="GPU-seconds per second of jobs in training, base and extra: how many of the GPUs above are really in"
-        " use. Workers that start, wait or pause hold GPUs that are not counted here.",
-        queries=(rate("espalier_gpu_seconds_total", "role"),),
+        " use. Workers that start, wait or pause hold GPUs that are not counted here. A mean of two minutes: leaders"
+        " report every few seconds, so that in less more would seem to be used than there are.",
+        queries=(apart("sum", "role", "rate(espalier_gpu_seconds_total[2m])"),),
         stacked=True,
     ),
     Panel(
         title="GPUs by type",
-        about="All GPUs by the node label that distinguishes types. A step down is a node that has left.",
-        queries=(apart("sum", "gpu_type", "espalier_gpus"),),
+        about="All GPUs by the node label that distinguishes types, `no type` without it. A step down is a node that"
+        " has left.",
+        queries=(apart("sum", "gpu_type", named("espalier_gpus", "gpu_type", "no type")),),
         decimals=0,
         stacked=True,
     ),

@@ -23,6 +23,11 @@ def apart(aggregate: str, labels: str, series: str, legend: str = "") -> Query:
     return f"{aggregate}{by} ({series})", legend or " ".join(f"{{{{{label}}}}}" for label in labels.split(", "))
 
 
+def named(series: str, label: str, name: str) -> str:
+    """Return `series`, where an empty `label` is `name`: a legend of nothing cannot be read."""
+    return f'label_replace({series}, "{label}", "{name}", "{label}", "")'
+
+
 def rate(metric: str, labels: str = "", legend: str = "") -> Query:
     """Return a query for the rate of a counter by `labels`."""
     return apart("sum", labels, f"rate({metric}[$__rate_interval])", legend)

@@ -15,6 +15,7 @@ from espalier_api.growth import NOTHING, OPERATIONS, described, operation, opera
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
 from espalier_api.report import Metric
+from espalier_api.task import ACCURACY
 
 MAX_DECISION_IDS: Final = 1000
 """Maximum in one report. A job makes at most a hundred decisions (`maxAdaptations`)."""
@@ -160,6 +161,11 @@ class AdviceRequest(Record):
     progress: Progress = Progress()
     allowed_actions: tuple[Action, ...] | None = None
     """Allowed answers; if absent, everything that the architecture offers, and `Nothing`."""
+    places: dict[str, Annotated[int, Field(ge=1, le=2**40)]] = Field(default_factory=dict)
+    """At how many places of an example each layer with weights is applied (pixels, tokens, or 1), from which the cost
+    of a growth follows; empty where that is not known."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Of a training step; absent where it is not known."""
 
     def actions(self) -> tuple[Action, ...]:
         """Return the allowed actions that the architecture offers.
@@ -198,11 +204,22 @@ class PolicyVersion(Record):
     version: str
 
 
+class ExpectedGain(Record):
+    """Final accuracy gained against doing nothing, as a policy expects it."""
+
+    mean: float
+    low: float
+    """End of the interval that four of five estimates are in."""
+    high: float
+
+
 class ActionProbability(Record):
     """The probability that a policy gave one action."""
 
     action: Action
     probability: float = Field(ge=0, le=1)
+    gain: ExpectedGain | None = None
+    """Absent for doing nothing, and where the policy does not estimate it."""
 
 
 class AdviceResponse(Record):
@@ -220,6 +237,10 @@ class OutcomeReport(Record):
     job: JobText
     decision_ids: tuple[DecisionId, ...] = Field(max_length=MAX_DECISION_IDS)
     final_accuracy: float = Field(ge=0, le=1)
+    """Of a classification. Of another task its score as a number between 0 and 1, higher is better
+    (`espalier_api.task.Score.quality`)."""
+    measure: Annotated[str, Field(max_length=64)] = ACCURACY.name
+    """What the job is judged by: `accuracy`, `r2` or `bits_per_character`."""
     time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)
 
 

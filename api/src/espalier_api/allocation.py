@@ -36,6 +36,8 @@ class Allocation(Record):
     """One of `espalier_api.reasons.Reason`, or empty."""
     deadline: AwareDatetime | None = None
     """Wall-clock time by which a `down` must be acknowledged."""
+    traceparent: str | None = Field(default=None, max_length=55)
+    """Trace of this signal, in the format of W3C Trace Context; absent where the operator exports no traces."""
 
 
 class TimeBudget(Record):

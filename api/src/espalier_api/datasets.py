@@ -15,6 +15,9 @@ _BUILT_IN: Final = {
     "cifar10": "espalier_trainer.data.torchvision_sets:cifar10",
     "mnist": "espalier_trainer.data.torchvision_sets:mnist",
     "imagefolder": "espalier_trainer.data.imagefolder:load",
+    "text": "espalier_trainer.data.text:load",
+    "python-library": "espalier_trainer.data.text:python_library",
+    "diabetes": "espalier_trainer.data.diabetes:load",
 }
 DATASETS: Final[Registry[Callable[..., Any]]] = Registry("data set", "espalier.datasets", _BUILT_IN)
 """Functions that take a `DatasetSpec` and return the trainer's `Data`."""

@@ -73,6 +73,8 @@ GPU_TYPE: Final = "ESPALIER_GPU_TYPE"
 RENDEZVOUS: Final = "ESPALIER_RENDEZVOUS"
 """Where the workers of a job meet: the leader's `host:port`, or the path of a file that the leader writes its address
 into. Used by jobs with `spec.training.elasticBatch`."""
+LOG_TO: Final = "ESPALIER_LOG_TO"
+"""`tensorboard` or `wandb`: where the leader also writes its figures, beside the checkpoints; nowhere if absent."""
 METRICS_PORT: Final = "ESPALIER_METRICS_PORT"
 """Port of the leader's metrics; none if absent."""
 JOB_UID: Final = "ESPALIER_JOB_UID"

@@ -13,6 +13,7 @@ from pydantic import AwareDatetime, Field, TypeAdapter
 from espalier_api.allocation import Allocation
 from espalier_api.base import Record
 from espalier_api.report import Adaptation, Metric
+from espalier_api.task import Score, accuracy_score
 
 NOT_GROWABLE: Final = "NotGrowable"
 """Reason of the warning that the model cannot grow."""
@@ -47,12 +48,20 @@ class EpochFinished(Event):
     step: int
     train_loss: float
     validation_loss: float
-    validation_accuracy: float
+    validation_accuracy: float | None = None
+    """Of a classification."""
+    validation_score: Score | None = None
+    """Of another task."""
     learning_rate: float
     depth: int
     parameters: int
     max_step_gap_seconds: float
     """The longest time between two optimizer steps in this epoch, wall time."""
+
+    @property
+    def score(self) -> Score | None:
+        """The validation score of any task."""
+        return self.validation_score or accuracy_score(self.validation_accuracy)
 
 
 class AdaptationFinished(Event):
@@ -141,10 +150,18 @@ class TrainerFinished(Event):
     epoch: int
     step: int
     test_accuracy: float | None = None
+    """Of a classification."""
+    test_score: Score | None = None
+    """Of another task."""
     test_loss: float | None = None
     depth: int
     parameters: int
     max_step_gap_seconds: float
+
+    @property
+    def score(self) -> Score | None:
+        """The score on the test split, of any task."""
+        return self.test_score or accuracy_score(self.test_accuracy)
 
 
 class AllocationChanged(Event):

@@ -15,6 +15,7 @@ from espalier_api.growth.deepen import DEEPEN
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_api.program import ProgramSpec
 from espalier_api.status import JobStatus
+from espalier_api.task import Task
 
 GROUP = "espalier.dev"
 VERSION = "v1alpha1"
@@ -128,6 +129,15 @@ class ElasticBatch(StrEnum):
     """Each worker takes a whole batch; the learning rate is multiplied by the number of workers (Goyal et al. 2017)."""
 
 
+class Precision(StrEnum):
+    """The numbers in which outputs and gradients are computed. Weights and the optimizer's state are float32."""
+
+    FLOAT32 = "Float32"
+    BFLOAT16 = "BFloat16"
+    """Matrix products in bfloat16 (torch's autocast): half the memory of activations, and faster where the hardware
+    has it."""
+
+
 class BatchSizing(StrEnum):
     """What decides on the batch size."""
 
@@ -205,8 +215,9 @@ class AdaptationSpec(Strict):
 class ModelSpec(Strict):
     """The starting model: a known name, or your own function."""
 
-    name: str | None = Field(default=None, pattern=r"^(digits|cifar8|cnn1|cnn2|torchvision:[a-z0-9_]+)$")
-    """`digits`, `cifar8`, `cnn1`, `cnn2` or `torchvision:<name>`."""
+    name: str | None = Field(default=None, pattern=r"^(digits|cifar8|cnn1|cnn2|gpt|mlp|torchvision:[a-z0-9_]+)$")
+    """`digits`, `cifar8`, `cnn1`, `cnn2`, `gpt` (a language model), `mlp` (for rows of numbers) or
+    `torchvision:<name>`."""
     entrypoint: str | None = Field(default=None, pattern=_ENTRYPOINT)
     """`package.module:function`, called with `options`; returns a `torch.nn.Module`."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -237,6 +248,8 @@ class DatasetSpec(Strict):
             raise ValueError("needs exactly one of name and entrypoint")
         if self.name == "imagefolder" and self.path is None:
             raise ValueError("path is needed for imagefolder: a folder with one folder of images per class")
+        if self.name == "text" and self.path is None:
+            raise ValueError("path is needed for text: a file or a folder of files in UTF-8")
         return self
 
 
@@ -251,6 +264,18 @@ class OptimizerSpec(Strict):
     """SGD and RMSprop only."""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """`weight_decay` of the optimizer."""
+    decay_matrices_only: bool = False
+    """Apply `weightDecay` to matrices and kernels alone, not to biases, norms and other vectors."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = Field(default=None, min_length=2, max_length=2)
+    """Adam and AdamW only: decay of the first and of the second moment. Default: torch's, 0.9 and 0.999."""
+    max_gradient_norm: float | None = Field(default=None, gt=0, le=1e9)
+    """Gradients whose norm, over all parameters, is larger are scaled to it. If absent, they are not."""
+
+    @model_validator(mode="after")
+    def _known_to_it(self) -> Self:
+        if self.betas is not None and self.name not in ("Adam", "AdamW"):
+            raise ValueError(f"has betas, which {self.name} does not know; use Adam or AdamW, or remove them")
+        return self
 
 
 class ScheduleSpec(Strict):
@@ -265,6 +290,8 @@ class ScheduleSpec(Strict):
     """After growth, restart from the initial rate."""
     decay: float = Field(default=0.9, gt=0, le=1)
     """Factor per epoch of `Exponential`."""
+    warmup: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the time budget in which the rate rises from 0 at first, and after a restart."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a `torch:` scheduler."""
 
@@ -275,6 +302,8 @@ _TWO_RULES: Final = "cannot be scaleLinear with batch: Goodput, which chooses th
 class TrainingSpec(Strict):
     """Settings of the ready trainer; your own image may ignore them."""
 
+    task: Task = Task.CLASSIFICATION
+    """What the model learns; must be that of the data set."""
     model: ModelSpec = ModelSpec(name="digits")
     dataset: DatasetSpec = DatasetSpec(name="digits")
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
@@ -287,6 +316,16 @@ class TrainingSpec(Strict):
     max_batch_size_per_worker: int | None = Field(default=None, ge=1, le=1_000_000)
     """With `batch: Goodput`: examples that one worker computes at once. Of more, it accumulates the gradients in
     several passes. If absent, its memory is the limit: a size at which it runs out is not tried again."""
+    accumulation: int = Field(default=1, ge=1, le=100_000)
+    """Parts in which each worker computes its share of a batch, one after the other; their gradients add up. The steps
+    stay the same, and need less memory. With `batch: Goodput`, set `maxBatchSizePerWorker` instead."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of blocks (members of a `ModuleList`) for the backward pass and compute the rest again: less
+    memory, steps about a third longer. Blocks with batch norms are left as they are."""
+    precision: Precision = Precision.FLOAT32
+    weight_averaging: float = Field(default=0.0, ge=0, lt=1)
+    """Decay per step of an exponential moving average of the weights, 0.999 say, which is evaluated in place of the
+    weights. 0: none."""
     elastic_batch: ElasticBatch | None = None
     """`keepGlobal` or `scaleLinear`: all workers train together, and join and leave a running job. If absent, extra
     workers hold their GPUs and do not train."""
@@ -316,6 +355,13 @@ class TrainingSpec(Strict):
     def _one_rule_of_scaling(cls, value: ElasticBatch | None, info: ValidationInfo) -> ElasticBatch | None:
         if value is ElasticBatch.SCALE_LINEAR and info.data.get("batch") is BatchSizing.GOODPUT:
             raise ValueError(_TWO_RULES)
+        return value
+
+    @field_validator("accumulation")
+    @classmethod
+    def _passes_of_one(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("batch") is BatchSizing.GOODPUT:
+            raise ValueError(f"is {value} with batch: Goodput, which chooses the parts; set maxBatchSizePerWorker")
         return value
 
     @model_validator(mode="after")
@@ -383,6 +429,21 @@ class JobSpec(Strict):
         if value < least:
             raise ValueError(f"is {value}, less than minReplicas; must be at least {least}")
         return value
+
+    @model_validator(mode="after")
+    def _teaches_labels(self) -> Self:
+        if self.adaptation.on_reclaim is OnReclaim.DISTILL:
+            if self.training.task is not Task.CLASSIFICATION:
+                raise ValueError(
+                    f"has adaptation.onReclaim Distill and training.task {self.training.task}; a smaller model learns "
+                    "from logits of classes, so use Keep"
+                )
+            if self.training.weight_averaging:
+                raise ValueError(
+                    "has adaptation.onReclaim Distill and training.weightAveraging; the two models are compared by "
+                    "their weights, so use Keep, or remove weightAveraging"
+                )
+        return self
 
     @model_validator(mode="after")
     def _program_stands_alone(self) -> Self:

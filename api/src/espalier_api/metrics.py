@@ -75,6 +75,7 @@ LABELS: Final = {
     "source": "who decided: `agent`, `fallback`, or `reclaim` (the rule of `onReclaim`)",
     "choice": "a possible decision: `Nothing`, `Deepen` with the growth point, or `Widen` with the group",
     "chosen": "`yes` for the choice that was made, `no` for the others",
+    "measure": "what the job's task is judged by: `accuracy`, `r2`, or `bits_per_character`, of which less is better",
     "metric": "name of the figure in the trainer's report, such as `validation_accuracy`",
     "verb": "verb of the request, as in RBAC",
     "resource": "resource of the API server, plural",
@@ -247,7 +248,8 @@ FAMILIES: Final = (
         (
             _H,
             "espalier_adaptation_accuracy_change_ratio",
-            "Validation accuracy after the epoch that followed a growth, minus the accuracy before it.",
+            "Validation accuracy after the epoch that followed a growth, minus the accuracy before it; of other tasks "
+            "the quality between 0 and 1 that agents learn from.",
             (),
             _CHANGES,
         ),
@@ -301,7 +303,8 @@ FAMILIES: Final = (
         "Trainer",
         (_H, "espalier_trainer_step_seconds", "Time between the ends of two optimizer steps.", (), _STEPS),
         (_G, "espalier_trainer_loss", "The latest loss.", ("split",), ()),
-        (_G, "espalier_trainer_accuracy_ratio", "The latest accuracy.", ("split",), ()),
+        (_G, "espalier_trainer_accuracy_ratio", "The latest accuracy, of a classification.", ("split",), ()),
+        (_G, "espalier_trainer_score", "The latest value of the measure of the job's task.", ("split", "measure"), ()),
         (_G, "espalier_trainer_budget_left_seconds", "Time budget that is left.", (), ()),
         (_G, "espalier_trainer_depth", "Layers with parameters.", (), ()),
         (_G, "espalier_trainer_parameters", "Trainable parameters.", (), ()),

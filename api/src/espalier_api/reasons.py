@@ -36,6 +36,7 @@ class Reason(StrEnum):
     RECLAIM_FORCED = "ReclaimForced"
     AGENT_UNAVAILABLE = "AgentUnavailable"
     ILLEGAL_ADVICE = "IllegalAdvice"
+    ACTIONS_UNKNOWN = "ActionsUnknown"
     TRIAL_NOT_BETTER = "TrialNotBetter"
     STILL_CARRIED = "StillCarried"
     NOT_CHEAPER = "NotCheaper"
@@ -94,6 +95,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",
+    Reason.ACTIONS_UNKNOWN: "the agent's policy knows none of the allowed actions; adaptation.fallback decided",
     Reason.ILLEGAL_ADVICE: "the agent's advice was not legal for the model; adaptation.fallback decided",
     Reason.TRIAL_NOT_BETTER: "the growth was tried on extra GPUs and trained no better than the model as it is",
     Reason.STILL_CARRIED: "GPUs were taken back, but the grown model is about as fast on the rest; it is kept",

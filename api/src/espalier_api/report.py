@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, Field
 from espalier_api.base import Record
 from espalier_api.measurements import Measurements
 from espalier_api.reasons import Reason
+from espalier_api.task import Score, accuracy_of, accuracy_score, other_than_accuracy
 
 WORKERS_METRIC: Final = "workers"
 """Name of the figure for the number of workers that train together."""
@@ -137,13 +138,38 @@ class Adaptation(Record):
     loss_after: float | None = None
     """Loss on the same batch directly after the growth: how far it jumps."""
     accuracy_before: float | None = None
-    """Validation accuracy at the last evaluation before it."""
+    """Of a classification: validation accuracy at the last evaluation before it."""
     accuracy_after: float | None = None
-    """Validation accuracy at the end of the epoch after it."""
+    """Of a classification: validation accuracy at the end of the epoch after it."""
+    score_before: Score | None = None
+    """Of another task: the score on the validation split at the last evaluation before it."""
+    score_after: Score | None = None
+    """Of another task: that score at the end of the epoch after it."""
     arms: tuple[Arm, ...] = ()
     """What was tried on extra workers before it (`adaptation.trials`)."""
     seconds: float = Field(ge=0)
     """Duration of consultation and growth together, wall time."""
+
+    @property
+    def before(self) -> Score | None:
+        """The validation score before it, of any task."""
+        return self.score_before or accuracy_score(self.accuracy_before)
+
+    @property
+    def after(self) -> Score | None:
+        """The validation score after it, of any task."""
+        return self.score_after or accuracy_score(self.accuracy_after)
+
+    @property
+    def gained(self) -> float | None:
+        """By how much the score after it is better; None where one is not known."""
+        if self.before is None or self.after is None:
+            return None
+        return self.after.ahead_of(self.before)
+
+    def followed_by(self, score: Score | None) -> Adaptation:
+        """Return it with the score of the evaluation after it, which it had to wait for."""
+        return self.model_copy(update={"accuracy_after": accuracy_of(score), "score_after": other_than_accuracy(score)})
 
 
 class Report(Record):

@@ -25,6 +25,7 @@ from espalier_api.events import (
 )
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.report import Adaptation, Metric
+from espalier_api.task import Score, accuracy_score
 
 
 class AllocationRecord(Record):
@@ -56,9 +57,14 @@ class RunResult(Record):
     used_seconds: float
     gpu_seconds_used: float = 0.0
     test_accuracy: float | None = None
+    """Of a classification."""
+    test_score: Score | None = None
+    """Of another task."""
     test_loss: float | None = None
     validation_accuracy: float | None = None
-    """At the last evaluation."""
+    """Of a classification, at the last evaluation."""
+    validation_score: Score | None = None
+    """Of another task."""
     epochs: int = 0
     steps: int = 0
     depth_before: int = 0
@@ -75,6 +81,11 @@ class RunResult(Record):
     """Why the model could not grow; empty if it could, or if the job did not ask for it."""
     max_step_gap_seconds: float = Field(default=0.0, ge=0)
     """The longest time between two optimizer steps, growth and evaluation included, wall time."""
+
+    @property
+    def score(self) -> Score | None:
+        """The score on the test split, of any task."""
+        return self.test_score or accuracy_score(self.test_accuracy)
 
 
 def read_history(path: Path) -> tuple[AnyEvent, ...]:
@@ -127,8 +138,10 @@ def summarize(
         used_seconds=used_seconds,
         gpu_seconds_used=gpu_seconds_used,
         test_accuracy=last.test_accuracy if last else None,
+        test_score=last.test_score if last else None,
         test_loss=last.test_loss if last else None,
         validation_accuracy=epochs[-1].validation_accuracy if epochs else None,
+        validation_score=epochs[-1].validation_score if epochs else None,
         epochs=counted.epoch if counted else 0,
         steps=counted.step if counted else 0,
         depth_before=first.depth if first else 0,
@@ -156,14 +169,13 @@ def dataset_of(job: AdaptiveTrainingJob) -> str:
 
 
 def _adaptations(events: Sequence[AnyEvent]) -> tuple[Adaptation, ...]:
-    """Return the adaptations; the accuracy after each is that of the next evaluation, which comes an epoch later."""
+    """Return the adaptations; the score after each is that of the next evaluation, which comes an epoch later."""
     adaptations: list[Adaptation] = []
     for event in events:
         if isinstance(event, AdaptationFinished):
             adaptations.append(event.adaptation)
-        elif isinstance(event, EpochFinished) and adaptations and adaptations[-1].accuracy_after is None:
-            after = {"accuracy_after": event.validation_accuracy}
-            adaptations[-1] = adaptations[-1].model_copy(update=after)
+        elif isinstance(event, EpochFinished) and adaptations and adaptations[-1].after is None:
+            adaptations[-1] = adaptations[-1].followed_by(event.score)
     return tuple(adaptations)
 
 

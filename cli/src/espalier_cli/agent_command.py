@@ -1,4 +1,4 @@
-"""`espalier agent`: the agent's own commands, and `collect`, which needs a trainer."""
+"""`espalier agent`: the agent's own commands, and `collect` and `judge`, which need a trainer."""
 
 from __future__ import annotations
 
@@ -8,5 +8,11 @@ from espalier_agent.commands.agent import COMMANDS, HELP
 from espalier_agent.commands.lazy import LazyGroup
 
 agent: Final = LazyGroup(
-    name="agent", help=HELP, elsewhere={**COMMANDS, "collect": "espalier_cli.collect.command:collect"}
+    name="agent",
+    help=HELP,
+    elsewhere={
+        **COMMANDS,
+        "collect": "espalier_cli.collect.command:collect",
+        "judge": "espalier_cli.judge.command:judge",
+    },
 )

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from espalier_api.documents import DocumentError
 from espalier_api.result import RunResult, read_history
+from espalier_api.task import Score
 from espalier_cli.picture import Curve
 from espalier_cli.tables import table_for, turned
 from espalier_operator.local.layout import HISTORY_FILE, RESULT_FILE
@@ -31,14 +32,15 @@ def read_run(folder: Path, label: str | None = None) -> Curve:
 
 def table_of(curves: list[Curve], width: int) -> RenderableType:
     """Return a table with a column a run, or a list a run where `width` characters are too few."""
-    names, runs = ("", *_ROWS), [(curve.label, *_column(curve.result)) for curve in curves]
+    measures = {curve.result.score.by.title for curve in curves if curve.result.score is not None}
+    score = "test score" if len(measures) > 1 else f"test {next(iter(measures), 'accuracy')}"
+    names, runs = ("", score, *_ROWS), [(curve.label, *_column(curve.result)) for curve in curves]
     columns, rows = turned(names, runs)
     table = table_for(width, columns, rows, right=True)
     return table if isinstance(table, Table) else table_for(width, names, runs)
 
 
 _ROWS = (
-    "test accuracy",
     "test loss",
     "time budget used (s)",
     "GPU-seconds",
@@ -52,7 +54,7 @@ _ROWS = (
 
 def _column(result: RunResult) -> tuple[str, ...]:
     return (
-        _number(result.test_accuracy, ".4f"),
+        "-" if result.score is None else result.score.shown,
         _number(result.test_loss, ".4f"),
         f"{result.used_seconds:.2f} of {result.time_budget_seconds:g}",
         f"{result.gpu_seconds_used:.1f}",
@@ -67,21 +69,35 @@ def _column(result: RunResult) -> tuple[str, ...]:
 def verdict(curves: list[Curve]) -> str:
     """Say in a sentence what two runs show, and what they do not."""
     first, second = curves[0].result, curves[-1].result
-    if first.test_accuracy is None or second.test_accuracy is None:
-        return "One of the runs has no test accuracy: nothing can be compared."
-    if first.dataset and second.dataset and first.dataset != second.dataset:
+    ours, theirs = second.score, first.score
+    if ours is None or theirs is None:
+        return "One of the runs has no score on the test split: nothing can be compared."
+    if ours.measure != theirs.measure:
         return (
-            f"{curves[0].label} was trained on {first.dataset}, {curves[-1].label} on {second.dataset}: accuracies on "
-            "different data sets cannot be compared."
+            f"{curves[0].label} is judged by {theirs.by.title}, {curves[-1].label} by {ours.by.title}: they cannot be "
+            "compared."
         )
-    difference = second.test_accuracy - first.test_accuracy
-    word = "more" if difference > 0 else "less" if difference < 0 else "neither more nor less"
-    amount = f"{abs(difference):.4f} " if difference else ""
+    if other := next((each for each in curves if each.result.dataset != first.dataset), None):
+        names = [each.result.dataset or "data that only its script knows" for each in (curves[0], other)]
+        return (
+            f"{curves[0].label} was trained on {names[0]}, {other.label} on {names[1]}: scores on different data sets "
+            "cannot be compared."
+        )
+    ahead = ours.ahead_of(theirs)
+    amount = f"{abs(ahead):.{ours.by.digits}f} " if ahead else ""
     seeds = f"seed {first.seed}" if first.seed == second.seed else f"seeds {first.seed} and {second.seed}"
     return (
-        f"{curves[-1].label} has {amount}{word} accuracy than {curves[0].label} ({seeds}, one run each: an anecdote; "
+        f"{curves[-1].label} {_has(ours, ahead, amount)} than {curves[0].label} ({seeds}, one run each: an anecdote; "
         "`make bench-digits` runs ten seeds with two controls)."
     )
+
+
+def _has(score: Score, ahead: float, amount: str) -> str:
+    """Say how the second run stands: with more or less of what is better when it is higher, or the other way round."""
+    more = ahead > 0 if score.by.higher_is_better else ahead < 0
+    word = ("more" if more else "less") if ahead else "neither more nor less"
+    better = "" if score.by.higher_is_better or not ahead else f", which is {'better' if ahead > 0 else 'worse'},"
+    return f"has {amount}{word} {score.by.title}{better}"
 
 
 def _number(value: float | None, form: str) -> str:

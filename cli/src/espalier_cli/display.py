@@ -33,6 +33,7 @@ from espalier_api.events import (
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Adaptation, AdaptationSource, Metric
 from espalier_api.status import JobPhase
+from espalier_api.task import Score
 
 _WITH_BARS = 110
 """Columns of a terminal; with fewer, figures are worth more than bars."""
@@ -49,7 +50,7 @@ class JobRow:
     used_seconds: float = 0.0
     phase: str = "Pending"
     epoch: int = 0
-    accuracy: float | None = None
+    score: Score | None = None
     depth: int = 0
     parameters: int = 0
     gpus: int = 0
@@ -73,7 +74,7 @@ def updated(row: JobRow, event: AnyEvent) -> JobRow:
             return replace(
                 row,
                 epoch=event.epoch,
-                accuracy=event.validation_accuracy,
+                score=event.score,
                 depth=event.depth,
                 parameters=event.parameters,
             )
@@ -92,9 +93,13 @@ def updated(row: JobRow, event: AnyEvent) -> JobRow:
         case ProgressRead():
             return replace(row, epoch=event.epoch, progress=progress_of(event.step, event.done, event.metrics))
         case TrainerFinished():
-            accuracy = row.accuracy if event.test_accuracy is None else event.test_accuracy
-            return replace(row, accuracy=accuracy, phase=event.phase)
+            return replace(row, score=event.score or row.score, phase=event.phase)
     return row
+
+
+def brief(score: Score | None) -> str:
+    """Return a score with its name, short."""
+    return "no score" if score is None else f"{score.by.title} {score.value:.3f}"
 
 
 def progress_of(step: int, done: float | None, metrics: Iterable[Metric]) -> str:
@@ -146,8 +151,8 @@ def line_for(event: AnyEvent) -> str | None:
             return f"{event.phase}{why}{'' if event.message in why else f' ({event.message})'}"
         case Warned():
             return f"warning: {event.reason}: {event.message}"
-        case TrainerFinished(test_accuracy=float(accuracy)):
-            return f"accuracy on the test split: {accuracy:.4f}"
+        case TrainerFinished(score=Score() as score):
+            return f"{score.by.title} on the test split: {score.shown}"
         case EpochFinished() | CheckpointSaved() | TrainerFinished() | ProgressRead():
             return None
     return None
@@ -218,7 +223,7 @@ class PlainDisplay(Display):
         row = self.rows[job]
         if isinstance(event, EpochFinished) and row.used_share >= self._announced.get(job, 0.0):
             self._announced[job] = row.used_share + PLAIN_PROGRESS_EVERY
-            self.print(row, f"epoch {row.epoch}, accuracy {event.validation_accuracy:.3f}, depth {row.depth}")
+            self.print(row, f"epoch {row.epoch}, {brief(event.score)}, depth {row.depth}")
         elif isinstance(event, ProgressRead) and row.used_share >= self._announced.get(job, 0.0):
             self._announced[job] = row.used_share + PLAIN_PROGRESS_EVERY
             self.print(row, row.progress)
@@ -263,7 +268,9 @@ def progress_table(rows: Iterable[JobRow], width: int) -> Group:
     table = Table(box=None, pad_edge=False, header_style="bold")
     rows, bars = tuple(rows), width >= _WITH_BARS
     names = ["job", "phase", *(["time budget"] if bars else []), "left"]
-    names += ["epoch", "accuracy", "depth", "GPUs", "last decision"]
+    measures = {row.score.by.title for row in rows if row.score is not None}
+    score = "score" if len(measures) > 1 else next(iter(measures), "accuracy")
+    names += ["epoch", score, "depth", "GPUs", "last decision"]
     names += ["progress"] if any(row.progress for row in rows) else []
     for name in names:
         table.add_column(name, no_wrap=True)
@@ -274,7 +281,7 @@ def progress_table(rows: Iterable[JobRow], width: int) -> Group:
             *([ProgressBar(total=1.0, completed=row.used_share, width=24)] if bars else []),
             f"{max(0.0, row.budget_seconds - row.used_seconds):.0f} s",
             str(row.epoch),
-            "" if row.accuracy is None else f"{row.accuracy:.3f}",
+            "" if row.score is None else f"{row.score.value:.3f}",
             str(row.depth or ""),
             str(row.gpus),
             Text(row.decision, style="green"),

@@ -1,23 +1,44 @@
-"""`training.png`: accuracy and loss over budget time, with marks where GPUs came and went and the model grew."""
+"""`training.png`: score and loss over budget time, with marks where GPUs came and went and the model grew.
+
+The marks' labels stand in a strip of their own above the curves; growths too close for a label each share one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from espalier_api.events import AdaptationFinished, AllocationChanged, AnyEvent, EpochFinished
+from espalier_api.events import (
+    AdaptationFinished,
+    AllocationChanged,
+    AnyEvent,
+    BatchSizeChanged,
+    EpochFinished,
+    TrainerStarted,
+)
 from espalier_api.report import AdaptationResult
 from espalier_api.result import RunResult
+from espalier_api.task import ACCURACY
 
 mpl.use("Agg")
 
 GREEN, GREY, BROWN, BLUE = "#2e7d32", "#757575", "#8d4b1f", "#1565c0"
+
+_STRIP_INCHES: Final = 1.15
+"""Height of the strip of labels."""
+_LABEL_WIDTH: Final = 0.02
+"""The part of the time axis that a label needs, which is written upwards in 7 points."""
+_LABEL_LENGTH: Final = 22
+"""Characters that the strip has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +50,64 @@ class Curve:
     events: tuple[AnyEvent, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A text at a time of the budget."""
+
+    at: float
+    text: str
+
+
+def labels_of(events: Iterable[AnyEvent], end: float) -> tuple[Label, ...]:
+    """Return the labels of growths on an axis from 0 to `end` seconds, so far apart that none covers another.
+
+    Those that are closer share the label of the first: `3x Deepen(block0)`, or `Deepen(a) +2` if they differ.
+    """
+    groups: list[list[tuple[float, str]]] = []
+    for event in events:
+        if isinstance(event, AdaptationFinished) and event.adaptation.result is AdaptationResult.GROWN:
+            each = event.used_seconds, event.adaptation.action
+            if groups and each[0] - groups[-1][0][0] < _LABEL_WIDTH * end:
+                groups[-1].append(each)
+            else:
+                groups.append([each])
+    return tuple(Label(group[0][0], _shared([action for _, action in group])) for group in groups)
+
+
+def _shared(actions: Sequence[str]) -> str:
+    runs = [(action, len(list(same))) for action, same in groupby(actions)]
+    action, count = runs[0]
+    many, more = f"{count}x " if count > 1 else "", f" +{len(actions) - count}" if len(runs) > 1 else ""
+    room = _LABEL_LENGTH - len(many) - len(more)
+    return f"{many}{action if len(action) <= room else action[: room - 1] + '…'}{more}"
+
+
 def draw_training(curve: Curve, path: Path) -> None:
     """Draw one run to `path` (PNG)."""
-    figure = Figure(figsize=(9, 6.5), layout="constrained")
-    accuracy, loss, gpus = figure.subplots(3, 1, sharex=True, height_ratios=[4, 2.2, 1])
+    end = max([curve.result.time_budget_seconds, curve.result.used_seconds, *(e.used_seconds for e in curve.events)])
+    labels, sizes = labels_of(curve.events, end), _batch_sizes(curve)
+    heights = [_STRIP_INCHES] * bool(labels) + [3.1, 1.8, 0.85] + [0.85] * bool(sizes[0])
+    figure = Figure(figsize=(9, sum(heights) + 0.8), layout="constrained")
+    every = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
+    if labels:
+        _draw_labels(every.pop(0), labels)
+    accuracy, loss, gpus, *rest = every
     result = curve.result
     epochs = [event for event in curve.events if isinstance(event, EpochFinished)]
     times = [event.used_seconds for event in epochs]
     figure.suptitle(_title(result), fontsize=11)
 
-    accuracy.plot(times, [event.validation_accuracy for event in epochs], color=GREEN, lw=1.2, label="validation")
-    if result.test_accuracy is not None:
+    accuracy.plot(*_scores(epochs), color=GREEN, lw=1.2, label="validation")
+    if result.score is not None:
         accuracy.plot(
             [result.used_seconds],
-            [result.test_accuracy],
+            [result.score.value],
             "o",
             color=BROWN,
             clip_on=False,
-            label=f"test, at the end: {result.test_accuracy:.3f}",
+            label=f"test, at the end: {result.score.value:.3f}",
         )
-    accuracy.set_ylabel("accuracy")
+    _name(accuracy, epochs)
     accuracy.grid(alpha=0.25)
 
     loss.plot(times, [event.train_loss for event in epochs], color=GREY, lw=1, label="train")
@@ -59,34 +118,53 @@ def draw_training(curve: Curve, path: Path) -> None:
     loss.grid(alpha=0.25)
 
     _draw_gpus(gpus, curve)
-    _mark_growth((accuracy, loss), curve.events)
-    accuracy.legend(loc="lower right", fontsize=8, frameon=False)
-    gpus.set_xlabel("time budget used (s)")
-    gpus.set_xlim(0, max([result.time_budget_seconds, result.used_seconds, *times]) * 1.01)
+    for axes in rest:
+        axes.step(*sizes, where="post", color=BROWN, lw=1.6)
+        axes.set_ylabel("batch size")
+        axes.set_ylim(0, max(sizes[1]) * 1.15)
+    marks = _mark((accuracy, loss, *rest), curve.events)
+    shown, _ = accuracy.get_legend_handles_labels()
+    accuracy.legend(handles=[*shown, *marks], loc="best", fontsize=8, framealpha=0.7, edgecolor="none")
+    every[-1].set_xlabel("time budget used (s)")
+    every[-1].set_xlim(0, end * 1.01)
     _save(figure, path)
 
 
 def draw_comparison(curves: Sequence[Curve], path: Path) -> None:
-    """Draw the validation accuracy of several runs in one picture at `path` (PNG)."""
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axes = figure.subplots()
+    """Draw the validation scores of several runs in one picture at `path` (PNG)."""
+    events = sorted((event for curve in curves for event in curve.events), key=lambda event: event.used_seconds)
+    end = max([*(curve.result.time_budget_seconds for curve in curves), *(event.used_seconds for event in events)])
+    labels = labels_of(events, end)
+    heights = [_STRIP_INCHES] * bool(labels) + [4.0]
+    figure = Figure(figsize=(9, sum(heights) + 0.5), layout="constrained")
+    *strip, axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    for above in strip:
+        _draw_labels(above, labels)
     for curve, color in zip(curves, (GREY, GREEN, BLUE, BROWN), strict=False):
         epochs = [event for event in curve.events if isinstance(event, EpochFinished)]
-        test = curve.result.test_accuracy
-        label = curve.label if test is None else f"{curve.label}: {test:.3f} on the test split"
-        axes.plot(
-            [event.used_seconds for event in epochs],
-            [event.validation_accuracy for event in epochs],
-            color=color,
-            lw=1.2,
-            label=label,
-        )
-        _mark_growth((axes,), curve.events)
+        test = curve.result.score
+        label = curve.label if test is None else f"{curve.label}: {test.value:.3f} on the test split"
+        axes.plot(*_scores(epochs), color=color, lw=1.2, label=label)
+    marks = _mark((axes,), events)
+    axes.set_xlim(0, end * 1.01)
     axes.set_xlabel("time budget used (s)")
-    axes.set_ylabel("validation accuracy")
-    axes.legend(loc="lower right", fontsize=9, frameon=False)
+    _name(axes, [event for event in events if isinstance(event, EpochFinished)], "validation ")
+    shown, _ = axes.get_legend_handles_labels()
+    axes.legend(handles=[*shown, *marks], loc="best", fontsize=9, framealpha=0.7, edgecolor="none")
     axes.grid(alpha=0.25)
     _save(figure, path)
+
+
+def _scores(epochs: Sequence[EpochFinished]) -> tuple[list[float], list[float]]:
+    """Return the times and values of the scores on the validation split."""
+    scored = [(event.used_seconds, event.score.value) for event in epochs if event.score is not None]
+    return [time for time, _ in scored], [value for _, value in scored]
+
+
+def _name(axes: Axes, epochs: Sequence[EpochFinished], split: str = "") -> None:
+    """Name the axis after the measure."""
+    measure = next((event.score.by for event in epochs if event.score is not None), ACCURACY)
+    axes.set_ylabel(f"{split}{measure.title}{'' if measure.higher_is_better else ' (lower is better)'}")
 
 
 def _title(result: RunResult) -> str:
@@ -111,24 +189,47 @@ def _draw_gpus(axes: Axes, curve: Curve) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
 
 
-def _mark_growth(every: Sequence[Axes], events: Sequence[AnyEvent]) -> None:
+def _batch_sizes(curve: Curve) -> tuple[list[float], list[int]]:
+    """Return (seconds, sizes) from the first change of the batch size on; empty where it never changed."""
+    changes = [event for event in curve.events if isinstance(event, BatchSizeChanged)]
+    if not changes:
+        return [], []
+    times = [0.0, *(event.used_seconds for event in changes), curve.result.used_seconds]
+    sizes = [changes[0].before, *(event.batch_size for event in changes), changes[-1].batch_size]
+    return times, sizes
+
+
+def _draw_labels(axes: Axes, labels: Iterable[Label]) -> None:
+    axes.set_axis_off()
+    axes.set_ylim(0, 1)
+    for label in labels:
+        axes.text(label.at, 0.0, label.text, rotation=90, fontsize=7, color=BROWN, ha="center", va="bottom")
+
+
+_KINDS: Final[dict[str, dict[str, Any]]] = {
+    "GPUs came or went": {"color": BLUE, "lw": 1, "ls": ":"},
+    "the model grew": {"color": BROWN, "lw": 1, "ls": "--"},
+    "the trainer was started again": {"color": GREY, "lw": 1, "ls": "-."},
+}
+
+
+def _mark(every: Sequence[Axes], events: Iterable[AnyEvent]) -> list[Line2D]:
+    """Draw lines where something changed; return one of each kind, for a legend."""
+    found: set[str] = set()
     for event in events:
-        if isinstance(event, AllocationChanged) and event.allocation.direction != "none" and event.used_seconds > 0:
+        if kind := _kind(event):
+            found.add(kind)
             for axes in every:
-                axes.axvline(event.used_seconds, color=BLUE, lw=1, ls=":", alpha=0.9)
-        elif isinstance(event, AdaptationFinished) and event.adaptation.result is AdaptationResult.GROWN:
-            for axes in every:
-                axes.axvline(event.used_seconds, color=BROWN, lw=1, ls="--", alpha=0.8)
-            every[0].annotate(
-                f"{event.adaptation.action}",
-                (event.used_seconds, 0.02),
-                xycoords=("data", "axes fraction"),
-                rotation=90,
-                fontsize=7,
-                color=BROWN,
-                ha="right",
-                va="bottom",
-            )
+                axes.axvline(event.used_seconds, alpha=0.8, **_KINDS[kind])
+    return [Line2D([], [], label=kind, **look) for kind, look in _KINDS.items() if kind in found]
+
+
+def _kind(event: AnyEvent) -> str:
+    if isinstance(event, AllocationChanged) and event.allocation.direction != "none" and event.used_seconds > 0:
+        return "GPUs came or went"
+    if isinstance(event, AdaptationFinished) and event.adaptation.result is AdaptationResult.GROWN:
+        return "the model grew"
+    return "the trainer was started again" if isinstance(event, TrainerStarted) and event.resumed else ""
 
 
 def _save(figure: Figure, path: Path) -> None:

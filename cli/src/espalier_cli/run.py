@@ -18,12 +18,13 @@ import click
 from rich.console import Console
 
 from espalier_api.documents import write_text_atomically
-from espalier_api.events import AnyEvent, EpochFinished
+from espalier_api.events import AnyEvent, EpochFinished, Warned
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
 from espalier_api.validation import with_spec
 from espalier_cli.display import JobRow, display_for
+from espalier_cli.prints import Prints
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, layout, run_local, run_lock
 from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE
 from espalier_operator.local.ownership import require_own
@@ -82,6 +83,7 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
     names = [job.metadata.name for job in jobs]
     logs = [f"{name}: prints into {folder_of(settings.directory, name, jobs) / layout.TRAINER_LOG}" for name in names]
     logs_told: list[str] = []
+    prints = {name: Prints(name, folder_of(settings.directory, name, jobs) / layout.TRAINER_LOG) for name in names}
 
     async def run() -> dict[str, LocalOutcome]:
         nonlocal stopped
@@ -98,6 +100,8 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
         with display_for(views, console) as display:
 
             def on_event(job: str, event: AnyEvent) -> None:
+                if isinstance(event, Warned) and job in prints:
+                    prints[job].told(f"{event.reason}: {event.message}")
                 display.show(job, event)
 
             def on_tick(view: RunView) -> None:
@@ -105,9 +109,14 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
                     logs_told.extend(logs)
                     for line in logs:
                         console.print(line, highlight=False, soft_wrap=True)
+                for each in prints.values():
+                    each.show(console)
                 display.tick({job.name: job.used_seconds for job in view.jobs})
 
-            return await run_local(jobs, settings, on_event=on_event, stop=stop, on_tick=on_tick)
+            outcomes = await run_local(jobs, settings, on_event=on_event, stop=stop, on_tick=on_tick)
+            for each in prints.values():
+                each.show(console, ended=True)
+            return outcomes
 
     outcomes = asyncio.run(run())
     results = {}

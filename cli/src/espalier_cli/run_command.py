@@ -171,12 +171,15 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
         shown = [result.to_json() for result in finished.results.values()]
         click.echo(json.dumps(shown[0] if len(shown) == 1 else shown, indent=1))
         return
-    columns = ("job", "ended", "test accuracy", "depth", "parameters", "budget used", "longest pause")
+    measures = {result.score.by.title for result in finished.results.values() if result.score is not None}
+    one = len(measures) < 2
+    score = f"test {next(iter(measures), 'accuracy')}" if one else "on the test split"
+    columns = ("job", "ended", score, "depth", "parameters", "budget used", "longest pause")
     rows = [
         (
             name,
             f"{result.phase}, {result.reason}",
-            "-" if result.test_accuracy is None else f"{result.test_accuracy:.4f}",
+            "-" if result.score is None else result.score.shown if one else str(result.score),
             f"{result.depth_before} -> {result.depth_after}" if result.depth_after else "-",
             f"{result.parameters_before:,} -> {result.parameters_after:,}" if result.depth_after else "-",
             f"{result.used_seconds:.2f} of {result.time_budget_seconds:g} s",

@@ -18,12 +18,12 @@ from espalier_operator.simulation.outcome import Outcome
 
 _COLUMNS: Final = (
     *("TRACE", "POLICY", "JOBS", "MEAN-JCT", "MEDIAN", "P99", "MAKESPAN", "IN-USE", "FTF", "WORST", "RESTARTS"),
-    *("PREEMPTIONS", "EVICTIONS"),
+    *("PREEMPTIONS", "EVICTIONS", "GAINED"),
 )
 """Times are in seconds."""
 _NOTES: Final = {
     "finishTimeFairness": "the trace has jobs whose speed was not measured as their author asked for them",
-    "accuracyGained": "jobs of traces do not grow",
+    "accuracyGained": "no job of the trace grows",
 }
 """Why a metric does not apply."""
 _METRICS: Final[Mapping[str, tuple[str, Callable[[Outcome], float | None]]]] = {
@@ -33,6 +33,7 @@ _METRICS: Final[Mapping[str, tuple[str, Callable[[Outcome], float | None]]]] = {
     "makespanSeconds": ("MAKESPAN", lambda found: found.makespan),
     "utilisation": ("IN-USE", lambda found: found.utilisation),
     "finishTimeFairness": ("FTF", lambda found: None if found.fairness is None else found.fairness.mean),
+    "accuracyGained": ("GAINED", lambda found: found.accuracy_gained),
 }
 """Of several seeds: by name in JSON, the heading and the figure of one run."""
 _LEVEL: Final = 0.95
@@ -115,7 +116,8 @@ def print_report(runs: Sequence[Run], *, several: bool) -> None:
                 right=("MEAN-JCT", "PART", "LOWER"),
             )
         click.echo("Means over seeds, with 95 % intervals by Student's t; differences are paired by seed.")
-    click.echo(f"Accuracy gained: does not apply, as {_NOTES['accuracyGained']}.")
+    if all(run.outcome.accuracy_gained is None for run in runs):
+        click.echo(f"Accuracy gained: does not apply, as {_NOTES['accuracyGained']}.")
 
 
 def _groups(runs: Sequence[Run]) -> Iterator[tuple[str, str, list[Run]]]:
@@ -152,7 +154,7 @@ def _told(interval: Interval, form: str) -> str:
 
 def _mean_row(trace: str, policy: str, group: Sequence[Run]) -> Row:
     means = _means(group)
-    forms = {"utilisation": ".0%", "finishTimeFairness": ".2f"}
+    forms = {"utilisation": ".0%", "finishTimeFairness": ".2f", "accuracyGained": ".4f"}
     cells = (_told(means[name], forms.get(name, ",.0f")) if name in means else "-" for name in _METRICS)
     return trace, policy, str(len(group)), *cells
 
@@ -175,10 +177,8 @@ def _document(run: Run, driver: str) -> dict[str, object]:
         "evictions": outcome.evictions,
         "finishTimeFairness": fairness
         and {"mean": fairness.mean, "worst": fairness.worst, "unfairFraction": fairness.unfair},
-        "accuracyGained": None,
-        "notApplicable": {
-            metric: why for metric, why in _NOTES.items() if metric != "finishTimeFairness" or fairness is None
-        },
+        "accuracyGained": outcome.accuracy_gained,
+        "notApplicable": {metric: why for metric, why in _NOTES.items() if _METRICS[metric][1](outcome) is None},
         "seconds": run.seconds,
     }
 
@@ -195,4 +195,5 @@ def _row(run: Run, trace: str) -> Row:
         str(found.restarts),
         str(found.preemptions),
         str(found.evictions),
+        "-" if found.accuracy_gained is None else f"{found.accuracy_gained:.4f}",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from espalier_operator.simulation.cluster import nodes_of
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.gavel import FORMAT, Throughputs, nodes_by_type, read_gavel
 from espalier_operator.simulation.generate import PREFIX, generate, generate_typed
+from espalier_operator.simulation.growth import GrowthCurve, growth_curves
 from espalier_operator.simulation.history import FORMAT as HISTORY
 from espalier_operator.simulation.history import History, read_history
 from espalier_operator.simulation.jobs import SimulatedJob
@@ -23,7 +25,7 @@ from espalier_operator.simulation.planned import Planned
 from espalier_operator.simulation.planned_types import planned_types
 from espalier_operator.simulation.profiles import Profiles
 from espalier_operator.simulation.rounds import Node, Rounds
-from espalier_operator.simulation.traces import READERS
+from espalier_operator.simulation.traces import READERS, read_csv
 from espalier_operator.simulation.typed import TypedRounds
 
 ROUNDS: Final = "rounds"
@@ -34,6 +36,14 @@ AUDIT: Final = HISTORY
 FORMATS: Final = (*READERS, GAVEL, AUDIT)
 HAPPENED: Final = "happened"
 """In the place of a policy: what a history says."""
+
+
+@cache
+def carried_curves() -> dict[str, GrowthCurve]:
+    """Return what models gain by growing, by the outcome tables that the agent carries."""
+    from espalier_agent.data import carried_tables, table_sets  # only where a trace has jobs that grow
+
+    return growth_curves(table for name in table_sets() for table in carried_tables(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +124,9 @@ class Source:
         if trace.startswith(PREFIX):
             if self.form != CSV:
                 raise InputError(f"{trace}: only --format {CSV} and {GAVEL} have generated jobs")
-            return generate(trace, seed, gpus)
+            return generate(trace, seed, gpus, carried_curves)
+        if self.form == CSV:
+            return read_csv(Path(trace), curves=carried_curves)
         if self.profiles is not None and not self._known:
             self._known["profiles"] = Profiles(self.profiles)
         return READERS[self.form](Path(trace), self._known.get("profiles"), policy.elasticity)

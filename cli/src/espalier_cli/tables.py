@@ -20,8 +20,9 @@ def table_for(
     if sum(least) + _FRAME * len(columns) + 1 > width:
         return Group(*_lists(columns, rows))
     table = Table(title_justify="left", header_style="bold")
-    for index, (column, longest) in enumerate(zip(columns, least, strict=True)):
-        table.add_column(column, min_width=longest, justify="right" if right and index else "left")
+    widths = _widths(least, [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)], width)
+    for index, (column, chosen) in enumerate(zip(columns, widths, strict=True)):
+        table.add_column(column, width=chosen, justify="right" if right and index else "left")
     for row in rows:
         table.add_row(*row)
     return table
@@ -40,6 +41,15 @@ def _lists(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Te
         yield from (
             Text(f"  {column:<{indent}}  {cell}") for column, cell in zip(columns[1:], row[1:], strict=True) if cell
         )
+
+
+def _widths(least: Sequence[int], most: Sequence[int], width: int) -> list[int]:
+    """Return the columns' widths: the most that fits into `width` characters, taken from the widest first."""
+    found, room = list(most), width - _FRAME * len(most) - 1
+    while sum(found) > room:
+        spare = [have - need for have, need in zip(found, least, strict=True)]
+        found[spare.index(max(spare))] -= 1
+    return found
 
 
 def _longest_word(text: str) -> int:

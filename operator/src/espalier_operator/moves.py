@@ -18,6 +18,9 @@ from espalier_operator.pool import Pool
 from espalier_operator.preemption import Preemption
 from espalier_operator.sites import Site
 
+_Move = tuple[JobFacts, Site]
+"""Who moves, and where it may run then."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Moves:
@@ -39,10 +42,8 @@ class Moves:
         if not movers:
             return []
         kept = self.kept([job for job, _ in movers])
-        movers = [(job, site) for job, site in movers if self._stands_apart(job, kept)]
         givers = [job for job in self._able() if self.order.waits(job) and self._stands_apart(job, kept)]
-        while movers and (stuck := self._stuck(movers, givers)):
-            movers = [(job, site) for job, site in movers if job.key not in stuck]
+        movers = self._fitting([each for each in movers if self._stands_apart(each[0], kept)], givers)
         if not movers:
             return []
         for giver in [*reversed(givers)]:
@@ -61,7 +62,22 @@ class Moves:
         if site is not None:
             self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas)
 
-    def _movers(self) -> list[tuple[JobFacts, Site]]:
+    def _fitting(self, movers: Sequence[_Move], givers: Sequence[JobFacts]) -> list[_Move]:
+        """Return those of `movers` that fit where they would go, if all of them and `givers` gave up what they hold.
+
+        All are tried together, without those that do not fit, then without the first: others may fit in its stead.
+        """
+        found, rest = list[_Move](), [*movers]
+        while rest:
+            tried = [*found, *rest]
+            while stuck := self._stuck(tried, givers):
+                tried = [(job, site) for job, site in tried if job.key not in stuck]
+            fitting = {job.key for job, _ in tried}
+            rest = [each for each in rest if each[0].key not in fitting] if len(tried) > len(found) else rest[1:]
+            found = tried
+        return found
+
+    def _movers(self) -> list[_Move]:
         """Return the jobs that are to have another type of GPU, in order, and where they would go."""
         found = []
         for job in self._able():
@@ -86,7 +102,7 @@ class Moves:
     def _stands_apart(self, job: JobFacts, kept: Set[str]) -> bool:
         return kept.isdisjoint(self.preemption.holding(job).nodes)
 
-    def _stuck(self, movers: Sequence[tuple[JobFacts, Site]], givers: Sequence[JobFacts]) -> set[str]:
+    def _stuck(self, movers: Sequence[_Move], givers: Sequence[JobFacts]) -> set[str]:
         """Return which movers do not fit where they would go, if all of them and `givers` gave up what they hold."""
         mark, asked = self.capacity.mark(), self.pool.mark()
         self.preemption.release([*(job for job, _ in movers), *givers])

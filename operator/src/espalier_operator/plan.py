@@ -165,7 +165,7 @@ class _Tick:
                 self._ledger.give_back(job.claim, job.gpu_type or "")
         self._hold_pinned(waiting, {job.key: job for job in snapshot.jobs}, leaving)
         # Includes jobs that end in this tick: their workers may be binding at this moment.
-        for job in self._choosiest_first(snapshot.jobs):
+        for job in self._choosiest_first(job for job in snapshot.jobs if job.extra):
             own, kept = self._extras[job.key], self._kept.get(job.key, 0)
             chosen = _less(self._prior.get(job.key, NOWHERE).extra, (worker.node for worker in own))
             promise = self._promises.get(job.key)
@@ -200,6 +200,7 @@ class _Tick:
         )
         self._vain: dict[_Attempt, Reason] = {}
         """Which gangs found no GPUs, and why: nor do others like them."""
+        self._known_sites: dict[tuple[str | None, Constraints, int, int, str | None], list[Site]] = {}
         self._tried: Counter[tuple[str, ...]] = Counter()
         """By types of GPUs: how many found none."""
         self._nodes: dict[str, set[str]] = {}
@@ -223,6 +224,8 @@ class _Tick:
         """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others."""
         for job in self._choosiest_first(self._running):
             if job.stopping is not None:
+                continue
+            if len(self._bound[job.key]) >= job.terms.min_replicas and job.key not in self._moved:
                 continue
             supply = self._claim(job)
             moved = tuple(worker.index for worker in self._moved[job.key] if worker.role is Role.BASE)
@@ -275,10 +278,9 @@ class _Tick:
     def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
         """Start a waiting job, or refuse it; return False where its queue must borrow for it, which is done later."""
         terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
-        sites = self._large_enough(terms.gpu_type, terms.constraints, gpus, workers)
-        wished = self._order.gpu_type(job)
-        sites = [site for site in sites if site.gpu_type == wished] or sites
-        not_taken = self._ledger.refusal(job.claim)
+        wished, claim = self._order.gpu_type(job), job.claim
+        sites = self._wished_sites(terms.gpu_type, terms.constraints, gpus, workers, wished)
+        not_taken = self._ledger.refusal(claim)
         if job.terms.suspend:
             self._refuse(job, Reason.SUSPENDED)
         elif not_taken is not None:
@@ -297,11 +299,11 @@ class _Tick:
         elif not (allowed := self._allowed(job, sites, borrowing=borrowing)):
             types = [site.gpu_type for site in sites]
             if not borrowing and self._allowed(job, sites, borrowing=True):
-                self._ledger.defer(job.claim, types)
+                self._ledger.defer(claim, types)
                 return False
             self._refuse(job, Reason.QUOTA_EXCEEDED)
             self._reclaim_quota(job, types)
-            self._ledger.wait(job.claim, types)
+            self._ledger.wait(claim, types)
         elif not self._has_room_in_namespace(job):
             self._refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
         else:
@@ -378,7 +380,10 @@ class _Tick:
 
     def _allowed(self, job: JobFacts, sites: Iterable[Site], *, borrowing: bool) -> list[Site]:
         """Return those of `sites` on whose GPUs the job's queue may run it."""
-        return [site for site in sites if self._ledger.allows(job.claim, site.gpu_type, borrowing=borrowing)]
+        if not self._ledger.limits:
+            return [*sites]
+        claim = job.claim
+        return [site for site in sites if self._ledger.allows(claim, site.gpu_type, borrowing=borrowing)]
 
     def lend(self) -> None:
         """Lend the GPUs that are left, one worker at a time, to the first job in the policy's order."""
@@ -477,8 +482,10 @@ class _Tick:
 
     def _within_limits(self, job: JobFacts) -> JobFacts:
         """Return a job with the priority that its queue allows once it runs; a waiting one would be refused."""
+        if job.admitted_at is None or not self._ledger.limits:
+            return job
         priority = self._ledger.priority(job.claim)
-        if job.admitted_at is None or priority == job.terms.priority:
+        if priority == job.terms.priority:
             return job
         return replace(job, terms=replace(job.terms, priority=priority))
 
@@ -724,6 +731,20 @@ class _Tick:
     ) -> list[Site]:
         """Return the sites where `workers` of `gpus` each would fit if nobody else ran there."""
         return self._fitting(self._sites(gpu_type, constraints), gpus, workers)
+
+    def _wished_sites(
+        self, gpu_type: str | None, constraints: Constraints, gpus: int, workers: int, wished: str | None
+    ) -> list[Site]:
+        """Return the same, and of them only those of the type that the policy wishes, if there are any.
+
+        Many jobs wait that are alike, so they are looked up once.
+        """
+        kind = gpu_type, constraints, gpus, workers, wished
+        sites = self._known_sites.get(kind)
+        if sites is None:
+            sites = self._large_enough(gpu_type, constraints, gpus, workers)
+            sites = self._known_sites[kind] = [site for site in sites if site.gpu_type == wished] or sites
+        return sites
 
     def _fitting(self, sites: Iterable[Site], gpus: int, workers: int) -> list[Site]:
         return [site for site in sites if self._capacity.could_ever_hold(site, gpus, workers)]

@@ -116,6 +116,11 @@ class Ledger:
         for claim, gpu_type in held:
             self.hold(claim, gpu_type)
 
+    @property
+    def limits(self) -> bool:
+        """Whether there is any queue."""
+        return bool(self._queues)
+
     def usage(self) -> Iterator[tuple[str, _Kind, int, int]]:
         """Yield each quota: its queue, its type of GPU, how many are nominal, and how many are held."""
         for queue in self._queues.values():

@@ -7,7 +7,10 @@ import re
 import pytest
 from charts import CASES, CHART, KUBE_VERSION, SYSTEM, VALUES, Helm, Raw, of, pod_templates
 
-UNBOUND = {"ClusterRole", "ClusterRoleBinding", "PriorityClass", "CustomResourceDefinition"}
+UNBOUND = {
+    *("ClusterRole", "ClusterRoleBinding", "PriorityClass", "CustomResourceDefinition"),
+    *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+}
 
 
 @pytest.fixture(params=CASES, scope="module")

@@ -52,6 +52,7 @@ def test_the_operator_is_told_every_setting(helm: Helm) -> None:
         image_pull_secrets=("trainers", "more"),
         agent_url="http://gpus-agent.espalier-system.svc:8080",
         extra_priority_class="gpus-extra",
+        traces_endpoint="http://collector.monitoring:4318/v1/traces",
         watch_namespaces=("team-a", "team-b"),
         grace_seconds=0,
         start_up_allowance_seconds=60.5,

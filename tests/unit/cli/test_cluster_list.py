@@ -84,7 +84,7 @@ def test_a_running_job_in_cells() -> None:
         "RESTARTS": "0",
         "PREEMPTIONS": "0",
         "EPOCH": "3",
-        "ACCURACY": "0.810",
+        "SCORE": "0.810",
         "MESSAGE": "1 extra worker",
     }
 

@@ -102,7 +102,7 @@ def test_the_row_counts_on_from_what_was_last_counted_but_not_for_ever() -> None
 
 def test_the_row_shows_what_matters() -> None:
     row = row_of(job_of(trained(adaptation())), NOW)
-    assert (row.name, row.phase, row.epoch, row.accuracy, row.depth, row.gpus) == ("a", "Running", 3, 0.81, 4, 2)
+    assert (row.name, row.phase, row.epoch, row.score.value, row.depth, row.gpus) == ("a", "Running", 3, 0.81, 4, 2)
     assert row.decision == "Deepen(block0) (Grown), grown 1 time"
 
 

@@ -370,12 +370,12 @@ def test_training_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list((tmp_path / "work").glob("runs/*")) == []
 
 
-def test_the_agents_own_program_has_no_collect() -> None:
-    """It needs a trainer, which the agent's image has not."""
+def test_the_agents_own_program_has_no_collect_or_judge() -> None:
+    """They need a trainer, which the agent's image has not."""
     from espalier_agent.commands.agent import COMMANDS
     from espalier_agent.commands.agent import agent as own
     from espalier_cli.agent_command import agent
 
     context = click.Context(agent)
     assert "collect" in agent.list_commands(context)
-    assert set(own.list_commands(context)) == set(COMMANDS) == set(agent.list_commands(context)) - {"collect"}
+    assert set(own.list_commands(context)) == set(COMMANDS) == set(agent.list_commands(context)) - {"collect", "judge"}

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import io
+import itertools
+import re
 import struct
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from espalier_api.documents import DocumentError
-from espalier_api.events import NOT_GROWABLE, AnyEvent, ProgressRead, Warned
+from espalier_api.events import (
+    NOT_GROWABLE,
+    AdaptationFinished,
+    AnyEvent,
+    BatchSizeChanged,
+    EpochFinished,
+    ProgressRead,
+    TrainerStarted,
+    Warned,
+)
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
-from espalier_api.report import Metric
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
+from espalier_api.task import Score, accuracy_of, accuracy_score
 from espalier_api.validation import with_spec
-from espalier_cli.compare import read_run, table_of
+from espalier_cli.compare import read_run, table_of, verdict
 from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, line_for, progress_table, updated
 from espalier_cli.main import cli
-from espalier_cli.picture import Curve, draw_comparison, draw_training
+from espalier_cli.picture import Curve, draw_comparison, draw_training, labels_of
 from espalier_cli.run import write_results
+from espalier_cli.tables import table_for
 from espalier_operator.local import LocalOutcome, run_lock
 from espalier_operator.local.ownership import mark
 
@@ -45,6 +61,11 @@ OUTCOME = LocalOutcome(
     report=None,
     allocations=(),
 )
+
+
+def result_of(**scores: Any) -> RunResult:
+    ended = {"phase": "Complete", "reason": "BudgetExhausted", "time_budget_seconds": 10, "used_seconds": 10}
+    return RunResult(job="default/a", seed=0, **ended, **scores)
 
 
 @pytest.fixture
@@ -147,7 +168,7 @@ def test_tables_break_no_words(finished_run: Callable[..., Path], width: int, ru
 
 
 def test_the_live_table_leaves_the_bars_out_where_there_is_little_room() -> None:
-    row = JobRow("digits", 10, decision="Deepen(block0) (Grown)", phase="Evaluating", accuracy=0.5)
+    row = JobRow("digits", 10, decision="Deepen(block0) (Grown)", phase="Evaluating", score=accuracy_score(0.5))
     for width, bars in ((80, False), (120, True)):
         console = Console(file=io.StringIO(), width=width)
         console.print(progress_table([row], width))
@@ -217,7 +238,7 @@ def test_the_view_follows_the_events(events: tuple[AnyEvent, ...]) -> None:
     view = JobRow("default/a", budget_seconds=10)
     for event in events:
         view = updated(view, event)
-    assert (view.epoch, view.accuracy, view.depth, view.gpus) == (2, 0.81, 5, 2)
+    assert (view.epoch, accuracy_of(view.score), view.depth, view.gpus) == (2, 0.81, 5, 2)
     assert view.decision == "Deepen(block0) (Grown)"
     assert view.used_share == 1.0
 
@@ -303,3 +324,121 @@ def test_no_picture_is_drawn_of_a_run_that_never_trained(finished_run: Callable[
     write_results(folder, JOB_OF_TEN_SECONDS, OUTCOME, draw=True)
     assert (folder / "result.json").exists()
     assert not (folder / "training.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("measure", "values", "said"),
+    [
+        ("bits_per_character", (2.2, 2.1), "grown has 0.100 less bits per character, which is better, than not-grown"),
+        ("bits_per_character", (2.1, 2.2), "grown has 0.100 more bits per character, which is worse, than not-grown"),
+        ("r2", (0.2, 0.5), "grown has 0.3000 more R² than not-grown"),
+    ],
+)
+def test_compare_knows_which_value_of_a_measure_is_better(measure: str, values: tuple[float, float], said: str) -> None:
+    curves = [
+        Curve(name, result_of(test_accuracy=None, test_score=Score(measure=measure, value=value)), ())
+        for name, value in zip(("not-grown", "grown"), values, strict=True)
+    ]
+    assert verdict(curves).startswith(said)
+    shown = Console(file=io.StringIO(), width=200)
+    shown.print(table_of(curves, 200))
+    assert f"test {Score(measure=measure, value=0).by.title}" in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_runs_of_two_tasks_are_not_compared() -> None:
+    bits = Score(measure="bits_per_character", value=2.0)
+    curves = [Curve("a", result_of(test_accuracy=0.5), ()), Curve("b", result_of(test_score=bits), ())]
+    assert verdict(curves) == "a is judged by accuracy, b by bits per character: they cannot be compared."
+
+
+def test_the_picture_of_a_language_model_is_named_after_its_measure(tmp_path: Path) -> None:
+    bits = [Score(measure="bits_per_character", value=value) for value in (3.0, 2.5)]
+    epochs = tuple(
+        EpochFinished(
+            time=datetime.now(UTC),
+            used_seconds=place,
+            epoch=place,
+            step=place,
+            train_loss=1,
+            validation_loss=1,
+            validation_score=score,
+            learning_rate=0.1,
+            depth=4,
+            parameters=9,
+            max_step_gap_seconds=0.1,
+        )
+        for place, score in enumerate(bits, 1)
+    )
+    curve = Curve("a", result_of(test_accuracy=None, test_score=bits[-1]), epochs)
+    draw_training(curve, tmp_path / "one.png")
+    draw_comparison([curve, curve], tmp_path / "two.png")
+    assert (tmp_path / "one.png").stat().st_size > 5000
+    assert (tmp_path / "two.png").stat().st_size > 5000
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.sampled_from(["Deepen(a)", "Widen(b, 24)", "AddBlock(" + "x" * 40 + ")"])))
+)
+def test_no_label_covers_another_and_all_growths_are_counted(growths: list[tuple[float, str]]) -> None:
+    growths.sort(key=lambda each: each[0])
+    adaptation = grown_once()
+    events = [
+        AdaptationFinished(
+            time=adaptation.time, used_seconds=at, adaptation=adaptation.model_copy(update={"action": action})
+        )
+        for at, action in growths
+    ]
+    labels = labels_of(events, 10)
+    assert all(later.at - earlier.at >= 0.2 for earlier, later in itertools.pairwise(labels))
+    assert all(len(label.text) <= 22 for label in labels)
+    counted = 0
+    for label in labels:
+        many, more = re.match(r"(\d+)x ", label.text), re.search(r" \+(\d+)$", label.text)
+        counted += (int(many[1]) if many else 1) + (int(more[1]) if more else 0)
+    assert counted == len(growths)
+
+
+def grown_once() -> Adaptation:
+    return Adaptation(
+        decision_id="d",
+        time=datetime.now(UTC),
+        used_seconds=0,
+        trigger="",
+        generation=1,
+        action="Deepen(a)",
+        source=AdaptationSource.AGENT,
+        result=AdaptationResult.GROWN,
+        depth_before=1,
+        depth_after=2,
+        parameters_before=1,
+        parameters_after=2,
+        seconds=0.1,
+    )
+
+
+def test_a_picture_with_twenty_growths_restarts_and_batch_sizes_is_drawn(
+    finished_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    curve = read_run(finished_run("a"))
+    now, once = curve.events[0].time, grown_once()
+    started = next(event for event in curve.events if isinstance(event, TrainerStarted))
+    more: list[AnyEvent] = [AdaptationFinished(time=now, used_seconds=each / 2, adaptation=once) for each in range(20)]
+    more.append(started.model_copy(update={"resumed": True, "used_seconds": 4.0}))
+    sizes = {"before": 64, "batch_size": 128, "passes": 1, "workers": 2, "learning_rate_factor": 1.4}
+    more.append(BatchSizeChanged(time=now, used_seconds=5, **sizes))
+    plain, full = tmp_path / "plain.png", tmp_path / "full.png"
+    draw_training(curve, plain)
+    draw_training(Curve(curve.label, curve.result, (*curve.events, *more)), full)
+    heights = [struct.unpack(">II", path.read_bytes()[16:24])[1] for path in (plain, full)]
+    assert heights[1] > heights[0]  # room for the batch sizes
+
+
+@pytest.mark.parametrize("width", range(40, 130, 7))
+def test_tables_fit_and_break_no_word(width: int) -> None:
+    columns = ("job", "ended", "test accuracy", "depth", "parameters", "budget used", "longest pause")
+    row = ("digits", "Complete, BudgetExhausted", "0.9260", "4 -> 7", "306 -> 1,296", "8.11 of 8 s", "0.77 s")
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(table_for(width, columns, [row]))
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert all(word in text for cell in (*columns[1:], *row) for word in cell.split())

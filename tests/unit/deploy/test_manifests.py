@@ -76,6 +76,8 @@ def test_there_is_nothing_but_what_is_expected() -> None:
         ("Service", "espalier-operator"),
         ("ServiceAccount", "espalier-agent"),
         ("ServiceAccount", "espalier-operator"),
+        ("ValidatingAdmissionPolicy", "espalier-priorities"),
+        ("ValidatingAdmissionPolicyBinding", "espalier-priorities"),
     ]
 
 
@@ -84,7 +86,8 @@ def test_the_namespace_comes_first_and_holds_everything_else() -> None:
     assert (first["kind"], first["metadata"]["name"]) == ("Namespace", SYSTEM)
     for mode in ("enforce", "audit", "warn"):
         assert first["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] == "restricted"
-    unbound = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
+    unbound = {"ClusterRole", "ClusterRoleBinding", "PriorityClass"}
+    unbound |= {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
     assert {each["metadata"].get("namespace") for each in others if each["kind"] not in unbound} == {SYSTEM}
 
 

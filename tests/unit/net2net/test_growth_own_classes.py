@@ -14,7 +14,14 @@ from torch.nn import functional
 from espalier_api.advice import Action
 from espalier_api.growth.deepen import deepened
 from espalier_trainer.architecture import describe
-from espalier_trainer.net2net import deepen, growth_points, widen, widening_groups
+from espalier_trainer.net2net import (
+    deepen,
+    growth_points,
+    refused_deepenings,
+    refused_widenings,
+    widen,
+    widening_groups,
+)
 
 
 class NormAct(nn.BatchNorm2d):
@@ -166,3 +173,56 @@ def test_channels_are_followed_through_a_norm_that_is_called_as_a_function() -> 
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     described = describe(model, example, operations=["Widen"])
     assert describe(wider, example, before=described) == Action.widen("0", 8).carried_out(described)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_of_another_type_has_the_same_growth_points(dtype: torch.dtype) -> None:
+    model, example = CASES["norm with activation"][0]()
+    wanted = [point.id for point in growth_points(model, example)]
+    model, example = model.to(dtype), example.to(dtype)
+    assert [point.id for point in growth_points(model, example)] == wanted
+    grown = deepen(model, "0", example)
+    assert torch.equal(grown(example), copy.deepcopy(model)(example))
+
+
+def test_refusals_of_layers_and_of_channels_say_why_where_and_what_would_help() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Gate(4), nn.Conv2d(4, 2, 1))
+    for refused in (
+        refused_deepenings(model, torch.randn(2, 3, 4, 4)),
+        refused_widenings(model, torch.randn(2, 3, 4, 4)),
+    ):
+        assert "2" in refused
+        for path, one in refused.items():
+            assert one.layer == path
+            assert one.reason
+            assert one.remedy
+        assert all(one.file == __file__ and one.line > 1 for path, one in refused.items() if path.startswith("1."))
+
+
+class Masked(nn.Module):
+    """Skips the mask where there is nothing to mask, as the attention of transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return (batch, length, 2)."""
+        if not bool(mask.all()):
+            x = x * mask[..., None]
+        result: Tensor = self.last(self.act(self.first(x)))
+        return result
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_mask_may_decide_what_is_executed(masked: bool) -> None:
+    torch.manual_seed(0)
+    model, mask = Masked(), torch.ones(2, 5, dtype=torch.bool)
+    mask[0, 2:] = not masked
+    example = {"x": torch.randn(2, 5, 4), "mask": mask}
+    assert [point.id for point in growth_points(model, example)] == ["first"]
+    grown = deepen(model, "first", example)
+    wider = widen(model, "first", 16, example, seed=1)
+    for one in (mask, ~mask):
+        torch.testing.assert_close(grown(example["x"], one), model(example["x"], one))
+        torch.testing.assert_close(wider(example["x"], one), model(example["x"], one))

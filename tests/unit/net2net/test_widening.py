@@ -372,7 +372,7 @@ def test_refusals_are_listed() -> None:
     model, _, _ = REFUSED["divides by the number"]
     refused = refused_widenings(model, IMAGE)
     assert set(refused) == {"stem", "head"}
-    assert "relative difference" in refused["stem"]
+    assert "relative difference" in refused["stem"].reason
 
 
 def test_widths_are_checked() -> None:

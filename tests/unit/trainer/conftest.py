@@ -32,6 +32,7 @@ from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from own_scripts import OWN
 
 STEP_SECONDS = 0.002
 
@@ -146,7 +147,7 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         job = job or job_of()
         data = data or digits
         seed_everything(job.spec.training.seed)
-        model = build_model(job.spec.training.model, data.classes, data.example_input())
+        model = build_model(job.spec.training.model, data.classes, data.example_input(), data.task)
         if up_at is not None:
             arrivals = (Arrival(up_at, 2),)
         scheduler = VirtualScheduler(job.spec.time_budget_seconds, step_seconds, arrivals)
@@ -395,3 +396,24 @@ def workplace(tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
         if process.is_alive():
             process.kill()
         process.join()
+
+
+@pytest.fixture
+def scripted(
+    workplace: Callable[..., Workplace], make_job: Callable[..., AdaptiveTrainingJob]
+) -> Callable[..., Workplace]:
+    """Make a place where workers run `script` (text, or a path) with `arguments`."""
+
+    def make(script: str | Path, *arguments: str, budget: float = 60.0, **spec: Any) -> Workplace:
+        training = {"elasticBatch": "keepGlobal", **spec.pop("training", {})}
+        job = make_job(
+            **{"maxReplicas": 3, "adaptation": {"mode": "Off"}, **spec}, timeBudgetSeconds=budget, training=training
+        )
+        place = workplace(job)
+        if isinstance(script, str):
+            script, text = place.folder / "script.py", script
+            script.write_text(text)
+        place.run = OWN.format(folder=str(place.folder), arguments=arguments, script=str(script))
+        return place
+
+    return make

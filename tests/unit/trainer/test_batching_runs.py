@@ -20,6 +20,7 @@ from espalier_api.report import TrainerPhase
 from espalier_trainer.checkpoint import CheckpointStore
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data
+from espalier_trainer.method import PLAIN
 from espalier_trainer.models import build_model
 from espalier_trainer.net2net.modules import copied
 from espalier_trainer.network import new_network
@@ -75,18 +76,20 @@ def timed(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timed]
     def runner(job: AdaptiveTrainingJob, *, store: Path | None = None, capacity: int = 10**6, **options: Any) -> Timed:
         clock, asked = Clock(job.spec.time_budget_seconds, lambda _: 0.0), []
 
-        def optimize(network: Any, inputs: Tensor, labels: Tensor, criterion: Any = None) -> float:
+        def optimize(network: Any, inputs: Tensor, labels: Tensor, *rest: Any) -> float:
             asked.append(len(labels))
             if len(labels) > capacity:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             clock.pass_by(len(labels))
-            return plain(network, inputs, labels, criterion)
+            return plain(network, inputs, labels, *rest)
 
-        def accumulate(network: Any, inputs: Tensor, labels: Tensor, criterion: Any, passes: int, *rest: Any) -> Any:
+        def accumulate(
+            network: Any, inputs: Tensor, labels: Tensor, method: Any, criterion: Any, passes: int, *rest: Any
+        ) -> Any:
             asked.append(len(labels))
             for _ in range(passes):
                 clock.pass_by(len(labels) // passes)
-            return by_parts(network, inputs, labels, criterion, passes, *rest)
+            return by_parts(network, inputs, labels, method, criterion, passes, *rest)
 
         monkeypatch.setattr(steps, "optimize", optimize)
         monkeypatch.setattr(steps, "accumulate", accumulate)
@@ -170,7 +173,7 @@ def test_gradients_that_add_up_over_passes_are_those_of_the_batch(digits: Data, 
         if passes == 1:
             loss = steps.optimize(network, inputs, labels)
         else:
-            loss = steps.accumulate(network, inputs, labels, lambda rows: None, passes).loss
+            loss = steps.accumulate(network, inputs, labels, PLAIN, lambda rows: None, passes).loss
         found.append((loss, [parameter.grad for parameter in network.module.parameters()]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     for one, other in zip(found[0][1], found[1][1], strict=True):

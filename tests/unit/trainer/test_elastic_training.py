@@ -13,7 +13,7 @@ import torch
 
 from espalier_api.job import AdaptiveTrainingJob, Fallback
 from espalier_trainer.advisor import FallbackPolicy, NoAgent, WithFallback
-from espalier_trainer.data import Data
+from espalier_trainer.data import Data, load_data
 from espalier_trainer.distillation import Rule
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
 from espalier_trainer.elastic import Team
@@ -45,7 +45,7 @@ class Workers:
         for index in range(count):
             training, data = self.job.spec.training, self.data
             seed_everything(training.seed + 1)  # their own starting weights do not matter
-            model = build_model(training.model, data.classes, data.example_input())
+            model = build_model(training.model, data.classes, data.example_input(), data.task)
             network, _ = new_network(
                 model, training.optimizer, data.example_input(), self.job.spec.adaptation.insertion
             )
@@ -134,6 +134,37 @@ def assert_all_hold_the_same(done: Any, workers: Workers) -> None:
     assert all(workers.ended)
     held = [follower.network for follower in workers.followers]
     assert {digest(network) for network in held if network is not None} == {digest(done.trainer.network)}
+
+
+def test_members_of_a_language_model_clip_average_and_grow_alike(
+    make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]], tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"{number} and one are {number + 1}. " for number in range(500)))
+    job = make_job(
+        timeBudgetSeconds=0.2,
+        adaptation={"actions": ["AddBlock"], "insertion": "Scaled", "maxAdaptations": 1, "fallback": "Heuristic"},
+        training={
+            "task": "LanguageModel",
+            "model": {"name": "gpt", "options": {"width": 16}},
+            "dataset": {
+                "name": "text",
+                "path": str(tmp_path / "text.txt"),
+                "options": {"context": 16, "windows": 80},
+            },
+            "batchSize": 8,
+            "elasticBatch": "keepGlobal",
+            "optimizer": {"name": "AdamW", "decayMatricesOnly": True, "weightDecay": 0.1, "maxGradientNorm": 0.1},
+            "schedule": {"name": "BudgetLinear", "warmup": 0.1, "restartOnGrowth": False},
+            "weightAveraging": 0.9,
+            "accumulation": 2,
+            "gradientCheckpointing": True,
+        },
+    )
+    data = load_data(job.spec.training.dataset, job.spec.training.task)
+    advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC))
+    done, workers = together(job, 2, data=data, advisor=advisor)
+    assert len(done.trainer.network.module.blocks) == 2
+    assert_all_hold_the_same(done, workers)
 
 
 def test_all_members_grow_together(

@@ -9,84 +9,16 @@ import re
 import runpy
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from espalier_api.job import AdaptiveTrainingJob
+from own_scripts import OWN, Workplace, epochs, members, shared, until
 
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_script"
-Workplace = Any
-"""That of `conftest.py`."""
-
-OWN = """
-import atexit, runpy
-os.chdir({folder!r})
-sys.argv = ["script", *{arguments!r}]
-try:
-    runpy.run_path({script!r}, run_name="__main__")
-except Exception as error:
-    sys.last_value = error  # as the interpreter itself has it at its end
-    raise
-finally:
-    atexit._run_exitfuncs()  # a process of multiprocessing does not run them
-"""
-
-
-def until(condition: Callable[[], Any], place: Workplace, seconds: float = 60.0) -> Any:
-    """Return what `condition` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, place.log + place.logs(0)
-        time.sleep(0.02)
-    return found
-
-
-def epochs(log: str) -> dict[int, str]:
-    """Return what was printed at the end of each epoch, the last time it ended."""
-    return {int(number): said for number, said in re.findall(r"^epoch (\d+): (.*)$", log, re.M)}
-
-
-def members(place: Workplace) -> list[int]:
-    """Return how many workers there were after each change."""
-    return [int(event.workers) for event in place.events() if event.type == "WorkersChanged"]
-
-
-def shared(place: Workplace, interrupted: int | None = None) -> list[int]:
-    """Return the epochs that both the leader and extra worker 0 saw to the end; they hold the same bits then.
-
-    One that was `interrupted` ends in the worker when it is back, with the state of then.
-    """
-    ours, theirs = epochs(place.log), epochs(place.logs(0))
-    both = sorted(ours.keys() & theirs.keys() - {interrupted})
-    assert {number: ours[number] for number in both} == {number: theirs[number] for number in both}
-    return both
-
-
-@pytest.fixture
-def scripted(
-    workplace: Callable[..., Workplace], make_job: Callable[..., AdaptiveTrainingJob]
-) -> Callable[..., Workplace]:
-    """Make a place where workers run `script` (text, or a path) with `arguments`."""
-
-    def make(script: str | Path, *arguments: str, budget: float = 60.0, **spec: Any) -> Workplace:
-        training = {"elasticBatch": "keepGlobal", **spec.pop("training", {})}
-        job = make_job(
-            **{"maxReplicas": 3, "adaptation": {"mode": "Off"}, **spec}, timeBudgetSeconds=budget, training=training
-        )
-        place = workplace(job)
-        if isinstance(script, str):
-            script, text = place.folder / "script.py", script
-            script.write_text(text)
-        place.run = OWN.format(folder=str(place.folder), arguments=arguments, script=str(script))
-        return place
-
-    return make
 
 
 def test_at_most_six_lines_are_changed() -> None:

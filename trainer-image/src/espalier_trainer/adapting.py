@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from torch import Tensor, nn
+from torch import nn
 
 from espalier_api.advice import Action, AdviceRequest, OutcomeReport, offered
 from espalier_api.advice import Progress as AdviceProgress
@@ -19,8 +19,11 @@ from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm
+from espalier_api.task import Score, accuracy_of, other_than_accuracy, score_in
 from espalier_trainer.advisor import Advisor, Decision
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import Network
+from espalier_trainer.places import known_places
 from espalier_trainer.progress import Progress
 from espalier_trainer.scheduler import Scheduler
 
@@ -66,7 +69,7 @@ class Asked:
         self, result: AdaptationResult, before: Network, after: Network, progress: Progress, message: str = ""
     ) -> Adaptation:
         """Return the record of what became of it."""
-        decision = self.decision
+        decision, score = self.decision, score_in(progress.metrics, "validation")
         return Adaptation(
             decision_id=decision.id,
             time=datetime.now(UTC),
@@ -86,7 +89,8 @@ class Asked:
             parameters_after=after.parameters,
             width_before=_width(before, decision.action, result),
             width_after=_width(after, decision.action, result),
-            accuracy_before=progress.metrics.get("validation_accuracy"),
+            accuracy_before=accuracy_of(score),
+            score_before=other_than_accuracy(score),
             seconds=self.seconds,
         )
 
@@ -120,7 +124,7 @@ class Adapter:
     job: AdaptiveTrainingJob
     advisor: Advisor
     scheduler: Scheduler
-    example_input: Tensor
+    example_input: ExampleInput
     restart_only: bool = False
     """A control for studies: if the advice is to grow, only the learning-rate schedule restarts."""
     clock: Callable[[], float] = time.monotonic
@@ -152,6 +156,8 @@ class Adapter:
                 adaptations=progress.consultations,
                 metrics=progress.metric_tuple(),
             ),
+            places=known_places(network.module, self.example_input),
+            batch_size=self.job.spec.training.batch_size,
         )
         # Waiting for the agent is paid from the budget, so it is never waited longer than there is budget.
         patience = max(
@@ -255,9 +261,12 @@ def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation
 
 
 def report_outcome(
-    job: AdaptiveTrainingJob, advisor: Advisor | None, progress: Progress, final_accuracy: float
+    job: AdaptiveTrainingJob, advisor: Advisor | None, progress: Progress, final: Score, quality: float
 ) -> None:
-    """Report to the advisor how the job ended, if decisions of the advisor were carried out; best effort."""
+    """Report to the advisor how the job ended, if decisions of the advisor were carried out; best effort.
+
+    `quality` is that of `final`.
+    """
     decisions = tuple(
         adaptation.decision_id
         for adaptation in progress.adaptations
@@ -269,7 +278,8 @@ def report_outcome(
             OutcomeReport(
                 job=job.key,
                 decision_ids=decisions,
-                final_accuracy=final_accuracy,
+                final_accuracy=quality,
+                measure=final.measure,
                 time_budget_seconds=job.spec.time_budget_seconds,
             )
         )

@@ -98,6 +98,12 @@ class HTTPAdvisor:
                 Reason.ILLEGAL_ADVICE,
                 f"the agent at {self.url} advised {response.action}; allowed: {', '.join(map(str, allowed))}",
             )
+        if _knows_none(response, allowed):
+            known = f"{response.policy.name}@{response.policy.version}"
+            raise AdvisorError(
+                Reason.ACTIONS_UNKNOWN,
+                f"the policy {known} knows none of {', '.join(map(str, allowed[:-1]))}",
+            )
         return Decision(
             id=response.decision_id,
             action=response.action,
@@ -185,6 +191,16 @@ class HTTPAdvisor:
             return AdviceResponse.model_validate_json(answer)
         except ValidationError as error:
             raise self._away(f"answered with something that is no advice ({first_fault(error)})") from error
+
+
+def _knows_none(response: AdviceResponse, allowed: tuple[Action, ...]) -> bool:
+    """Return whether a policy has no output for any growth that is allowed: it gives each a probability of exactly 0.
+
+    Its advice to do nothing then says nothing about them.
+    """
+    given = {entry.action: entry.probability for entry in response.probabilities}
+    growing = [action for action in allowed if action.grows]
+    return bool(growing) and not response.action.grows and all(given.get(action) == 0.0 for action in growing)
 
 
 @dataclass(frozen=True)

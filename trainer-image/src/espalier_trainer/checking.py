@@ -22,6 +22,7 @@ from espalier_api.advice import offered
 from espalier_api.environment import ExitCode
 from espalier_api.growth import operation
 from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.task import Task
 from espalier_api.validation import load_job
 from espalier_trainer.causes import sentence
 from espalier_trainer.core.hooks import Hooks
@@ -30,7 +31,7 @@ from espalier_trainer.data import load_data
 from espalier_trainer.data.batches import epoch_order
 from espalier_trainer.data.source import Source
 from espalier_trainer.errors import LossNotFiniteError, TrainerError
-from espalier_trainer.evaluation import evaluate
+from espalier_trainer.method import method_of
 from espalier_trainer.models import build_model
 from espalier_trainer.network import Network, new_network
 from espalier_trainer.randomness import seed_everything
@@ -40,6 +41,11 @@ from espalier_trainer.session import usable_device
 
 STAGE, FOUND, FAILED, DONE = "stage", "found", "failed", "done"
 """The keys of lines: what begins, what was found, why the job cannot run, and that all was tried."""
+_TARGETS: Final = {
+    Task.CLASSIFICATION: "classes",
+    Task.REGRESSION: "numbers to predict",
+    Task.LANGUAGE_MODEL: "different tokens",
+}
 _NAMED: Final = 8
 """Places to grow that are named; of others only the number is said."""
 
@@ -66,11 +72,12 @@ def check(job: AdaptiveTrainingJob) -> Iterator[tuple[str, str]]:
     training, adaptation, device = job.spec.training, job.spec.adaptation, usable_device()
     seed_everything(training.seed)
     yield STAGE, "loading the data"
-    data = load_data(training.dataset)
+    data = load_data(training.dataset, training.task)
     sizes = f"{len(data.train)} training, {len(data.validation)} validation and {len(data.test)} test examples"
-    yield FOUND, f"data: {sizes}, {data.classes} classes, inputs {tuple(data.example_input().shape[1:])}"
+    targets = f"{data.classes} {_TARGETS[data.task]}"
+    yield FOUND, f"data: {sizes}, {targets}, inputs {tuple(data.example_input().shape[1:])}"
     yield STAGE, "building the model"
-    model = build_model(training.model, data.classes, data.example_input())
+    model = build_model(training.model, data.classes, data.example_input(), training.task)
     set_threads(model, device)
     data = data.to(device)
     example = data.example_input()
@@ -88,13 +95,15 @@ def check(job: AdaptiveTrainingJob) -> Iterator[tuple[str, str]]:
     network.module.train()
     order = epoch_order(len(data.train), training.batch_size, training.seed, 0, device)
     rate = training.optimizer.learning_rate
-    joint = steps.take(training, network, Hooks(), None, order, data.train, 0, rate)
+    method = method_of(training, model)
+    joint = steps.take(training, method, network, Hooks(), None, order, data.train, 0, rate)
     if not (np.isfinite(joint.loss) and network.is_finite()):
         raise LossNotFiniteError(f"the loss of the first step is {joint.loss}, or a weight after it", rate)
     yield FOUND, f"step: one batch of {order.rows} forward, backward and through {training.optimizer.name} on {device}"
     for name, split in (("validation", data.validation), ("test", data.test)):
         yield STAGE, f"evaluating on a batch of the {name} split"
-        evaluate(network.module, _FirstBatch(split, training.batch_size), training.batch_size)
+        batch = _FirstBatch(split, training.batch_size)
+        method.evaluation(network, batch, training.batch_size, lambda: False)
     yield FOUND, "evaluation: one batch each of the validation and the test split"
 
 

@@ -26,6 +26,7 @@ from espalier_api.events import (
 from espalier_api.measurements import Measurements
 from espalier_api.reasons import Reason
 from espalier_api.report import BATCH_METRIC, RATE_FACTOR_METRIC, WORKERS_METRIC, Adaptation, Report, TrainerPhase
+from espalier_api.task import accuracy_of, other_than_accuracy
 from espalier_trainer.core.batching import Resized
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.network import Network
@@ -118,7 +119,8 @@ class Journal:
                     epoch=progress.epoch + (progress.cursor > 0),
                     train_loss=train_loss,
                     validation_loss=evaluation.loss,
-                    validation_accuracy=evaluation.accuracy,
+                    validation_accuracy=accuracy_of(evaluation.score),
+                    validation_score=other_than_accuracy(evaluation.score),
                     learning_rate=progress.metrics.get("learning_rate", 0.0),
                     max_step_gap_seconds=max_step_gap,
                 )
@@ -184,8 +186,11 @@ class Journal:
     def finished(self, ending: Ending, test: Evaluation | None) -> None:
         """Report how the run ended."""
         progress = self.progress
+        score = None if test is None or not math.isfinite(test.score.value) else test.score
         if test is not None and math.isfinite(test.loss):
-            progress.metrics |= {"test_accuracy": test.accuracy, "test_loss": test.loss}
+            progress.metrics |= test.named("test")
+        # A loop of the user's has no evaluation of its own, but may have reported figures.
+        told = progress.metrics if ending.phase is TrainerPhase.COMPLETED and test is None else {}
         self.ending = ending
         self.reporter.record(
             TrainerFinished(
@@ -195,8 +200,9 @@ class Journal:
                 reason=ending.reason,
                 message=ending.message,
                 epoch=progress.epoch,
-                test_accuracy=None if test is None else test.accuracy,
-                test_loss=None if test is None or not math.isfinite(test.loss) else test.loss,
+                test_accuracy=told.get("test_accuracy") if test is None else accuracy_of(score),
+                test_score=other_than_accuracy(score),
+                test_loss=told.get("test_loss") if test is None or not math.isfinite(test.loss) else test.loss,
                 max_step_gap_seconds=progress.max_step_gap_seconds,
             )
         )

@@ -47,7 +47,10 @@ class MeteredReporter:
                 self._size(event.depth, event.parameters)
                 self.metrics.set("espalier_trainer_loss", event.train_loss, "train")
                 self.metrics.set("espalier_trainer_loss", event.validation_loss, "validation")
-                self.metrics.set("espalier_trainer_accuracy_ratio", event.validation_accuracy, "validation")
+                if event.validation_accuracy is not None:
+                    self.metrics.set("espalier_trainer_accuracy_ratio", event.validation_accuracy, "validation")
+                if event.score is not None:
+                    self.metrics.set("espalier_trainer_score", event.score.value, "validation", event.score.measure)
             case AdaptationFinished(adaptation=adaptation):
                 self._size(adaptation.depth_after, adaptation.parameters_after)
                 result, reason = adaptation.result, adaptation.reason

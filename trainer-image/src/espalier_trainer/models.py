@@ -1,4 +1,4 @@
-"""The starting models: the small nets of the examples, the paper's two CNNs, torchvision's, the user's own.
+"""The starting models: the small nets of the examples, the paper's two CNNs, a GPT, torchvision's, the user's own.
 
 In the small nets and the paper's, each block that can grow is a `DeepenBlock`; block i is growth point `block<i>`.
 """
@@ -15,10 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.job import ModelSpec
+from espalier_api.task import Task
 from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
 from espalier_trainer.errors import ModelError
+from espalier_trainer.gpt import gpt
 from espalier_trainer.net2net import DeepenBlock
 from espalier_trainer.net2net.modules import mode
+from espalier_trainer.objective import objective_of
 
 _FIELD = "training.model"
 _TORCHVISION_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -28,11 +31,13 @@ _TORCHVISION_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_model(spec: ModelSpec, classes: int, example_input: Tensor) -> nn.Module:
+def build_model(
+    spec: ModelSpec, classes: int, example_input: Tensor, task: Task | None = Task.CLASSIFICATION
+) -> nn.Module:
     """Return the starting model, untrained, on the CPU; `ModelError` names the field and what is allowed.
 
     `classes` is the number of outputs unless `options` say otherwise. Weights are drawn from torch's global
-    generator. The model is tried on `example_input` once.
+    generator. The model is tried on `example_input` once; `task` None: whatever it returns is right.
     """
     if spec.entrypoint is not None:
         function = load_entrypoint(spec.entrypoint, f"{_FIELD}.entrypoint", ModelError)
@@ -42,14 +47,14 @@ def build_model(spec: ModelSpec, classes: int, example_input: Tensor) -> nn.Modu
         name = spec.entrypoint
     else:
         name = spec.name or ""
-        options = {"classes": classes, **spec.options}
+        options = {"classes": classes, **_FROM_DATA.get(name, _nothing)(example_input), **spec.options}
         if name.startswith("torchvision:"):
             model = _torchvision(name.partition(":")[2], options)
         else:
             model = call_entrypoint(_ZOO[name], name, f"{_FIELD}.options", options, ModelError)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{_FIELD}: {name} returned {type(model).__name__}, not a torch.nn.Module")
-    _try_out(model, name, classes, example_input)
+    _try_out(model, name, classes, example_input, task)
     if problem := untrainable(model):
         raise ModelError(f"{_FIELD}: {name}: {problem}")
     return model
@@ -144,7 +149,28 @@ def cnn2(classes: int = 10) -> nn.Module:
     return PaperNet((64, 32), pool=False, classes=classes)
 
 
-_ZOO: dict[str, Callable[..., nn.Module]] = {"digits": digits, "cifar8": cifar8, "cnn1": cnn1, "cnn2": cnn2}
+def mlp(classes: int = 1, inputs: int = 10, width: int = 16) -> nn.Module:
+    """Return a net for rows of numbers: Linear ReLU, twice, and Linear."""
+    return nn.Sequential(linear_block(inputs, width), linear_block(width, width), nn.Linear(width, classes))
+
+
+_ZOO: dict[str, Callable[..., nn.Module]] = {
+    "digits": digits,
+    "cifar8": cifar8,
+    "cnn1": cnn1,
+    "cnn2": cnn2,
+    "gpt": gpt,
+    "mlp": mlp,
+}
+_FROM_DATA: dict[str, Callable[[Tensor], dict[str, Any]]] = {
+    "gpt": lambda tokens: {"context": tokens.shape[-1]},
+    "mlp": lambda rows: {"inputs": rows.shape[-1]},
+}
+"""Options that follow from the data set, where the job does not set them."""
+
+
+def _nothing(example_input: Tensor) -> dict[str, Any]:
+    return {}
 
 
 def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
@@ -165,19 +191,23 @@ def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor) -> None:
+def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor, task: Task | None) -> None:
     """Run the model once in eval mode, to report one that does not fit the data before the budget runs."""
     shape = tuple(example_input.shape)
     try:
         with torch.no_grad(), mode(model, training=False):
             outputs = model(example_input)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"{_FIELD}: {name} does not take this data set's inputs of shape {shape}: {first_line}"
         ) from error
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != shape[0]:
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ModelError(f"{_FIELD}: {name} returned {got} for inputs {shape}; it must return logits [N, classes]")
-    if outputs.shape[1] < classes:
-        raise ModelError(f"{_FIELD}: {name} has {outputs.shape[1]} outputs, but the data set has {classes} classes")
+    if task is None:
+        return
+    if not isinstance(outputs, Tensor):
+        raise ModelError(
+            f"{_FIELD}: {name} returned {type(outputs).__name__} for inputs {shape}; it must return a tensor"
+        )
+    if problem := objective_of(task).misfit(outputs, shape[0], classes):
+        got = f"returned {tuple(outputs.shape)} for inputs {shape}; " if problem.startswith("it ") else ""
+        raise ModelError(f"{_FIELD}: {name} {got}{problem}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from espalier_api.advice import Action, offered
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthError
@@ -15,11 +15,13 @@ from espalier_api.growth import described, operation, operation_names
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.job import Insertion, OptimizerSpec
 from espalier_trainer.architecture import describe
+from espalier_trainer.averaging import without_stale
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.net2net.deepening.deepen import insertion_points
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay, step_of
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.optimizers import build_optimizer, load_optimizer_state
 
 
@@ -46,7 +48,7 @@ class Network:
         """Number of trainable scalars."""
         return sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
 
-    def grown(self, action: Action, example_input: Tensor, insertion: Insertion, seed: int) -> Network:
+    def grown(self, action: Action, example_input: ExampleInput, insertion: Insertion, seed: int) -> Network:
         """Return the network after `action`, computing the same; raises `GrowthError` where that cannot be.
 
         This network, which needs a description, is left as it is. `insertion` is how layers are inserted, `seed` says
@@ -56,6 +58,7 @@ class Network:
             raise GrowthError(f"the model is not described, so {action} cannot be carried out on it")
         step = step_of(action.kind).planned(action, self.architecture, insertion, seed)
         module, optimizer = step.grown(self.module, self.optimizer, example_input)
+        without_stale(optimizer, self.module, module)
         description = describe(module, example_input, insertion, before=self.architecture)
         return Network(module, optimizer, description, (*self.history, step))
 
@@ -72,7 +75,7 @@ _NAMED: Final = 2
 def new_network(
     module: nn.Module,
     spec: OptimizerSpec,
-    example_input: Tensor,
+    example_input: ExampleInput,
     insertion: Insertion,
     operations: Sequence[str] = (DEEPEN.name,),
 ) -> tuple[Network, str]:
@@ -82,7 +85,7 @@ def new_network(
 
 
 def starting_architecture(
-    module: nn.Module, example_input: Tensor, insertion: Insertion, operations: Sequence[str]
+    module: nn.Module, example_input: ExampleInput, insertion: Insertion, operations: Sequence[str]
 ) -> tuple[Architecture | None, str]:
     """Return the description of a starting model, None where there is none, and what it cannot do ('' if nothing).
 
@@ -108,7 +111,7 @@ def starting_architecture(
     return architecture, problem
 
 
-def nowhere(module: nn.Module, example_input: Tensor, operations: Sequence[str]) -> str:
+def nowhere(module: nn.Module, example_input: ExampleInput, operations: Sequence[str]) -> str:
     """Return why a model that is described has no place to grow by `operations`, and what would help."""
     try:
         refused = list(insertion_points(module, example_input).refused.items())
@@ -116,7 +119,7 @@ def nowhere(module: nn.Module, example_input: Tensor, operations: Sequence[str])
         why = str(error)
     else:
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-        named = "; ".join(f"{path!r}: {reason}" for path, reason in refused[:_NAMED])
+        named = "; ".join(f"{path!r}: {one}" for path, one in refused[:_NAMED])
         why = f"no place of it can grow ({named or 'it has no linear layer and no convolution'}{more})"
     others = [name for name in operation_names() if name not in operations and name != DEEPEN.name]
     allow = f"allow {' or '.join(others)} in adaptation.actions, " if others else ""
@@ -126,7 +129,9 @@ def nowhere(module: nn.Module, example_input: Tensor, operations: Sequence[str])
     )
 
 
-def resumed_network(start: Network, checkpoint: Checkpoint, spec: OptimizerSpec, example_input: Tensor) -> Network:
+def resumed_network(
+    start: Network, checkpoint: Checkpoint, spec: OptimizerSpec, example_input: ExampleInput
+) -> Network:
     """Return the network of a checkpoint, rebuilt from the starting network.
 
     Raises `CheckpointMismatchError` where the starting model is another than the checkpoint's.

@@ -7,7 +7,7 @@ than the model lists them.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,25 @@ SEPARATOR = "|"
 """Between a parameter's name and its state's key; no module name holds it."""
 
 
+_MATRIX: Final = 2
+"""Dimensions of a parameter whose weights decay, at least."""
+
+
 def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of the job over all parameters that are trained."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
     if spec.name in ("SGD", "RMSprop"):
         options["momentum"] = spec.momentum
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)(parameters, **options)
+    if spec.betas is not None:
+        options["betas"] = spec.betas
+    groups: list[Any] = parameters
+    if spec.decay_matrices_only:
+        vectors = [parameter for parameter in parameters if parameter.ndim < _MATRIX]
+        others = [parameter for parameter in parameters if parameter.ndim >= _MATRIX]
+        both = ({"params": others}, {"params": vectors, "weight_decay": 0.0})
+        groups = [group for group in both if group["params"]]
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, **options)
     return optimizer
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from espalier_api.allocation import Allocation
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, Metric, TrainerPhase
+from espalier_api.task import Score, accuracy_of, score_in
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.network import Network
 
@@ -36,12 +37,11 @@ class Progress:
         """Return the metrics for a report; one that is not finite is left out."""
         return tuple(Metric(name=name, value=value) for name, value in self.metrics.items() if math.isfinite(value))
 
-    def validated(self, accuracy: float, loss: float) -> None:
-        """Keep an evaluation; an adaptation that waited for its `accuracy_after` gets it."""
-        self.metrics["validation_accuracy"] = accuracy
-        self.metrics["validation_loss"] = loss
-        if self.adaptations and self.adaptations[-1].accuracy_after is None:
-            self.adaptations[-1] = self.adaptations[-1].model_copy(update={"accuracy_after": accuracy})
+    def validated(self, evaluation: Evaluation) -> None:
+        """Keep an evaluation; an adaptation that waited for the score after it gets it."""
+        self.metrics |= evaluation.named("validation")
+        if self.adaptations and self.adaptations[-1].after is None:
+            self.adaptations[-1] = self.adaptations[-1].followed_by(evaluation.score)
 
 
 @dataclass
@@ -90,9 +90,9 @@ class TrainingResult:
     """The final evaluation included."""
     epochs: int
     steps: int
-    test_accuracy: float | None
+    test_score: Score | None
     test_loss: float | None
-    validation_accuracy: float | None
+    validation_score: Score | None
     depth_before: int
     depth_after: int
     parameters_before: int
@@ -100,6 +100,16 @@ class TrainingResult:
     adaptations: tuple[Adaptation, ...]
     max_step_gap_seconds: float
     allocation: Allocation
+
+    @property
+    def test_accuracy(self) -> float | None:
+        """The accuracy on the test split, of a classification."""
+        return accuracy_of(self.test_score)
+
+    @property
+    def validation_accuracy(self) -> float | None:
+        """The accuracy at the last evaluation, of a classification."""
+        return accuracy_of(self.validation_score)
 
 
 def result_of(
@@ -118,9 +128,9 @@ def result_of(
         used_seconds=used_seconds,
         epochs=progress.epoch,
         steps=progress.step,
-        test_accuracy=test.accuracy if test else None,
+        test_score=test.score if test else None,
         test_loss=test.loss if test else None,
-        validation_accuracy=progress.metrics.get("validation_accuracy"),
+        validation_score=score_in(progress.metrics, "validation"),
         depth_before=progress.depth_before,
         depth_after=network.depth,
         parameters_before=progress.parameters_before,

@@ -123,6 +123,38 @@ class Exponential(Schedule):
         self.epochs = int(state["epochs"])
 
 
+@dataclass
+class Warmup(Schedule):
+    """Another schedule whose rate rises linearly from 0 in the first `share` of the budget and after a restart."""
+
+    after: Schedule
+    share: float
+    origin: float = 0.0
+
+    def rate(self, moment: Moment) -> float:
+        """Return min(1, (t - t₀) / (share · B)) of the other's rate."""
+        risen = (moment.used_seconds - self.origin) / (self.share * moment.budget_seconds)
+        return self.after.rate(moment) * min(1.0, max(0.0, risen))
+
+    def epoch_finished(self, validation_loss: float | None) -> None:
+        """Let the other take notice."""
+        self.after.epoch_finished(validation_loss)
+
+    def restart(self, moment: Moment) -> None:
+        """Begin again, both."""
+        self.origin = moment.used_seconds
+        self.after.restart(moment)
+
+    def state(self) -> State:
+        """Return t₀, and the other's state."""
+        return {"risen_from": self.origin, **self.after.state()}
+
+    def load_state(self, state: State) -> None:
+        """Set both."""
+        self.origin = float(state["risen_from"])
+        self.after.load_state(state)
+
+
 @dataclass(frozen=True)
 class Constant(Schedule):
     """The initial rate."""
@@ -227,6 +259,11 @@ class TorchSchedule(Schedule):
 
 def build_schedule(spec: ScheduleSpec, initial: float) -> Schedule:
     """Return the schedule of a job whose initial rate is `initial`; `ScheduleError` names field and remedy."""
+    schedule = _named(spec, initial)
+    return Warmup(schedule, spec.warmup) if spec.warmup else schedule
+
+
+def _named(spec: ScheduleSpec, initial: float) -> Schedule:
     if spec.name == "BudgetLinear":
         return BudgetLinear(initial)
     if spec.name == "Exponential":

@@ -71,8 +71,8 @@ def usable_device() -> torch.device:
 
 def load(training: TrainingSpec, device: torch.device) -> tuple[Data, nn.Module]:
     """Return the job's data and its starting model; on the CPU, limit the threads of a small model."""
-    data = load_data(training.dataset)
-    model = build_model(training.model, data.classes, data.example_input())
+    data = load_data(training.dataset, training.task)
+    model = build_model(training.model, data.classes, data.example_input(), training.task)
     set_threads(model, device)
     return data, model
 

@@ -78,6 +78,8 @@ class Settings:
     """The node that this worker runs on."""
     gpu_type: str = ""
     """The type of GPU of the job's workers; empty: not known."""
+    log_to: str = ""
+    """Where figures are also written: `tensorboard` or `wandb`; empty: nowhere."""
     metrics_port: int | None = None
     """Where the leader's metrics can be scraped; None: nowhere."""
 
@@ -116,6 +118,7 @@ class Settings:
             rendezvous=variables.get(environment.RENDEZVOUS) or None,
             node=variables.get(environment.NODE) or socket.gethostname(),
             gpu_type=variables.get(environment.GPU_TYPE, "")[:63],  # as long as a label
+            log_to=variables.get(environment.LOG_TO, ""),
             metrics_port=_whole(variables, environment.METRICS_PORT, range(1, 65536), "a port, from 1 to 65535"),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from espalier_trainer.net2net.block.trial import block_point
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.deepening.deepen import deepen, insertion_points
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied
-from espalier_trainer.net2net.refusals import Refusal, source_of
+from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.net2net.widening.trial import tried_groups
 from espalier_trainer.net2net.widening.widen import widen
@@ -113,7 +113,7 @@ def _points(model: nn.Module, example_input: ExampleInput, clock: _Clock) -> _Fo
                 exact=(Insertion.EXACT,),
             )
         )
-    return spots, [(DEEPEN.name, _of_layer(DEEPEN.name, model, path, why)) for path, why in places.refused.items()]
+    return spots, [(DEEPEN.name, one) for one in places.refused.values()]
 
 
 def _blocks(model: nn.Module, example_input: ExampleInput, architecture: Architecture, clock: _Clock) -> _Found:
@@ -164,7 +164,7 @@ def _groups(model: nn.Module, example_input: ExampleInput, architecture: Archite
         for group, seen in zip(architecture.channel_groups, WIDEN.seen(architecture), strict=True)
     ]
     refused = tried_groups(model, trace(model, example_input), example_input).refused
-    return spots, [(WIDEN.name, _of_layer(WIDEN.name, model, path, why)) for path, why in refused.items()]
+    return spots, [(WIDEN.name, one) for one in refused.values()]
 
 
 def _parameters(layers: tuple[Layer, ...]) -> int:
@@ -173,32 +173,6 @@ def _parameters(layers: tuple[Layer, ...]) -> int:
 
 def _depth(layers: tuple[Layer, ...]) -> int:
     return sum(layer.operator in WEIGHT_OPERATORS for layer in layers)
-
-
-def _of_layer(operation: str, model: nn.Module, path: str, why: str) -> Refusal:
-    """Return a refusal with the class that runs the layer; a reason ends in what would help."""
-    reason, _, remedy = why.rpartition("; ")
-    holder = next(
-        module
-        for parent in _parents(path)
-        if not isinstance(module := model.get_submodule(parent), nn.Sequential | nn.ModuleList | nn.ModuleDict)
-        or not parent
-    )
-    file, line = source_of(base_class(holder))
-    return Refusal(path, reason or why, file, line, remedy if reason else _REMEDIES[operation])
-
-
-_REMEDIES = {
-    DEEPEN.name: "call it by itself, `y = self.layer(x)`; within a module of torch it cannot grow: add a whole block",
-    WIDEN.name: "give its channels a layer of their own on the way there, or widen another group",
-}
-"""Where a reason names none."""
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
 
 
 class _Clock:

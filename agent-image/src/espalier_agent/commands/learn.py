@@ -8,18 +8,20 @@ import click
 import pydantic
 
 from espalier_agent.commands.console import CommandError, ProgressLines, print_evaluation
-from espalier_agent.data import carried_tables, table_sets
+from espalier_agent.data import carried_corpus, carried_tables, corpus_names, table_sets
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
 from espalier_agent.history import decisions, history_files
 from espalier_agent.history.episodes import Gathered, gather
 from espalier_agent.history.schema import StoreError
 from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
 from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS
+from espalier_agent.learners.trees import TreesLearner
 from espalier_agent.policies.files import PolicyError, load_policy, save_policy
 from espalier_agent.policies.network import ENCODERS
 from espalier_agent.tables.tree import TableError, read_playable, table_digest
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError
+from espalier_api.growth_corpus import GrowthCorpus, read_corpus
 from espalier_api.outcomes import OutcomeTable, table_files
 from espalier_api.registry import RegistryError
 
@@ -72,6 +74,20 @@ history_option = click.option(
 )
 
 
+corpus_option = click.option(
+    "--corpus",
+    "corpora",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="For trees: a corpus of growth, an included one (growth) or a file of `collect --corpus`. Repeatable.",
+)
+
+
+def gather_corpora(sources: tuple[str, ...]) -> tuple[GrowthCorpus, ...]:
+    """Read corpora: included ones by name, and files; raises `DocumentError`."""
+    return tuple(carried_corpus(one) if one in corpus_names() else read_corpus(Path(one)) for one in sources)
+
+
 def read_history(sources: tuple[Path, ...]) -> Gathered:
     """Read a history and print on stderr which part of it can be used. Raise `StoreError` if it cannot be read."""
     history = gather(decisions(*sources))
@@ -108,6 +124,7 @@ def _split(context: click.Context, parameter: click.Parameter, values: tuple[str
     metavar="SET|DIR|FILE",
     help="Tables to exclude from learning although --outcomes names them, so that `promote` can use them. Repeatable.",
 )
+@corpus_option
 @history_option
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="Folder for the policy.")
 @click.option("--seed", type=SEEDS, default=0, show_default=True)
@@ -148,6 +165,7 @@ def learn(
     sources: tuple[str, ...],
     without_tables: bool,
     held_out: tuple[str, ...],
+    corpora: tuple[str, ...],
     histories: tuple[Path, ...],
     output: Path,
     seed: int,
@@ -165,7 +183,8 @@ def learn(
     """Learn a policy from outcome tables. The same command with the same seed gives the same policy.
 
     expected follows the exact gradient of the expected return over all sequences of all tables; distilled teaches one
-    network the average of several such runs; reinforce is the paper's learner; ppo and dqn play episodes. With
+    network the average of several such runs; reinforce is the paper's learner; ppo and dqn play episodes; trees learns
+    regression trees, from a --corpus too. With
     --from-history, expected continues with the outcomes of real advice; a quarter of the jobs is held out for `promote`
     (--set held_out_share=.25).
     """
@@ -177,6 +196,10 @@ def learn(
         if curriculum is not None:
             tables = in_curriculum(tables, curriculum)
             changes["order"] = "curriculum"
+        if corpora:
+            if not isinstance(chosen, TreesLearner):
+                raise LearningError(f"learner {learner} does not learn from a corpus; trees does")
+            chosen = chosen.with_corpora(gather_corpora(corpora))
         if histories:
             if chosen.with_history is None:
                 raise LearningError(f"learner {learner} does not learn from a history; {DEFAULT_LEARNER} does")

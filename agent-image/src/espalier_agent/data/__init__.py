@@ -1,4 +1,4 @@
-"""Data included with the agent: starting models by name, the paper's outcome tables, the shipped policy."""
+"""Data included with the agent: starting models by name, outcome tables, corpora of growth, the shipped policy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.resources import as_file, files
 from typing import Final
 
 from espalier_api.architecture import Architecture
+from espalier_api.growth_corpus import SUFFIX, GrowthCorpus, read_corpus
 from espalier_api.outcomes import OutcomeTable, read_tables
 
 NAMED_MODELS: Final = ("cnn1", "cnn2")
@@ -43,3 +44,18 @@ def carried_tables(name: str) -> tuple[OutcomeTable, ...]:
 def lamelas_tables() -> tuple[OutcomeTable, ...]:
     """Return the six tables published with the paper: cnn1 and cnn2, early, late and middle."""
     return carried_tables("lamelas")
+
+
+def corpus_names() -> tuple[str, ...]:
+    """Return the names of the included corpora of growth."""
+    found = files(__name__).joinpath("corpora").iterdir()
+    return tuple(sorted(one.name.removesuffix(SUFFIX) for one in found if one.name.endswith(SUFFIX)))
+
+
+@cache
+def carried_corpus(name: str) -> GrowthCorpus:
+    """Return an included corpus; raises `KeyError` if none has this name."""
+    if name not in corpus_names():
+        raise KeyError(name)
+    with as_file(files(__name__).joinpath("corpora", name + SUFFIX)) as path:
+        return read_corpus(path)

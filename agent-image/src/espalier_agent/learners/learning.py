@@ -125,6 +125,9 @@ class Learner:
             raise LearningError(
                 f"learner {self.name} stacks networks, which encoder {encoder} does not allow; leave --encoder out"
             )
+        learnt_by = ENCODERS.load(encoder).learnt_by
+        if learnt_by is not None and learnt_by != self.name:
+            raise LearningError(f"encoder {encoder} has no gradients; --learner {learnt_by} learns it")
         if parent is not None and not self.continues:
             raise LearningError(f"learner {self.name} starts from a fresh network; leave --from out")
 

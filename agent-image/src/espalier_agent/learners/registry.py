@@ -16,6 +16,7 @@ LEARNERS: Final = Registry[Learner](
         "reinforce": "espalier_agent.learners.reinforce:LEARNER",
         "ppo": "espalier_agent.learners.ppo:LEARNER",
         "dqn": "espalier_agent.learners.dqn:LEARNER",
+        "trees": "espalier_agent.learners.trees:LEARNER",
     },
 )
 DEFAULT_LEARNER: Final = "expected"

@@ -8,7 +8,7 @@ import torch
 
 from espalier_agent.policies.network import masked_log_probabilities
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import Action, ActionProbability, AdviceRequest, AdviceResponse
+from espalier_api.advice import Action, ActionProbability, AdviceRequest, AdviceResponse, ExpectedGain
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = Non
     points or with none allowed is left as it is.
     """
     actions = request.actions()
-    probabilities = _probabilities(policy, request, actions)
+    probabilities, gains = _estimates(policy, request, actions)
     chosen = _greedy(probabilities) if sample_seed is None else _sampled(probabilities, sample_seed)
     return Decision(
         action=actions[chosen],
         probabilities=tuple(
-            ActionProbability(action=action, probability=probability)
-            for action, probability in zip(actions, probabilities, strict=True)
+            ActionProbability(action=action, probability=probability, gain=gain)
+            for action, probability, gain in zip(actions, probabilities, gains, strict=True)
         ),
         unknown_layers=policy.vocabulary.unknown(request.architecture),
         behaviour_probability=1.0 if sample_seed is None else probabilities[chosen],
@@ -65,16 +65,18 @@ def answer_of(policy: Policy, decision: Decision, decision_id: str) -> AdviceRes
     )
 
 
-def _probabilities(policy: Policy, request: AdviceRequest, actions: tuple[Action, ...]) -> list[float]:
-    """Return the probability of each action; 0 for those that the decider has no output for."""
+def _estimates(
+    policy: Policy, request: AdviceRequest, actions: tuple[Action, ...]
+) -> tuple[list[float], list[ExpectedGain | None]]:
+    """Return the probability of each action, 0 for those without an output, and the gain where it is estimated."""
     with torch.inference_mode():
-        prepared = policy.network.prepare([request.architecture], policy.vocabulary)
-        logits = policy.network.logits(
-            prepared,
+        prepared = policy.network.prepare_request(request, policy.vocabulary)
+        state = (
             torch.tensor([0]),
             torch.tensor([request.time_left_seconds], dtype=torch.float64),
             torch.tensor([request.time_budget_seconds], dtype=torch.float64),
         )
+        logits = policy.network.logits(prepared, *state)
         places = policy.network.outputs(prepared).of(request.architecture, actions)
         legal = torch.zeros(logits.shape, dtype=torch.bool)
         legal[0, [place for place in places if place is not None]] = True
@@ -84,7 +86,17 @@ def _probabilities(policy: Policy, request: AdviceRequest, actions: tuple[Action
         row = torch.zeros_like(row)
         row[-1] = 1.0
     values = row.tolist()
-    return [0.0 if place is None else min(values[place], 1.0) for place in places]
+    probabilities = [0.0 if place is None else min(values[place], 1.0) for place in places]
+    gains = policy.network.gains(prepared, *state)
+    if gains is None:
+        return probabilities, [None] * len(places)
+    columns = list(zip(gains.mean[0].tolist(), gains.low[0].tolist(), gains.high[0].tolist(), strict=True))
+    return probabilities, [
+        ExpectedGain(mean=columns[place][0], low=columns[place][1], high=columns[place][2])
+        if place is not None and place < len(columns)
+        else None
+        for place in places
+    ]
 
 
 def _greedy(probabilities: list[float]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, Self
 
 import torch
@@ -15,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import ActionColumns
+from espalier_api.advice import ActionColumns, AdviceRequest
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.growth import OperationName, operation
@@ -65,6 +66,15 @@ class NetworkConfig(Record):
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """What growths gain in final accuracy against doing nothing, (n, growths) each, in the order of `outputs`."""
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+
+
 class PolicyNetwork(nn.Module, ABC):
     """A network that scores actions; one subclass for each encoder. Made from its configuration alone.
 
@@ -75,6 +85,8 @@ class PolicyNetwork(nn.Module, ABC):
     """It scores the targets of the growth operations that its configuration names; else growth points alone."""
     fixed_size: ClassVar[bool] = False
     """It has outputs for `growth_points` growth points, and for no further ones; else for as many as a model has."""
+    learnt_by: ClassVar[str | None] = None
+    """The only learner that can learn it; None: any that follows gradients."""
     stackable: ClassVar[bool] = False
     """`torch.vmap` can map it over stacked weights."""
 
@@ -86,6 +98,14 @@ class PolicyNetwork(nn.Module, ABC):
     @abstractmethod
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
         """Turn models into the fixed tensors that `logits` reads."""
+
+    def prepare_request(self, request: AdviceRequest, vocabulary: Vocabulary) -> Prepared:
+        """Turn the model of a request into what `logits` reads, and what else it tells, where that is read."""
+        return self.prepare([request.architecture], vocabulary)
+
+    def gains(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Gains | None:
+        """Return the gain in final accuracy that is expected of each growth; None where that is not known."""
+        return None
 
     @abstractmethod
     def outputs(self, prepared: Prepared) -> ActionColumns:
@@ -138,6 +158,7 @@ ENCODERS: Final = Registry[type[PolicyNetwork]](
     {
         "graph": "espalier_agent.policies.graph_encoder:GraphNetwork",
         "lstm": "espalier_agent.policies.lstm_encoder:LstmNetwork",
+        "trees": "espalier_agent.policies.tree_ensemble:TreesNetwork",
     },
 )
 

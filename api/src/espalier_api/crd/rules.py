@@ -146,6 +146,13 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
             "fieldPath": ".program",
         },
         {
+            "rule": "!has(self.adaptation) || !has(self.adaptation.onReclaim) || self.adaptation.onReclaim != 'Distill'"
+            " || !has(self.training) || ((!has(self.training.task) || self.training.task == 'Classification') && "
+            "(!has(self.training.weightAveraging) || self.training.weightAveraging == 0.0))",
+            "message": "with onReclaim Distill, training.task must be Classification without weightAveraging; use Keep",
+            "fieldPath": ".adaptation",
+        },
+        {
             "rule": "self.controllerName == oldSelf.controllerName",
             "message": "is immutable; apply the job under another name, or delete it first",
             "fieldPath": ".controllerName",
@@ -182,6 +189,18 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
             "use keepGlobal",
             "fieldPath": ".elasticBatch",
         },
+        {
+            "rule": "!has(self.batch) || self.batch != 'Goodput' || !has(self.accumulation) || self.accumulation == 1",
+            "message": "must be 1 with batch: Goodput, which chooses the parts; set maxBatchSizePerWorker",
+            "fieldPath": ".accumulation",
+        },
+    ),
+    "OptimizerSpec": (
+        {
+            "rule": "!has(self.betas) || !has(self.name) || self.name in ['Adam', 'AdamW']",
+            "message": "are of Adam and AdamW; use one of these, or remove them",
+            "fieldPath": ".betas",
+        },
     ),
     "ModelSpec": (_ONE_OF,),
     "DatasetSpec": (
@@ -189,6 +208,11 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         {
             "rule": "!has(self.name) || self.name != 'imagefolder' || has(self.path)",
             "message": "is needed for imagefolder: a folder with one folder of images per class",
+            "fieldPath": ".path",
+        },
+        {
+            "rule": "!has(self.name) || self.name != 'text' || has(self.path)",
+            "message": "is needed for text: a file or a folder of files in UTF-8",
             "fieldPath": ".path",
         },
     ),

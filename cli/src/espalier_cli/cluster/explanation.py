@@ -10,7 +10,7 @@ from espalier_cli.cluster.case import Case
 from espalier_cli.cluster.causes import particulars
 from espalier_cli.cluster.decisions import says
 from espalier_cli.cluster.events import newest
-from espalier_cli.cluster.jobs_table import accuracy
+from espalier_cli.cluster.jobs_table import score_of
 from espalier_cli.cluster.remedies import remedy_for
 from espalier_cli.cluster.shares import told
 from espalier_cli.cluster.standing import phase, standing
@@ -142,8 +142,8 @@ def _training(case: Case) -> list[str]:
     training = status.training
     lines = []
     if training.depth:
-        score = accuracy(case.job)
-        reached = "" if score is None else f", accuracy {score:.4f}"
+        score = score_of(case.job)
+        reached = "" if score is None else f", {score}"
         when = ""
         if training.last_updated_time is not None and case.job.outcome is None:
             when = f"; reported {duration(case.now - training.last_updated_time.timestamp())} ago"
@@ -196,8 +196,8 @@ def adaptation_line(adaptation: Adaptation) -> str:
             f", depth {adaptation.depth_before} -> {adaptation.depth_after}, parameters "
             f"{adaptation.parameters_before:,} -> {adaptation.parameters_after:,}"
         )
-    if adaptation.accuracy_before is not None and adaptation.accuracy_after is not None:
-        text += f", accuracy {adaptation.accuracy_before:.4f} -> {adaptation.accuracy_after:.4f}"
+    if adaptation.before is not None and adaptation.after is not None:
+        text += f", {adaptation.before} -> {adaptation.after.shown}"
     text += f", in {duration(adaptation.seconds)}"
     if adaptation.reason is Reason.TRIAL_NOT_BETTER:
         text += f"; {SENTENCES[adaptation.reason]}"

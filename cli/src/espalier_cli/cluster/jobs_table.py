@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from espalier_api.status import ConditionType
+from espalier_api.task import Score, accuracy_of, other_than_accuracy, score_in
 from espalier_cli.cluster.output import Row
 from espalier_cli.cluster.standing import Job, phase, standing
 from espalier_cli.cluster.wording import short
 
 COLUMNS = ("NAME", "PHASE", "GPUS", "EXTRA", "DEPTH", "ADAPTATIONS", "BUDGET-LEFT", "AGE", "REASON")
-WIDE_COLUMNS = (*COLUMNS, "QUEUE", "TYPE", "RESTARTS", "PREEMPTIONS", "EPOCH", "ACCURACY", "MESSAGE")
-FIGURES = (*COLUMNS[2:-1], "RESTARTS", "PREEMPTIONS", "EPOCH", "ACCURACY")
+WIDE_COLUMNS = (*COLUMNS, "QUEUE", "TYPE", "RESTARTS", "PREEMPTIONS", "EPOCH", "SCORE", "MESSAGE")
+FIGURES = (*COLUMNS[2:-1], "RESTARTS", "PREEMPTIONS", "EPOCH", "SCORE")
 """Those that are flush right."""
 
 
@@ -37,14 +38,14 @@ def row_of(job: Job, now: float, *, wide: bool = False, namespaced: bool = False
         reason or "not seen by an operator",
     ]
     if wide:
-        score = accuracy(job)
+        score = score_of(job)
         cells += [
             str(job.spec.get("queue") or ""),
             status.scheduling.gpu_type or "",
             str(status.restarts),
             str(status.preemptions),
             str(status.training.epoch or ""),
-            "" if score is None else f"{score:.3f}",
+            "" if score is None else str(score) if other_than_accuracy(score) else f"{score.value:.3f}",
             why.message,
         ]
     return [job.namespace, *cells] if namespaced else cells
@@ -65,7 +66,8 @@ def entry_of(job: Job) -> dict[str, Any]:
         "depth": status.training.depth,
         "parameters": status.training.parameters,
         "epoch": status.training.epoch,
-        "accuracy": accuracy(job),
+        "accuracy": accuracy_of(score_of(job)),
+        "score": None if (score := score_of(job)) is None else score.to_json(),
         "adaptations": status.adaptation_count,
         "budgetSeconds": job.budget_seconds,
         "budgetRemainingSeconds": job.remaining_seconds,
@@ -77,7 +79,7 @@ def entry_of(job: Job) -> dict[str, Any]:
     }
 
 
-def accuracy(job: Job) -> float | None:
-    """Return the accuracy on the test split, before the end that on the validation split, where it is reported."""
+def score_of(job: Job) -> Score | None:
+    """Return the score on the test split, before the end that on the validation split, where it is reported."""
     metrics = {metric.name: metric.value for metric in job.status.training.metrics}
-    return metrics.get("test_accuracy", metrics.get("validation_accuracy"))
+    return score_in(metrics, "test") or score_in(metrics, "validation")

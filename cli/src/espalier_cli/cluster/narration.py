@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_cli.cluster.events import Event
-from espalier_cli.cluster.jobs_table import accuracy
+from espalier_cli.cluster.jobs_table import score_of
 from espalier_cli.cluster.standing import Job, phase, standing
 from espalier_cli.cluster.wording import count, duration
-from espalier_cli.display import PLAIN_PROGRESS_EVERY, JobRow
+from espalier_cli.display import PLAIN_PROGRESS_EVERY, JobRow, brief
 from espalier_operator.kube.inspection import events
 
 _TRUSTED_SECONDS = 15.0
@@ -67,10 +67,10 @@ class Narrator:
 
     def progress(self, row: JobRow) -> str | None:
         """Return how training goes, once in a tenth of the budget."""
-        if row.accuracy is None or row.used_share < self._next_progress:
+        if row.score is None or row.used_share < self._next_progress:
             return None
         self._next_progress = row.used_share + PLAIN_PROGRESS_EVERY
-        return f"epoch {row.epoch}, accuracy {row.accuracy:.3f}, depth {row.depth}"
+        return f"epoch {row.epoch}, {brief(row.score)}, depth {row.depth}"
 
     def _count(self, event: Event) -> None:
         known = self._times.get(event.uid, 0)
@@ -103,7 +103,7 @@ def row_of(job: Job, now: float) -> JobRow:
         used_seconds=used,
         phase=phase(job),
         epoch=status.training.epoch,
-        accuracy=accuracy(job),
+        score=score_of(job),
         depth=status.training.depth,
         parameters=status.training.parameters,
         gpus=status.allocation.gpus,
@@ -114,8 +114,8 @@ def row_of(job: Job, now: float) -> JobRow:
 def verdict(job: Job) -> str:
     """Say what an ended job came to."""
     training, used = job.status.training, job.status.time_budget.used_seconds
-    score = accuracy(job)
-    reached = "" if score is None else f"accuracy {score:.4f}, "
+    score = score_of(job)
+    reached = "" if score is None else f"{score}, "
     model = f"depth {training.depth}, {training.parameters:,} parameters, " if training.depth else ""
     grown = _grown(job.status.adaptation_count)
     return f"{phase(job)}: {reached}{model}{grown}, {duration(used)} of {duration(job.budget_seconds)} used"

@@ -105,6 +105,11 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "decides, and training continues.",
         (_AGENT,),
     ),
+    Reason.ACTIONS_UNKNOWN: Remedy(
+        "set adaptation.fallback to Heuristic or Random, allow an action that the policy knows in adaptation.actions, "
+        "or serve a policy that has learned them",
+        (_AGENT,),
+    ),
     Reason.ILLEGAL_ADVICE: Remedy(
         "An agent of the same version as this Espalier: it advised a growth point that the model does not have.",
         (_AGENT,),

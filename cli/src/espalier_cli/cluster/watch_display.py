@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from espalier_api.task import accuracy_of
 from espalier_cli.cluster.narration import Line
 from espalier_cli.display import JobRow, progress_table
 
@@ -66,7 +67,8 @@ class JsonWatch(PlainWatch):
             "budgetSeconds": row.budget_seconds,
             "gpus": row.gpus,
             "epoch": row.epoch,
-            "accuracy": row.accuracy,
+            "accuracy": accuracy_of(row.score),
+            "score": None if row.score is None else row.score.to_json(),
             "depth": row.depth,
             "reason": reason,
             "message": message,

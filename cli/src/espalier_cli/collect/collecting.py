@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from espalier_api.channel_groups import ChannelGroup
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.task import Task
 from espalier_cli.collect.cost import StepCost, measure_cost, parse_cost
 from espalier_cli.collect.plan import Kind, Run, next_run
 from espalier_cli.collect.state import WorkFolder
@@ -40,6 +41,8 @@ def set_up(
     budget = job.spec.time_budget_seconds
     if start_at >= budget:
         raise CollectError(f"--start-at: {start_at:g} s is not before the end of the budget of {budget:g} s")
+    if (task := job.spec.training.task) is not Task.CLASSIFICATION:
+        raise CollectError(f"training.task: is {task}; tables hold accuracies, so only a Classification is collected")
     usable_device(device)
     job = prepared(job, decisions, time_kind)
     data = load_data(job.spec.training.dataset)

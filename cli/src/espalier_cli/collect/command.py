@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +15,9 @@ from espalier_api.documents import write_text_atomically
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.outcomes import OutcomeTable
 from espalier_api.validation import JobFileError, load_job, with_spec
+from espalier_cli.collect.corpus import collect_corpus
+from espalier_cli.collect.progress_line import ProgressLine
+from espalier_cli.judge.options import shares
 from espalier_cli.timeline import TimelineError, parse_moment
 
 if TYPE_CHECKING:
@@ -24,8 +25,23 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.option("--start-at", required=True, metavar="WHEN", help="When a GPU arrives, e.g. 20s, or 30% of the budget.")
+@click.argument("job_file", metavar="[JOB]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--corpus",
+    metavar="NAME|FILE.py",
+    help="Collect a corpus of growth: a set of families (growth, unseen), or the cases of a file.",
+)
+@click.option(
+    "--moments", default="20%,50%", show_default=True, callback=shares, help="For a corpus: when models grow."
+)
+@click.option(
+    "--most",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="For a corpus: growths tried of each model.",
+)
+@click.option("--start-at", metavar="WHEN", help="When a GPU arrives, e.g. 20s, or 30% of the budget.")
 @click.option("--decisions", type=click.IntRange(1, 100), default=3, show_default=True, help="Decisions per sequence.")
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each sequence.")
 @click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first run.")
@@ -69,8 +85,11 @@ if TYPE_CHECKING:
     "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File for the table."
 )
 def collect(
-    job_file: Path,
-    start_at: str,
+    job_file: Path | None,
+    corpus: str | None,
+    moments: tuple[float, ...],
+    most: int,
+    start_at: str | None,
     decisions: int,
     seeds: int,
     first_seed: int,
@@ -86,7 +105,9 @@ def collect(
     restart: bool,
     output: Path,
 ) -> None:
-    """Train the model of JOB under every sequence of decisions, and write the outcome table.
+    """Collect outcomes: of every sequence of decisions for the model of JOB, or of many models (--corpus).
+
+    With JOB: train its model under every sequence of decisions, and write the outcome table.
 
     A GPU arrives at --start-at. From then on, there is one decision at each epoch boundary. Common prefixes of
     sequences are trained once. If the command is killed or stopped, run it again: it continues from the finished runs.
@@ -105,6 +126,13 @@ def collect(
     from espalier_cli.collect.training import CollectError, Time
     from espalier_trainer.errors import TrainerError
 
+    if (job_file is None) == (corpus is None):
+        raise click.UsageError("give either a JOB or --corpus")
+    if corpus is not None:
+        collect_corpus(corpus, moments, most, range(first_seed, first_seed + seeds), parallel, work_dir, output)
+        return
+    if job_file is None or start_at is None:
+        raise click.UsageError("a JOB needs --start-at")
     if step_cost is not None and time_kind == "wall":
         raise click.UsageError("--step-cost is for virtual time; omit it, or omit --time wall")
     if not output.absolute().parent.is_dir():
@@ -132,7 +160,7 @@ def collect(
             if collection.cost is None and parallel > 1:
                 click.echo("warning: runs at the same time slow each other down, and this is wall time", err=True)
             runs = runs_for(which, len(collection.points), decisions, controls=controls, groups=len(collection.groups))
-            records = collect_runs(collection, runs, folder, parallel, _ProgressLines(), _warn)
+            records = collect_runs(collection, runs, folder, parallel, ProgressLine("runs"), _warn)
             table = assemble(collection, records, which, scenario or start_at)
             write_text_atomically(output, json.dumps(table.to_json()) + "\n")
             if work_dir is None:
@@ -166,24 +194,6 @@ def _left_behind(folder: WorkFolder) -> str | None:
 
 def _warn(message: str) -> None:
     click.echo(f"warning: {message}", err=True)
-
-
-@dataclass
-class _ProgressLines:
-    """A line on stderr: rewritten on a terminal, elsewhere every few seconds."""
-
-    EVERY_SECONDS = 10.0
-    _last: float | None = None
-
-    def __call__(self, done: int, total: int, left_seconds: float | None) -> None:
-        terminal = sys.stderr.isatty()
-        now = time.monotonic()
-        if not terminal and self._last is not None and now - self._last < self.EVERY_SECONDS and done < total:
-            return
-        self._last = now
-        left = "" if left_seconds is None else ", about {} min {:02} s left".format(*divmod(round(left_seconds), 60))
-        line = f"{done}/{total} runs{left}"
-        click.echo(f"\r{line:<60}" if terminal else line, nl=not terminal or done == total, err=True)
 
 
 def _print(table: OutcomeTable, output: Path) -> None:

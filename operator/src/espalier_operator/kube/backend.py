@@ -93,7 +93,7 @@ class KubeBackend:
         self._signals.looked()
         for uid, job in self.jobs.items():
             if job.state.grant.generation != grants[uid] and job.state.active:
-                self._signals.granted(uid, job.state.grant.generation, now)
+                self._signals.granted(uid, job.state.grant.generation, now, job.key)
         for uid in self._signals.waiting():
             facts = self.jobs[uid].facts if uid in self.jobs else None
             if facts is None or facts.finished:

@@ -69,6 +69,9 @@ class KubeSettings:
     extra_priority_class: str | None = "espalier-extra"
     """PriorityClass of extra workers' pods. Its value should not be below that of other pods, which would then evict
     extra workers before the scheduler can give notice."""
+    traces_endpoint: str | None = None
+    """URL to which traces of signals are exported by OTLP over HTTP, such as http://collector:4318/v1/traces. Needs the
+    extra `otel` of the operator's package."""
     watch_namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are managed; empty: all."""
     grace_seconds: float = 10.0

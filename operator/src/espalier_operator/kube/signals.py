@@ -10,10 +10,16 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class _Signal:
+class Signal:
+    """An allocation on its way to its leader."""
+
+    uid: str
+    job: str
+    """Key of the job."""
     generation: int
     noticed_at: float
     written_at: float | None = None
+    acknowledged_at: float | None = None
 
 
 class Signals:
@@ -22,9 +28,11 @@ class Signals:
     def __init__(self, observe: Callable[[str, float], None]) -> None:
         """`observe` receives a stage (`written`, `acknowledged`) and its duration in seconds."""
         self._observe = observe
+        self.trace: Callable[[Signal], None] = lambda signal: None
+        """Called with each signal that is acknowledged."""
         self._noticed_at: float | None = None
         self._planned_from: float | None = None
-        self._waiting: dict[str, _Signal] = {}
+        self._waiting: dict[str, Signal] = {}
 
     def noticed(self, now: float) -> None:
         """Take note that there is news; of a burst the first counts."""
@@ -35,10 +43,10 @@ class Signals:
         """Take note that all news up to now goes into the plan that is made next."""
         self._planned_from, self._noticed_at = self._noticed_at, None
 
-    def granted(self, uid: str, generation: int, now: float) -> None:
+    def granted(self, uid: str, generation: int, now: float, job: str = "") -> None:
         """Take note that the job of `uid` has more workers that run, as this generation of its allocation."""
         noticed_at = now if self._planned_from is None else self._planned_from
-        self._waiting[uid] = _Signal(generation, noticed_at)
+        self._waiting[uid] = Signal(uid, job, generation, noticed_at)
 
     def written(self, uid: str, generation: int, now: float) -> None:
         """Take note that this generation is in the job's status."""
@@ -52,7 +60,9 @@ class Signals:
         signal = self._waiting.get(uid)
         if signal is not None and signal.written_at is not None and generation >= signal.generation:
             self._observe("acknowledged", max(0.0, now - signal.written_at))
+            signal.acknowledged_at = now
             del self._waiting[uid]
+            self.trace(signal)
 
     def forget(self, uid: str) -> None:
         """Take note that the job is gone, or over."""

@@ -12,6 +12,7 @@ from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.fifo import oldest_first
 from espalier_operator.policies.fractions_by_type import Rows, largest_smallest, largest_sum, require_solver
 from espalier_operator.policies.leases import Table, fastest_first, gpus_of, leased
+from espalier_operator.policies.remaining import remaining_steps
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, Speeds, View
 
 _ORDER: Final = "order"
@@ -88,18 +89,10 @@ class GavelPolicy:
             factors = [size / (weight * speed) for size, weight, speed in zip(sizes, weights, average, strict=True)]
         elif self.objective == "makespan":
             # In units of what takes longest on its fastest type, so that values are near 1.
-            rest = _remaining(view, jobs, fastest)
+            rest = remaining_steps(view, jobs, fastest)
             longest = max(steps / speed for steps, speed in zip(rest, fastest, strict=True))
             factors = [longest / steps for steps in rest]
         else:
             factors = [(len(sizes) - place) / speed for place, speed in enumerate(fastest)]
         values = [[factor * speed for speed in row] for factor, row in zip(factors, known, strict=True)]
         return (largest_sum if self.objective == "fifo" else largest_smallest)(values, sizes, gpus)
-
-
-def _remaining(view: View, jobs: Sequence[Candidate], fastest: Sequence[float]) -> list[float]:
-    """Return the steps that each job has left; where that is not known, as many seconds' as the others on average."""
-    known = {job: view.outlooks[job.key].remaining_steps for job in jobs if job.key in view.outlooks}
-    seconds = [known[job] / speed for job, speed in zip(jobs, fastest, strict=True) if job in known]
-    average = sum(seconds) / len(seconds) if seconds else 1.0
-    return [max(known.get(job, average * speed), 1e-9) for job, speed in zip(jobs, fastest, strict=True)]

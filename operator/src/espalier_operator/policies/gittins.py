@@ -23,6 +23,8 @@ class GittinsPolicy:
 
     The service of a job counts in whole quanta, so that two jobs do not take turns at every moment. Of equals, and
     while no job has ended or all have taken less, those go first that have been served the least, then the oldest.
+
+    The index of a job that says what part of its work it has done is 1 / its rest: it needs no samples of others.
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
@@ -54,14 +56,19 @@ class GittinsPolicy:
         until: list[float] = []
         for job in view.jobs:
             attained = job.service // self.quantum * self.quantum
-            if attained not in indices:
-                indices[attained] = gittins_index(known, attained)
-            ranked.append((-indices[attained], attained, job.submitted_at, job.key, job))
+            if job.rest is not None:
+                index = 1 / max(1.0, job.rest)  # its end is sure, so the supremum is there
+            else:
+                if attained not in indices:
+                    indices[attained] = gittins_index(known, attained)
+                index = indices[attained]
+            ranked.append((-index, attained, job.submitted_at, job.key, job))
             rest = attained + self.quantum - job.service
             until.append(view.now + rest / (max(job.workers, job.min_workers) * job.gpus_per_worker))
         return Decision(
             shares=tuple(base_share(job, lend=self.lend) for *_, job in sorted(ranked, key=lambda each: each[:4])),
             preempts=True,
+            follows_progress=any(job.done is not None for job in view.jobs),
             until=min(until, default=None),
             memory={_ENDED: known, _COUNTED: sorted(view.ended)},
         )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from espalier_operator.policies.goodput_by_type import by_type
+from espalier_operator.policies.goodput_by_type import Objective, by_type
 from espalier_operator.policies.nearness import near
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View
 
@@ -43,6 +42,8 @@ class GoodputPolicy:
     """A job gets so many times the workers that it has tried at most: what its speed beyond would be is a guess."""
     restart_seconds: float = 30.0
     """For how long a job does not train when its workers have changed."""
+    objective: Objective = "completion"
+    """Where GPUs differ in type: `completion`, jobs end early on average; `makespan`, the last one ends early."""
     name: str = "goodput"
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS_AND_BATCH
 
@@ -63,7 +64,7 @@ class GoodputPolicy:
         """Return shares that sum up to all GPUs at most: the oldest job first; by type of GPU the most valuable one."""
         restarts = view.memory.get(_RESTARTS, {})
         if view.gpu_types and view.speeds is not None:
-            places = by_type(view, view.speeds, self.restart_seconds)
+            places = by_type(view, view.speeds, self.restart_seconds, self.objective)
             workers = {job: job.min_workers for job in places.chosen}
             growing = [
                 self._grow(view, [job for job, own in places.chosen.items() if own == gpu_type], workers, free)
@@ -146,19 +147,42 @@ class GoodputPolicy:
         return free
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Prospect:
     """What a job gains by more workers."""
 
     job: Candidate
+    outlook: Outlook
     node_gpus: int
     """Of the largest node."""
-    goodput: Callable[[int], float]
-    """By workers."""
-    utility: Callable[[int], float]
-    """By workers."""
     most: int
     """The workers that it may have."""
+    fairness: float
+    fair: float = 0.0
+    """Its goodput with an equal part of all GPUs."""
+    _goodputs: dict[int, float] = field(default_factory=dict)
+    _utilities: dict[int, float] = field(default_factory=dict)
+
+    def goodput(self, workers: int) -> float:
+        """Return its goodput with so many workers, on as few nodes as possible."""
+        known = self._goodputs.get(workers)
+        if known is None:
+            nodes = -(-workers * self.job.gpus_per_worker // self.node_gpus)
+            known = self._goodputs[workers] = self.outlook.goodput(nodes, workers)
+        return known
+
+    def utility(self, workers: int) -> float:
+        """Return the utility of its speedup."""
+        known = self._utilities.get(workers)
+        if known is None:
+            known = self._utilities[workers] = self._utility(workers)
+        return known
+
+    def _utility(self, workers: int) -> float:
+        speedup = self.goodput(workers) / self.fair if self.fair > 0 else 0.0
+        if speedup <= 0:
+            return -math.inf
+        return math.log(speedup) if not self.fairness else -(speedup**-self.fairness) / self.fairness
 
     def step(self, workers: int, free: int) -> tuple[float, int] | None:
         """Return the largest gain a GPU from `workers` on with so many more GPUs, and the workers then."""
@@ -173,30 +197,16 @@ class _Prospect:
 
 
 def _prospect(view: View, job: Candidate, outlook: Outlook, fairness: float, growth: float) -> _Prospect:
-    gpus = job.gpus_per_worker
-    node_gpus = max(view.nodes.values(), default=_UNBOUNDED)
-
-    @cache
-    def goodput(workers: int) -> float:
-        return outlook.goodput(-(-workers * gpus // node_gpus), workers)
-
-    equal = max(1, round(view.gpus / len(view.jobs)) // gpus)
-    fair = goodput(min(job.max_workers, max(job.min_workers, equal)))
-
-    @cache
-    def utility(workers: int) -> float:
-        speedup = goodput(workers) / fair if fair > 0 else 0.0
-        if speedup <= 0:
-            return -math.inf
-        return math.log(speedup) if not fairness else -(speedup**-fairness) / fairness
-
-    return _Prospect(
+    prospect = _Prospect(
         job=job,
-        node_gpus=node_gpus,
-        goodput=goodput,
-        utility=utility,
+        outlook=outlook,
+        node_gpus=max(view.nodes.values(), default=_UNBOUNDED),
         most=min(job.max_workers, max(job.min_workers, int(growth * outlook.tried_workers))),
+        fairness=fairness,
     )
+    equal = max(1, round(view.gpus / len(view.jobs)) // job.gpus_per_worker)
+    prospect.fair = prospect.goodput(min(job.max_workers, max(job.min_workers, equal)))
+    return prospect
 
 
 def _fill(prospects: Iterable[_Prospect], workers: dict[Candidate, int], free: int) -> int:

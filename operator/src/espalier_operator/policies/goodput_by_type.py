@@ -4,17 +4,20 @@ A job's speedup on a type is its speed there over that on an average GPU, as its
 part of all GPUs elsewhere (eq. 9 of Pollux; 4.1 of Gavel). GPUs go to the jobs and types with the largest value, one
 after the other, for the base workers of each. Nobody needs to know how long a job will take: one that has
 waited counts more, by its age over the time that it has run, so that short jobs, which have run little, end early, and
-no job waits for ever.
+no job waits for ever. One that says what part of its work it has done counts by its rest, if that is less.
+
+For the shortest makespan, jobs count by what they have left, as far as that is known: the longest must not be the last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.leases import LEASE_SECONDS, gpus_of
+from espalier_operator.policies.remaining import remaining_steps
 from espalier_operator.policies.view import Candidate, Speeds, View
 
 TYPES: Final = "types"
@@ -27,6 +30,10 @@ _AGE: Final = 0.25
 _SIZE: Final = 0.75
 """Exponents of age over time run, and of the GPUs that a job takes. These three were chosen on traces made like those
 of Gavel, with other seeds."""
+_REST: Final = 0.5
+"""Exponent of the seconds that a job has left on an average GPU, for the makespan; chosen on generated jobs."""
+
+Objective = Literal["completion", "makespan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +48,7 @@ class Places:
     memory: Mapping[str, Any]
 
 
-def by_type(view: View, speeds: Speeds, restart_seconds: float) -> Places:
+def by_type(view: View, speeds: Speeds, restart_seconds: float, objective: Objective) -> Places:
     """Return a type of GPU for each job that runs until the next lease, the most valuable first.
 
     In a `continuous` view what was leased is leased again until its round ends, and what is idle goes to the most
@@ -57,7 +64,7 @@ def by_type(view: View, speeds: Speeds, restart_seconds: float) -> Places:
             leased = {key: gpu_type for key, gpu_type in before.items() if key in keys} | leased
     stay = 1 + restart_seconds / LEASE_SECONDS
     free, chosen = dict(view.gpu_types), dict[Candidate, str]()
-    places = []
+    places, values = [], _values(view, speeds, objective)
     for place, job in enumerate(view.jobs):
         size, lease = gpus_of(job), leased.get(job.key)
         if lease in free and (size <= free[lease] or not job.yields):
@@ -66,7 +73,7 @@ def by_type(view: View, speeds: Speeds, restart_seconds: float) -> Places:
             continue
         places += [
             (value * (stay if before.get(job.key) == gpu_type and job.workers else 1.0), -place, gpu_type, job)
-            for gpu_type, value in _values(view, speeds, job).items()
+            for gpu_type, value in values[job].items()
         ]
     places.sort(key=lambda each: each[:2], reverse=True)
     for _, _, gpu_type, job in places:
@@ -80,14 +87,37 @@ def by_type(view: View, speeds: Speeds, restart_seconds: float) -> Places:
     return Places(chosen=chosen, free=free, until=until, memory=memory)
 
 
-def _values(view: View, speeds: Speeds, job: Candidate) -> dict[str, float]:
-    """Return the value of a job on each type of GPU on which it can run."""
-    size = gpus_of(job)
-    known = {each: speeds.steps_per_second(job.key, each) for each, gpus in view.gpu_types.items() if size <= gpus}
-    average = sum(speed * view.gpu_types[each] for each, speed in known.items()) / sum(view.gpu_types.values())
-    if not average:
-        return {}
-    age, run = max(0.0, view.now - job.submitted_at), job.service / max(1, size)
-    due = ((_NEW_SECONDS + age) / (_NEW_SECONDS + run)) ** _AGE
-    factor = float(weight_of(job.priority)) * due / (average * max(1, size) ** _SIZE)
-    return {each: speed * factor for each, speed in known.items() if speed > 0}
+def _values(view: View, speeds: Speeds, objective: Objective) -> dict[Candidate, dict[str, float]]:
+    """Return the value of each job on each type of GPU on which it can run."""
+    known = {
+        job: {
+            each: speeds.steps_per_second(job.key, each)
+            for each, gpus in view.gpu_types.items()
+            if gpus_of(job) <= gpus
+        }
+        for job in view.jobs
+    }
+    total = sum(view.gpu_types.values())
+    average = {
+        job: sum(speed * view.gpu_types[each] for each, speed in row.items()) / total for job, row in known.items()
+    }
+    able = [job for job in view.jobs if average[job]]
+    if objective == "makespan":
+        steps = remaining_steps(view, able, [average[job] for job in able])
+        factors = {job: (rest / average[job]) ** _REST for job, rest in zip(able, steps, strict=True)}
+    else:
+        factors = {
+            job: float(weight_of(job.priority)) * _due(view, job) / max(1, gpus_of(job)) ** _SIZE for job in able
+        }
+    return {
+        job: {each: speed / average[job] * factors[job] for each, speed in row.items() if speed > 0 and job in factors}
+        for job, row in known.items()
+    }
+
+
+def _due(view: View, job: Candidate) -> float:
+    """Return how much a job has waited for what it has run."""
+    size, age = max(1, gpus_of(job)), max(0.0, view.now - job.submitted_at)
+    run = job.service if job.rest is None else min(job.service, job.rest)
+    due: float = ((_NEW_SECONDS + age) / (_NEW_SECONDS + run / size)) ** _AGE
+    return due

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,8 @@ class OptimusPolicy:
 
     The gain of a worker is (T(n) − T(n + 1)) × Q, with T(n) the seconds of a step with n workers and Q the remaining
     steps. Jobs of which neither is known get their base workers, and spare GPUs in equal parts. Where there are not
-    enough GPUs for all base workers, jobs that need few go first, of equals the older.
+    enough GPUs for all base workers, jobs that need few go first; of equals those that say that they end soon, the
+    soonest first, then the older.
     """
 
     name: str = "optimus"
@@ -30,7 +32,7 @@ class OptimusPolicy:
         """Return shares that sum up to all GPUs at most, the smallest first."""
         free = view.gpus
         workers: dict[str, int] = {}
-        for job in sorted(view.jobs, key=lambda job: job.min_workers * job.gpus_per_worker):
+        for job in sorted(view.jobs, key=_need):
             needs = job.min_workers * job.gpus_per_worker
             workers[job.key] = job.min_workers if needs <= free else 0
             free -= needs if needs <= free else 0
@@ -54,7 +56,7 @@ class OptimusPolicy:
                 heapq.heappop(gains)
             else:
                 heapq.heapreplace(gains, (-_gain(view.outlooks[key], workers[key]), place, key))
-        order = sorted(view.jobs, key=lambda job: workers[job.key] * job.gpus_per_worker)
+        order = sorted(view.jobs, key=lambda job: (workers[job.key] * job.gpus_per_worker, _need(job)[1]))
         return Decision(
             shares=tuple(self._share(job, workers[job.key], job.key in view.outlooks) for job in order),
             preempts=True,
@@ -64,6 +66,11 @@ class OptimusPolicy:
     def _share(self, job: Candidate, workers: int, known: bool) -> Share:
         spare = 0 if known or not workers else job.max_workers - workers
         return Share(job=job.key, workers=workers, spare=spare)
+
+
+def _need(job: Candidate) -> tuple[int, float]:
+    rest = job.rest
+    return job.min_workers * job.gpus_per_worker, math.inf if rest is None or rest > job.service else rest
 
 
 def _gain(outlook: Outlook, workers: int) -> float:

@@ -39,6 +39,13 @@ class Candidate:
     yields: bool = True
     """Its base GPUs may be taken from it: its terms allow it."""
 
+    @property
+    def rest(self) -> float | None:
+        """GPU-seconds that it still takes at its pace so far, by what it says it has done; None: it does not say."""
+        if self.done is None or self.done <= 0 or self.service <= 0:
+            return None
+        return self.service * max(0.0, 1 - self.done) / self.done
+
 
 class Outlook(Protocol):
     """What is known, or expected, of the speed of a job. Measured in the job, or true in a simulation."""

@@ -62,7 +62,7 @@ class ClusterJob:
 
     def facts(self, now: float) -> JobFacts:
         """Return what the planner reads, with the budgets counted up to `now`."""
-        if self._facts is None or self._facts[0] != now:
+        if self._facts is None or (self._facts[0] != now and (self._workers or self.state.active)):
             seen, before = self._observe(now), self.state.grant.generation
             self.state = progress.look(self.state, seen, self.terms, now, _TIMING)
             if self.state.grant.generation > before:
@@ -121,7 +121,8 @@ class ClusterJob:
         """Let its workers be on these nodes, base workers first."""
         self._facts = None
         for (place, held), node in zip(sorted(self._workers.items()), nodes, strict=True):
-            self._workers[place] = replace(held, worker=replace(held.worker, node=node))
+            if held.worker.node != node:
+                self._workers[place] = replace(held, worker=replace(held.worker, node=node))
 
     def move_back(self) -> None:
         """Let its workers be where they were when it last trained."""

@@ -87,10 +87,12 @@ class Throughputs:
 
 
 def read_gavel(path: Path, throughputs: Throughputs) -> list[TypedJob]:
-    """Read a trace; its lines may have any order. Raises `TraceError`."""
+    """Read a trace; its lines may have any order. Jobs without steps are left out. Raises `TraceError`."""
     lines = list(_lines(path))
     jobs: list[TypedJob] = []
     for place, row in enumerate(lines):
+        if not row.number("steps"):
+            continue
         kind, arrival = (row.text("job type"), row.count("GPUs")), row.number("arrival", most=MAX_SECONDS)
         steps, fastest = row.count("steps"), max(throughputs.steps_per_second(gpu_type, kind) for gpu_type in SERVERS)
         if not fastest:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from espalier_operator.policies.settings import made
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.gavel import SERVERS, Throughputs
+from espalier_operator.simulation.growth import GrowingJob, GrowthCurve
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
 from espalier_operator.simulation.typed_jobs import TypedJob
 
@@ -51,10 +52,14 @@ class Poisson:
     """Seconds; longer durations are cut."""
     sizes: tuple[int, ...] = ()
     """GPUs of a job, each equally likely; empty: as in Philly, as far as they fit."""
+    growing: float = 0.0
+    """The part of the jobs that grow into lent GPUs, each as one of the models of which that was measured."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.jobs <= _MOST_JOBS:
             raise ValueError(f"jobs: {self.jobs} is not between 1 and {_MOST_JOBS:,}")
+        if not 0 <= self.growing <= 1:
+            raise ValueError(f"growing: {self.growing:g} is not between 0 and 1")
         for name in ("load", "median", "alpha", "longest"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
@@ -143,14 +148,23 @@ def generator_of(text: str) -> Poisson:
     return generator
 
 
-def generate(text: str, seed: int, gpus: int) -> list[SimulatedJob]:
-    """Return jobs of a fixed size and duration for so many GPUs. Raises `TraceError`."""
+def generate(
+    text: str, seed: int, gpus: int, curves: Callable[[], Mapping[str, GrowthCurve]] = dict
+) -> list[SimulatedJob]:
+    """Return jobs of a fixed size and duration for so many GPUs; some grow, by one of `curves`. Raises `TraceError`."""
     generator = generator_of(text)
     try:
         drawn = generator.draw(seed, gpus, gpus)
     except TraceError as error:
         raise TraceError(f"{text}: {error}") from error
-    return [FixedJob(_name(place, len(drawn)), *job) for place, job in enumerate(drawn)]
+    known, chance = list(curves().values()) if generator.growing else [], random.Random(f"growth {seed}")
+    if generator.growing and not known:
+        raise TraceError(f"{text}: growing: of no model is it known what it gains")
+    jobs: list[SimulatedJob] = []
+    for place, job in enumerate(drawn):
+        grows, name = chance.random() < generator.growing, _name(place, len(drawn))
+        jobs.append(GrowingJob(name, *job, chance.choice(known)) if grows else FixedJob(name, *job))
+    return jobs
 
 
 def generate_typed(text: str, seed: int, gpu_types: dict[str, int], throughputs: Throughputs) -> list[TypedJob]:
@@ -159,6 +173,8 @@ def generate_typed(text: str, seed: int, gpu_types: dict[str, int], throughputs:
     Raises `TraceError`.
     """
     generator, chance = generator_of(text), random.Random(f"kinds {seed}")
+    if generator.growing:
+        raise TraceError(f"{text}: growing: jobs whose speed depends on the type of GPU do not grow; leave it out")
     kinds: dict[int, list[str]] = {}
     for job_type in throughputs.job_types():
         for size in throughputs.sizes(job_type):

@@ -110,8 +110,12 @@ class FixedJob(SimulatedJob):
         """Return its duration."""
         return self._duration
 
+    def _speed(self) -> float:
+        """Return the seconds of its duration that pass in a second."""
+        return self.workers / self.requested
+
     def _train(self, now: float, seconds: float) -> bool:
-        speed = self.workers / self.requested
+        speed = self._speed()
         if self._left > seconds * speed:
             self._left -= seconds * speed
             return False

@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Protocol
 
 from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.growth import accuracy_gained
 from espalier_operator.simulation.holdings import Span
 
 
@@ -71,6 +72,8 @@ class Outcome:
     """How often a job lost workers, some or all, before it was complete."""
     fairness: Fairness | None
     """None where the trace does not tell how long a job takes alone."""
+    accuracy_gained: float | None
+    """By growing into lent GPUs, on average over the jobs that can; None: none can."""
 
 
 def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
@@ -88,6 +91,7 @@ def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
         evictions=sum(job.evictions for job in jobs),
         preemptions=sum(job.preemptions for job in jobs),
         fairness=fairness_of(jobs, gpus),
+        accuracy_gained=accuracy_gained(jobs),
     )
 
 

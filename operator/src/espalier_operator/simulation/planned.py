@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from espalier_operator.actions import GrantExtra
+from espalier_operator.actions import Action, Admit, GrantExtra
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.view import Decision, Outlook, Speeds, View
@@ -93,10 +93,17 @@ class Planned:
             found = plan(self._backend.observe(self.now, self._memory), self._policy, self.now)
             self._memory = found.policy_memory
             self._backend.apply(found, self.now)
-            if all(isinstance(action, GrantExtra) for action in found.actions):  # the next plan would be empty
+            if all(self._is_last(action) for action in found.actions):  # the next plan would be empty
                 self._backend.settle(self.now, self._policy.order)
                 return math.inf if found.wake_at is None else found.wake_at
         raise RuntimeError(f"policy {self._policy.name}: {MOST_PLANS} plans at {self.now:g} s undo each other")
+
+    def _is_last(self, action: Action) -> bool:
+        """Return whether nothing follows from an action at once: it is a grant, and the job can be lent no more."""
+        if isinstance(action, Admit):
+            terms = self._backend.jobs[action.job].terms
+            return terms.max_replicas == terms.min_replicas
+        return isinstance(action, GrantExtra)
 
 
 class _Informed:

@@ -79,11 +79,16 @@ def text_of(path: Path) -> str:
         raise TraceError(f"{path}: cannot be read: it is no text in UTF-8 ({error.reason}); convert it") from error
 
 
-def rows(path: Path, fields: Sequence[str], aliases: Mapping[str, Sequence[str]] | None = None) -> Iterator[Row]:
+def rows(
+    path: Path,
+    fields: Sequence[str],
+    aliases: Mapping[str, Sequence[str]] | None = None,
+    optional: Sequence[str] = (),
+) -> Iterator[Row]:
     """Yield the lines of a CSV file that has a header with `fields`, without blank ones. Raises `TraceError`.
 
     Columns may have any order and case, and there may be more of them; commas, semicolons or tabs separate them.
-    `aliases` are what else a field may be called.
+    `aliases` are what else a field may be called; `optional` fields need no column.
     """
     text = text_of(path)
     header = text.partition("\n")[0]
@@ -93,9 +98,11 @@ def rows(path: Path, fields: Sequence[str], aliases: Mapping[str, Sequence[str]]
         names = [name.strip() for name in next(reader, [])]
         found = {name.casefold(): place for place, name in reversed(list(enumerate(names)))}
         places: dict[str, int] = {}
-        for wanted in fields:
+        for wanted in (*fields, *optional):
             known = (wanted, *(aliases or {}).get(wanted, ()))
             place = next((found[name] for name in known if name in found), None)
+            if place is None and wanted in optional:
+                continue
             if place is None:
                 other = f" (or {', '.join(known[1:])})" if known[1:] else ""
                 raise TraceError(f"{path}:1: {wanted}{other}: no such column; the header must name {', '.join(fields)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,7 @@ from espalier_operator.policies.view import Elasticity
 from espalier_operator.simulation.adaptive import AdaptiveJob
 from espalier_operator.simulation.batches import BestBatches
 from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.growth import GrowingJob, GrowthCurve
 from espalier_operator.simulation.jobs import FixedJob, ProfiledJob, SimulatedJob
 from espalier_operator.simulation.profiles import Profiles
 from espalier_operator.simulation.tables import MAX_SECONDS, Row, rows
@@ -59,15 +60,19 @@ def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = 
 
 
 def read_csv(
-    path: Path, profiles: Profiles | None = None, elasticity: Elasticity = Elasticity.FIXED
+    path: Path,
+    profiles: Profiles | None = None,
+    elasticity: Elasticity = Elasticity.FIXED,
+    curves: Callable[[], Mapping[str, GrowthCurve]] = dict,
 ) -> list[SimulatedJob]:
     """Read `timestamp,duration,num_gpus`, as the traces of Philly and Helios were published. Raises `TraceError`.
 
     A timestamp is in seconds, or a date with a time, in UTC where it names no time zone. Time begins with the first
-    job. Jobs without GPUs, or that ended at once, are left out. Lines may have any order.
+    job. Jobs without GPUs, or that ended at once, are left out. Lines may have any order. A column `growth` may name
+    the model by whose growth curve, one of `curves`, a job grows; where it is empty, the job does not.
     """
     found: list[tuple[float, float, int, Row]] = []
-    for row in rows(path, ("timestamp", "duration", "num_gpus"), _ALIASES):
+    for row in rows(path, ("timestamp", "duration", "num_gpus"), _ALIASES, ("growth",)):
         began, duration, gpus = _timestamp(row), row.number("duration", most=MAX_SECONDS), row.number("num_gpus")
         if gpus != int(gpus):
             raise row.fault("num_gpus", f"is {row.text('num_gpus')!r}; it must be a whole number")
@@ -82,7 +87,11 @@ def read_csv(
                 f"is {row.text('timestamp')!r}, {began - start:g} s after the first job; at most {MAX_SECONDS:g} s are "
                 "simulated: write all of them in one unit, seconds or dates",
             )
-        job = FixedJob(f"job-{row.line}", began - start, gpus, duration)
+        model = row.cells.get("growth", "").strip()
+        shape = f"job-{row.line}", began - start, gpus, duration
+        if model and model not in curves():
+            raise row.fault("growth", f"is {model!r}; growth was measured of {', '.join(curves()) or 'no model'}")
+        job = GrowingJob(*shape, curves()[model]) if model else FixedJob(*shape)
         job.origin = row.place("num_gpus")
         jobs.append((row, job))
     return _distinct(path, jobs)

@@ -102,10 +102,13 @@ class FixedBatching(Batching):
     """The author's batch size, divided among workers or multiplied by them."""
 
     policy: ElasticBatch = ElasticBatch.KEEP_GLOBAL
+    passes: int = 1
+    """Parts in which each worker computes its share."""
 
     def portion(self, world: int, cursor: int, batches: int) -> Portion:
         """Return a batch, or one for each worker."""
-        return fixed_portion(self.policy, world, cursor, batches)
+        portion = fixed_portion(self.policy, world, cursor, batches)
+        return portion if self.passes == 1 else replace(portion, passes=self.passes)
 
 
 class GoodputBatching(Batching):
@@ -283,7 +286,8 @@ def batching_of(
 ) -> Batching:
     """Return who decides for a job whose loop has batches of `batch_size` examples."""
     if training.batch is BatchSizing.FIXED:
-        return FixedBatching(training.elastic_batch or ElasticBatch.KEEP_GLOBAL)
+        passes = training.accumulation if accumulates else 1
+        return FixedBatching(training.elastic_batch or ElasticBatch.KEEP_GLOBAL, passes)
     limits = BatchLimits(
         batch_size=batch_size,
         max_batch_size=training.max_batch_size or batch_size,

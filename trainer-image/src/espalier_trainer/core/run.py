@@ -24,6 +24,7 @@ from espalier_api.events import NOT_GROWABLE
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Trials
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import BATCH_METRIC, AdaptationResult, TrainerPhase
+from espalier_api.task import score_in
 from espalier_trainer import randomness
 from espalier_trainer.adapting import Adapter, Asked, Consultation, Silence, report_outcome, undone
 from espalier_trainer.causes import ending_of
@@ -41,6 +42,7 @@ from espalier_trainer.errors import LossNotFiniteError, SupersededError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.journal import Journal
 from espalier_trainer.measuring.meter import Meter, Place
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import Network
 from espalier_trainer.progress import Ending, Progress, StepGaps
 from espalier_trainer.schedules import Moment
@@ -90,7 +92,7 @@ class Run:
         identity: CheckpointIdentity,
         seed: int,
         *,
-        example: torch.Tensor | None = None,
+        example: ExampleInput | None = None,
         cannot_grow: str = "",
         hooks: Hooks | None = None,
         study: Study | None = None,
@@ -272,7 +274,7 @@ class Run:
 
     def validated(self, evaluation: Evaluation) -> None:
         """Report an evaluation on the validation split."""
-        self.progress.validated(evaluation.accuracy, evaluation.loss)
+        self.progress.validated(evaluation)
         if "train_loss" in self.progress.metrics:
             self.journal.epoch_finished(self.progress.metrics["train_loss"], evaluation, self._gaps.take())
 
@@ -315,17 +317,21 @@ class Run:
             logger.info("the checkpoint in flight was not written: %s", error)
 
     def finish(self, ending: Ending, test: Evaluation | None = None) -> None:
-        """Report how the run ended, and the accuracy of a complete run to the agent that advised it."""
+        """Report how the run ended, and the score of a complete run to the agent that advised it."""
         self.ending = ending
         self.journal.finished(ending, test)
         metrics = self.progress.metrics
-        final = metrics.get("test_accuracy", metrics.get("validation_accuracy")) if test is None else test.accuracy
+        final = (score_in(metrics, "test") or score_in(metrics, "validation")) if test is None else test.score
         if ending.phase is not TrainerPhase.COMPLETED or self._adapter is None or final is None:
             return
-        if 0 <= final <= 1:
-            report_outcome(self.job, self._adapter.advisor, self.progress, final)
+        quality = final.quality
+        if quality is not None:
+            report_outcome(self.job, self._adapter.advisor, self.progress, final, quality)
         else:
-            message = f"the accuracy {final:g} is not in [0, 1], so the agent does not learn from this job"
+            least = "[0, 1]" if final.by.higher_is_better else "[0, infinity)"
+            message = (
+                f"the {final.by.title} {final.value:g} is not in {least}, so the agent does not learn from this job"
+            )
             self.journal.warn("OutcomeNotReported", message)
 
     def broken_by(self, error: BaseException) -> Ending:

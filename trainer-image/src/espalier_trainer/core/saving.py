@@ -16,6 +16,7 @@ from espalier_trainer.core.writing import Writer, Written
 from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.examples import ExampleShape
 from espalier_trainer.journal import Journal
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.optimizers import optimizer_state
 from espalier_trainer.progress import Progress
@@ -28,7 +29,7 @@ def capture(
     used_seconds: float,
     hooks: Hooks,
     batching: Batching,
-    example: Tensor | None = None,
+    example: ExampleInput | None = None,
 ) -> Checkpoint:
     """Return the run as a checkpoint."""
     network = trained.network
@@ -44,7 +45,7 @@ def capture(
         cursor=progress.cursor,
         epoch_loss_sum=progress.epoch_loss_sum,
         used_seconds=used_seconds,
-        example=None if example is None else ExampleShape.of(example),
+        example=ExampleShape.of(example) if isinstance(example, Tensor) else None,
         consultations=progress.consultations,
         adaptations=tuple(progress.adaptations),
         metrics=progress.metric_tuple(),

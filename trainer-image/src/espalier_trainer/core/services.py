@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ from espalier_trainer.elastic.team import Team
 from espalier_trainer.errors import CheckpointFolderError
 from espalier_trainer.fencing import Fence, LeaderClaim
 from espalier_trainer.journal import Journal
+from espalier_trainer.loggers import LoggedReporter, opened
 from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.network import Network
 from espalier_trainer.report import MemoryReporter, Reporter
@@ -70,6 +72,8 @@ class Services:
     """Returns why this leader must end because a later one has taken over; '' as long as none has."""
     step_took: Callable[[float], None] = lambda seconds: None
     """Called with the wall seconds between the ends of two optimizer steps."""
+    log_to: Callable[[Any], None] = lambda target: None
+    """Called with what the figures of the run are also to be written to (`loggers`)."""
     gpu_type: str = ""
     """The type of GPU of the workers; empty: not known."""
     clock: Callable[[], float] = time.monotonic
@@ -96,7 +100,11 @@ def connect(
     checkpoints = open_checkpoints(job, settings.checkpoint_folder, claim)
     with ExitStack() as stack:
         contracts = stack.enter_context(connected(settings, job))
-        reporter = MeteredReporter(contracts.reporter, job.spec.time_budget_seconds)
+        logged = LoggedReporter(contracts.reporter)
+        stack.callback(logged.close)
+        if settings.log_to:
+            logged.add(opened(settings.log_to, checkpoints.folder.parent, job.metadata.name), close=True)
+        reporter = MeteredReporter(logged, job.spec.time_budget_seconds)
         if settings.metrics_port is not None:
             stack.enter_context(served(reporter.metrics, settings.metrics_port))
         yield Services(
@@ -111,6 +119,7 @@ def connect(
             attempt=settings.attempt,
             superseded=contracts.superseded,
             step_took=reporter.step_took,
+            log_to=logged.add,
             gpu_type=settings.gpu_type,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from espalier_api.datasets import DATASETS
 from espalier_api.job import DatasetSpec
 from espalier_api.registry import RegistryError
+from espalier_api.task import Task
 from espalier_trainer.data import custom
 from espalier_trainer.data.source import Data, MapSource, Source, TensorSource
 from espalier_trainer.errors import DatasetError
@@ -12,10 +13,23 @@ from espalier_trainer.errors import DatasetError
 __all__ = ["Data", "MapSource", "Source", "TensorSource", "load_data"]
 
 
-def load_data(spec: DatasetSpec) -> Data:
-    """Return the data of a job; raises `DatasetError` with what is missing, the places searched and the remedy."""
+def load_data(spec: DatasetSpec, task: Task | None = None) -> Data:
+    """Return the data of a job; raises `DatasetError` with what is missing, the places searched and the remedy.
+
+    `task` is that of the job, None: whatever the data set is for.
+    """
+    data = _loaded(spec, task)
+    if task is not None and data.task is not task:
+        raise DatasetError(
+            f"training.task: is {task}, and the data set {data.name} is for {data.task}; set {data.task}, or name "
+            "another data set"
+        )
+    return data
+
+
+def _loaded(spec: DatasetSpec, task: Task | None) -> Data:
     if spec.name is None:
-        return custom.load(spec)
+        return custom.load(spec, task or Task.CLASSIFICATION)
     try:
         data = DATASETS.load(spec.name)(spec)
     except RegistryError as error:

@@ -11,19 +11,22 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from espalier_api.job import DatasetSpec
-from espalier_trainer.data.source import Data, MapSource, Source, TensorSource, check_labels
+from espalier_api.task import Task
+from espalier_trainer.data.source import Data, MapSource, Source, TensorSource, check_targets
 from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
 from espalier_trainer.errors import DatasetError
 
 _FIELD = "training.dataset.entrypoint"
 
 
-def load(spec: DatasetSpec) -> Data:
+def load(spec: DatasetSpec, task: Task = Task.CLASSIFICATION) -> Data:
     """Call the function with `path` (when the job gives one) and the options.
 
-    Each split is a pair (inputs, labels) of tensors or arrays, a `TensorDataset` of two, or a map-style data set
-    whose items are (input, label). The number of classes is the function's `classes` attribute where it has one,
-    otherwise one more than the largest label of the in-memory splits.
+    Each split is a pair (inputs, targets) of tensors or arrays, a `TensorDataset` of two, or a map-style data set
+    whose items are (input, target). For a classification, targets are labels; for a regression numbers [N] or [N, K];
+    for a language model inputs are tokens [N, T] and targets the tokens that follow each. The number of classes (or
+    tokens) is the function's `classes` attribute where it has one, otherwise one more than the largest label (or
+    token) of the in-memory splits; that of numbers is K.
     """
     path = spec.entrypoint or ""
     function = load_entrypoint(path, _FIELD, DatasetError)
@@ -36,41 +39,45 @@ def load(spec: DatasetSpec) -> Data:
             f"{_FIELD}: {path} returned {type(splits).__name__}; it must return (train, validation, test)"
         )
     train, validation, test = (
-        _source(split, f"{_FIELD}: {path}: {name}")
+        _source(split, f"{_FIELD}: {path}: {name}", task)
         for split, name in zip(splits, ("train", "validation", "test"), strict=True)
     )
     given = getattr(function, "classes", None)
-    classes = _classes((train, validation, test), path) if given is None else _number(given, path)
+    classes = _classes((train, validation, test), path, task) if given is None else _number(given, path)
     for source, name in ((train, "train"), (validation, "validation"), (test, "test")):
         if isinstance(source, TensorSource):
-            check_labels(source.labels, classes, f"{_FIELD}: {path}: {name}")
+            check_targets(source.labels, classes, task, f"{_FIELD}: {path}: {name}")
     train, validation, test = (
         replace(source, classes=classes) if isinstance(source, MapSource) else source
         for source in (train, validation, test)
     )
-    return Data(path, train, validation, test, classes)
+    return Data(path, train, validation, test, classes, task)
 
 
-def _source(split: Any, place: str) -> Source:
+def _source(split: Any, place: str, task: Task) -> Source:
     if isinstance(split, TensorDataset):
         split = split.tensors
     if isinstance(split, tuple | list) and len(split) == 2:
         inputs, labels = (torch.as_tensor(part) for part in split)
         if labels.numel() == 0:
             raise DatasetError(f"{place} split is empty; it must hold at least one example")
-        check_labels(labels, None, place)
-        return TensorSource(inputs, labels.to(torch.int64))
+        check_targets(labels, None, task, place)
+        if task is Task.REGRESSION:
+            return TensorSource(inputs, labels.to(torch.float32).reshape(len(labels), -1))
+        return TensorSource(inputs, labels.to(torch.int64), tokens=task is Task.LANGUAGE_MODEL)
     if isinstance(split, Dataset):
         if not isinstance(split, Sized) or not hasattr(split, "__getitem__"):
             raise DatasetError(f"{place}: an iterable data set has no order in which to resume; use a map-style one")
-        return MapSource(split, place=place)
+        return MapSource(split, place=place, task=task)
     raise DatasetError(
         f"{place}: {type(split).__name__}; allowed: (inputs, labels), a TensorDataset, or a map-style Dataset"
     )
 
 
-def _classes(sources: tuple[Source, ...], path: str) -> int:
+def _classes(sources: tuple[Source, ...], path: str, task: Task) -> int:
     labels: list[Tensor] = [source.labels for source in sources if isinstance(source, TensorSource)]
+    if labels and task is Task.REGRESSION:
+        return labels[0].shape[1]
     if not labels:
         raise DatasetError(
             f"{_FIELD}: {path}: the number of classes is not known; set it on the function: "

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from espalier_api.task import Task
 from espalier_trainer.errors import DatasetError
 
 Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
@@ -29,7 +30,10 @@ class Source(Protocol):
         """Return the number of examples."""
 
     def batch(self, indices: Tensor, chance: np.random.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return (inputs [N, ...] float32, labels [N] int64) of the examples; augmented when `chance` is given."""
+        """Return (inputs [N, ...], targets) of the examples; augmented when `chance` is given.
+
+        Targets are labels [N] int64, for regression numbers [N, K] float32, of a text the next tokens [N, T] int64.
+        """
 
     def to(self, device: torch.device) -> Source:
         """Return the source with its batches on `device`."""
@@ -46,6 +50,8 @@ class TensorSource:
     std: Tensor | None = None
     """Standard deviation by which it is then divided."""
     augmentation: Augmentation | None = None
+    tokens: bool = False
+    """Integer inputs are tokens of a text, not pixels."""
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels):
@@ -58,6 +64,8 @@ class TensorSource:
         """Return the examples at `indices`, as `Source.batch`."""
         indices = indices.to(self.labels.device)
         inputs = self.inputs[indices]
+        if self.tokens:
+            return inputs.long(), self.labels[indices]
         if not inputs.is_floating_point():
             inputs = inputs.to(torch.float32).div_(255)
         if self.mean is not None:
@@ -80,7 +88,31 @@ class TensorSource:
             moved(self.mean),
             moved(self.std),
             self.augmentation,
+            self.tokens,
         )
+
+
+def check_targets(targets: Tensor, classes: int | None, task: Task, place: str) -> None:
+    """Raise `DatasetError` unless `targets` are what `task` predicts; see `check_labels`."""
+    if task is Task.REGRESSION:
+        if not targets.is_floating_point() or targets.ndim not in (1, 2):
+            raise DatasetError(
+                f"{place}: targets are {targets.dtype} of shape {tuple(targets.shape)}; for a Regression they must be "
+                "floats of shape [N] or [N, K]"
+            )
+        if classes is not None and targets.ndim > 1 and targets.shape[1] != classes:
+            raise DatasetError(f"{place}: has {targets.shape[1]} numbers for an example, other splits have {classes}")
+        if not bool(torch.isfinite(targets).all()):
+            raise DatasetError(f"{place}: a target is not a finite number; leave that example out")
+    elif task is Task.LANGUAGE_MODEL:
+        if targets.is_floating_point() or targets.ndim != 2:
+            raise DatasetError(
+                f"{place}: targets are {targets.dtype} of shape {tuple(targets.shape)}; for a LanguageModel they must "
+                "be tokens: integers of shape [N, T]"
+            )
+        check_labels(targets.reshape(-1), classes, place)
+    else:
+        check_labels(targets, classes, place)
 
 
 def check_labels(labels: Tensor, classes: int | None, place: str) -> None:
@@ -107,6 +139,7 @@ class MapSource:
     device: torch.device | None = None
     classes: int | None = None
     place: str = "training.dataset"
+    task: Task = Task.CLASSIFICATION
 
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
@@ -119,7 +152,9 @@ class MapSource:
         examples = [self.dataset[index] for index in indices.tolist()]
         inputs, labels = default_collate(examples)
         labels = torch.as_tensor(labels)
-        check_labels(labels, self.classes, self.place)
+        if self.task is Task.REGRESSION:
+            labels = labels.to(torch.float32).reshape(len(labels), -1)
+        check_targets(labels, self.classes, self.task, self.place)
         return inputs.to(self.device), labels.to(self.device)
 
     def to(self, device: torch.device) -> MapSource:
@@ -138,6 +173,8 @@ class Data:
     test: Source
     """Used once, when the budget is exhausted."""
     classes: int
+    """Number of classes; of different tokens of a text; of numbers that are predicted for an example."""
+    task: Task = Task.CLASSIFICATION
 
     def __post_init__(self) -> None:
         for split in ("train", "validation", "test"):
@@ -146,7 +183,8 @@ class Data:
 
     def to(self, device: torch.device) -> Data:
         """Return the data with its batches on `device`."""
-        return Data(self.name, self.train.to(device), self.validation.to(device), self.test.to(device), self.classes)
+        moved = {name: getattr(self, name).to(device) for name in ("train", "validation", "test")}
+        return replace(self, **moved)
 
     def example_input(self) -> Tensor:
         """Return the first two training inputs: [2, ...], an example input of a model for this data."""

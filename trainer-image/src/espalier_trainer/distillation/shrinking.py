@@ -295,17 +295,18 @@ class Shrinker(Hooks):
         if own is None or theirs is None:
             return None  # interrupted: the resumed run compares
         self._spent += self._clock() - began
-        won = self._manner.insist or better(own.accuracy, theirs.accuracy, len(self._data.validation))
+        mine, its = own.score.value, theirs.score.value
+        won = self._manner.insist or better(mine, its, len(self._data.validation))
         result, reason = (
             (AdaptationResult.SHRUNK, Reason.DISTILLED) if won else (AdaptationResult.KEPT, Reason.LARGER_IS_BETTER)
         )
         message = (
             f"after {trial.steps} steps in {self._used() - trial.began:.3g} s the smaller model has a validation "
-            f"accuracy of {own.accuracy:.4f}, the grown one of {theirs.accuracy:.4f}"
+            f"accuracy of {mine:.4f}, the grown one of {its:.4f}"
         )
         kept, chosen = self._kept, network if won else self._kept
         record = self._record(trial, result, reason, message, kept, chosen)
-        accuracies = {"accuracy_before": theirs.accuracy, "accuracy_after": (own if won else theirs).accuracy}
+        accuracies = {"accuracy_before": its, "accuracy_after": mine if won else its}
         teacher = self.teacher
         self._end()
         if won:

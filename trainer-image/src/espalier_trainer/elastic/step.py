@@ -20,6 +20,7 @@ from espalier_trainer.elastic.buckets import Exchange
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.measuring.gradients import Stopwatch, settle
 from espalier_trainer.measuring.noise import Norms
+from espalier_trainer.method import PLAIN, Method
 from espalier_trainer.network import Network
 
 
@@ -84,14 +85,16 @@ def joint_step(
     criterion: CriterionOf | None = None,
     passes: int = 1,
     measured: bool = False,
+    method: Method = PLAIN,
 ) -> Joint:
     """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's.
 
     Without labels this member does not contribute, and computes only if the others' batch norms wait for it.
-    Gradients add up over `passes` parts of its examples. `criterion` None: by cross entropy. `measured`: measure times
-    and norms. The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after it can fail,
-    so either all remaining members have taken the step or none has: none has if one was out of memory
-    (`Joint.out_of_memory`). Raises `GroupBrokenError`, and where batch norms are synchronized `OutOfMemoryError`.
+    Gradients add up over `passes` parts of its examples. `criterion` None: by the loss of `method`, which also computes
+    the outputs and updates the weights. `measured`: measure times and norms. The gradients of all parameters, the loss
+    and the times go in one all-reduce. Nothing after it can fail, so either all remaining members have taken the step
+    or none has: none has if one was out of memory (`Joint.out_of_memory`). Raises `GroupBrokenError`, and where batch
+    norms are synchronized `OutOfMemoryError`.
     """
     began = time.perf_counter()
     network.optimizer.zero_grad(set_to_none=True)
@@ -104,9 +107,9 @@ def joint_step(
         try:
             for rows in parts:
                 with synchronized(network.module, group, counts=counts) if sync_batch_norm else nullcontext():
-                    logits = network.module(inputs[rows] if counts else inputs)
+                    logits = method.forward(network.module, inputs[rows] if counts else inputs)
                     found = None if criterion is None or not counts else criterion(rows)
-                    loss = (found or _summed)(logits, labels[rows]) / examples if counts else logits.sum() * 0
+                    loss = (found or method.losses)(logits, labels[rows]) / examples if counts else logits.sum() * 0
                     # Batch norms that are synchronized use the group in the backward pass.
                     last = rows is parts[-1] and not sync_batch_norm
                     with exchange.during_backward() if last else nullcontext():
@@ -131,17 +134,13 @@ def joint_step(
     if joint.out_of_memory:
         network.optimizer.zero_grad(set_to_none=True)
     else:
-        network.optimizer.step()
+        method.update(network)
     return joint
 
 
 def parts_of(rows: int, passes: int) -> tuple[slice, ...]:
     """Return `passes` parts of `rows` rows whose sizes differ by one at most."""
     return tuple(slice(rows * each // passes, rows * (each + 1) // passes) for each in range(passes))
-
-
-def _summed(logits: Tensor, labels: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 
 class GradientSum:

@@ -98,7 +98,8 @@ def _budget(state: CheckpointState, result: RunResult | None) -> str:
 def _metrics(state: CheckpointState, result: RunResult | None) -> Iterable[tuple[str, str]]:
     figures = {metric.name: metric.value for metric in state.metrics}
     if result is not None:
-        test = {"test_accuracy": result.test_accuracy, "test_loss": result.test_loss}
+        score = result.score
+        test = {"test_loss": result.test_loss} | ({} if score is None else {f"test_{score.measure}": score.value})
         figures |= {name: value for name, value in test.items() if value is not None}
     return [(name.replace("_", " "), f"{value:.4g}") for name, value in sorted(figures.items())]
 

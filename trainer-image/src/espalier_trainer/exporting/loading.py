@@ -86,7 +86,7 @@ def _start(config: ExportedModel, source: Path) -> nn.Module:
         raise ExportError(f"{source}: does not tell the shape of the model's inputs; give model= and example_input=")
     try:
         with torch.random.fork_rng():
-            return build_model(config.model, config.classes or 1, config.example.make())
+            return build_model(config.model, config.classes or 1, config.example.make(), task=None)
     except TrainerError as error:
         raise ExportError(f"{source}: the starting model cannot be built: {error}") from error
 

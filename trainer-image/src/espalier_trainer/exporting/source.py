@@ -14,6 +14,7 @@ from espalier_api.job import AdaptiveTrainingJob, ModelSpec
 from espalier_api.layout import CHECKPOINT_FOLDER, JOB_FILE, RESULT_FILE
 from espalier_api.result import RunResult
 from espalier_api.validation import JobFileError, load_job
+from espalier_trainer.averaging import averages_in
 from espalier_trainer.checkpoint import MANIFEST, CheckpointState, CheckpointStore, DamagedCheckpointError
 from espalier_trainer.checkpoint import read_checkpoint as read
 from espalier_trainer.data import load_data
@@ -21,6 +22,7 @@ from espalier_trainer.errors import ExportError, TrainerError
 from espalier_trainer.examples import ExampleShape
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
 from espalier_trainer.net2net.deepening.step import history_of
+from espalier_trainer.network import OPTIMIZER_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Trained:
     """The checkpoint."""
     state: CheckpointState
     weights: dict[str, Tensor]
+    """Those that are evaluated: where the job averages them, their averages."""
     job: AdaptiveTrainingJob | None
     result: RunResult | None
 
@@ -54,7 +57,7 @@ class Trained:
                 f"of classes the model {spec.name or spec.entrypoint} needs; put the job's file there under this name"
             )
         try:
-            data = load_data(self.job.spec.training.dataset)
+            data = load_data(self.job.spec.training.dataset, self.job.spec.training.task)
         except TrainerError as error:
             raise ExportError(
                 f"{self.path}: the number of classes of {spec.name or spec.entrypoint} is that of its data set, which "
@@ -104,7 +107,8 @@ def read_run(folder: Path) -> Trained:
         except (DamagedCheckpointError, OSError) as error:
             problems.append(f"{path}: {error}")
             continue
-        return Trained(path, checkpoint.state, checkpoint.model, _job(run, checkpoint.state), _result(run))
+        weights = checkpoint.model | averages_in(checkpoint.under(OPTIMIZER_PREFIX))
+        return Trained(path, checkpoint.state, weights, _job(run, checkpoint.state), _result(run))
     if problems:
         raise ExportError(f"no checkpoint can be read: {'; '.join(problems)}; let the job write another one")
     jobs = sorted(each.parent.name for each in folder.glob(f"*/{JOB_FILE}")) if folder.is_dir() else []

@@ -27,7 +27,7 @@ from espalier_api.job import Insertion
 from espalier_trainer.net2net.block.points import add_block, block_points, refused_blocks
 from espalier_trainer.net2net.block.step import BlockAdded
 from espalier_trainer.net2net.blocks import DeepenBlock
-from espalier_trainer.net2net.deepening.deepen import deepen, growth_points
+from espalier_trainer.net2net.deepening.deepen import deepen, growth_points, refused_deepenings
 from espalier_trainer.net2net.deepening.step import Deepened, rebuild
 from espalier_trainer.net2net.history import Growth, replay
 from espalier_trainer.net2net.modules import ExampleInput
@@ -66,6 +66,7 @@ __all__ = [
     "plan_widening",
     "rebuild",
     "refused_blocks",
+    "refused_deepenings",
     "refused_widenings",
     "replay",
     "widen",

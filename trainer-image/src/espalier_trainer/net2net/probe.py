@@ -58,8 +58,19 @@ class WithoutDropout(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function, unless it is dropout."""
-        return args[0].clone() if func in _DROPOUTS and args else func(*args, **dict(kwargs or {}))
+        """Call the function, unless it is dropout; attention is computed without its own."""
+        given = dict(kwargs or {})
+        if func in _DROPOUTS and args:
+            return args[0].clone()
+        if func is functional.multi_head_attention_forward:
+            given["training"] = False  # says only whether it drops
+        elif func is functional.scaled_dot_product_attention:
+            args, given = (*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:]), given | _undropped(given)
+        return func(*args, **given)
+
+
+def _undropped(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"dropout_p": 0.0} if "dropout_p" in given else {}
 
 
 class _Watching(WithoutDropout):

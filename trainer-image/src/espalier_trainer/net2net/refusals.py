@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 from torch import nn
+
+from espalier_trainer.net2net.blocks import base_class
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a place cannot grow."""
+    """Why a place cannot grow. As text: the reason, and what would help."""
 
     layer: str
     """Path of the layer, or of a run's first block."""
@@ -22,10 +26,42 @@ class Refusal:
     """Line at which that forward begins."""
     remedy: str
 
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.remedy}"
+
+
+def refusal(model: nn.Module, layer: str, why: str, remedy: str) -> Refusal:
+    """Return the refusal of a layer, with the class whose forward runs it.
+
+    `why` ends in what would help, after a semicolon; `remedy` stands in where it names nothing.
+    """
+    reason, _, own = why.rpartition("; ")
+    file, line = source_of(base_class(_holder(model, layer)))
+    return Refusal(layer, reason or why, file, line, own if reason else remedy)
+
+
+def _holder(model: nn.Module, path: str) -> nn.Module:
+    for parent in _parents(path):
+        module = model.get_submodule(parent)
+        if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            return module
+    return model
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
 
 def source_of(kind: type[nn.Module]) -> tuple[str, int]:
     """Return file and line of the forward of a class; an empty name and 0 where they are not known."""
-    written: Any
+    found: tuple[str, int] = _source(cast(Any, kind))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _source(kind: Any) -> tuple[str, int]:
     for written in (inspect.unwrap(kind.forward), kind):
         try:
             return inspect.getsourcefile(written) or "", inspect.getsourcelines(written)[1]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from espalier_trainer.errors import OwnLoopError
+from espalier_trainer.loggers import Write, writer_of
 from espalier_trainer.own.state import OwnState
 
 
@@ -26,6 +27,9 @@ class Alone:
         self._epoch = 0
         self._seen = 0
         """Calls of `backward` in this epoch."""
+        self._total = 0
+        """Calls of `backward` in all."""
+        self._writers: list[Write] = []
         self._sums: dict[torch.nn.Parameter, Tensor] = {}
 
     @property
@@ -62,7 +66,7 @@ class Alone:
     def backward(self, loss: Tensor) -> float:
         """Call `loss.backward()`; returns the loss."""
         self._state.check_schedulers()
-        self._seen += 1
+        self._seen, self._total = self._seen + 1, self._total + 1
         if self._accumulate == 1:
             torch.autograd.backward(loss)
             return float(loss.detach())
@@ -82,7 +86,13 @@ class Alone:
         return float(loss.detach())
 
     def report(self, **figures: float) -> None:
-        """No worker needs it."""
+        """Write the figures to what `log_to` was given."""
+        for write in self._writers:
+            write(figures, self._total)
+
+    def log_to(self, target: Any) -> None:
+        """Write what is reported to `target`."""
+        self._writers.append(writer_of(target))
 
     def _batches(self) -> int | None:
         try:

@@ -50,7 +50,8 @@ class Carried:
     @property
     def has_scheduler(self) -> bool:
         """Whether a learning-rate scheduler is among them."""
-        return any(isinstance(other, LRScheduler) for other in self.others)
+        # Accelerate wraps them.
+        return any(isinstance(getattr(other, "scheduler", other), LRScheduler) for other in self.others)
 
     def encoded(self) -> tuple[list[Any], dict[str, Tensor]]:
         """Return their states: JSON types, and the tensors in them, by the names of a checkpoint."""

@@ -109,7 +109,7 @@ class Feed:
         if not isinstance(inputs, Tensor):
             raise OwnLoopError(
                 f"grow=True: a batch of the DataLoader is {type(batch).__name__}; it must be a tensor of inputs, or a "
-                "tuple that begins with it, so that the model's layers can be followed"
+                "tuple that begins with it, to follow the model's layers; or give join(..., example=...)"
             )
         return inputs
 

@@ -150,6 +150,9 @@ class Following:
     def report(self, **figures: float) -> None:
         """Does nothing: the leader reports."""
 
+    def log_to(self, target: Any) -> None:
+        """Does nothing: the leader writes."""
+
     # ---- within
 
     def _due(self) -> Turn | None:

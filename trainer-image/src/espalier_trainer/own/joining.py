@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from espalier_trainer.core.batching import batching_of
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import connect, seed_of, set_threads
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own.alone import Alone
 from espalier_trainer.own.carried import Stateful
 from espalier_trainer.own.early import WATCH, is_of_a_job
@@ -32,6 +34,14 @@ from espalier_trainer.settings import Settings, StopSignal
 from espalier_trainer.worker import Leave
 
 
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """Whether a script lets its model grow, and its example of an input, None for the first of a batch."""
+
+    wanted: bool
+    example: ExampleInput | None = None
+
+
 def join(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
@@ -39,6 +49,7 @@ def join(
     *others: Stateful,
     grow: bool = False,
     accumulate: int = 1,
+    example: ExampleInput | None = None,
 ) -> tuple[Loop, Iterable[Any]]:
     """Make this script's loop a worker of a job; returns the loop, and the batches that replace `loader`.
 
@@ -46,7 +57,9 @@ def join(
     state: whatever has `state_dict` and `load_state_dict`, such as learning-rate schedulers, a `GradScaler`, or an
     average of the weights. With `grow` the model may be grown between two epochs, as the job's agent advises, and
     averages of its weights with it; all stay the same objects. With `accumulate`, an optimizer step takes so many
-    batches. Under a job `model`, `optimizer` and `others` hold the newest checkpoint afterwards, if there is one.
+    batches. `example` is a batch of two as the model's forward takes it (a tensor, a tuple of arguments, or a
+    dictionary of named ones); it is only needed with `grow`, if a batch of the loader does not begin with it. Under a
+    job `model`, `optimizer` and `others` hold the newest checkpoint afterwards, if there is one.
 
     A script that was not started for a job gets a plain loop and `loader` itself. Raises `OwnLoopError` if the script
     requests something impossible; an error of the job, environment or checkpoint ends the process with exit code 2,
@@ -63,7 +76,7 @@ def join(
         job = load_job(settings.job_file, resource=None)
         set_threads(model, state.device)
         made = _lead if settings.leads else _follow
-        loop = made(settings, job, state, loader, grow, accumulate)
+        loop = made(settings, job, state, loader, Growing(grow, example), accumulate)
     except OwnLoopError:
         raise  # with its traceback: the mistake is in the script
     except JobFileError as error:
@@ -80,18 +93,23 @@ def join(
 
 
 def _lead(
-    settings: Settings, job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], grow: bool, accumulate: int
+    settings: Settings,
+    job: AdaptiveTrainingJob,
+    state: OwnState,
+    loader: DataLoader[Any],
+    growing: Growing,
+    accumulate: int,
 ) -> Leading:
     stop = StopSignal()
     stop.install()
     seed = seed_of(settings, job)
-    feed, cannot_grow = _feed(job, state, loader, seed, grow, accumulate)
+    feed, cannot_grow = _feed(job, state, loader, seed, growing, accumulate)
     with ExitStack() as stack:
         services = stack.enter_context(
-            connect(settings, job, stop, state.device, seed, grows=grow, hashed=state.digest)
+            connect(settings, job, stop, state.device, seed, grows=growing.wanted, hashed=state.digest)
         )
         identity = state.identity(job.key, feed.examples, feed.batch_size, seed)
-        example = _example(feed, state) if grow else None
+        example = _example(feed, state, growing) if growing.wanted else None
         # The script computes each part of a batch at once.
         batching = batching_of(job.spec.training, feed.batch_size, state.optimizer, accumulates=False)
         run = Run(job, state, services, identity, seed, example=example, cannot_grow=cannot_grow, batching=batching)
@@ -99,13 +117,18 @@ def _lead(
 
 
 def _follow(
-    settings: Settings, job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], grow: bool, accumulate: int
+    settings: Settings,
+    job: AdaptiveTrainingJob,
+    state: OwnState,
+    loader: DataLoader[Any],
+    growing: Growing,
+    accumulate: int,
 ) -> Following:
     training = job.spec.training
     leave = Leave()
     leave.install()
     seed = seed_of(settings, job)
-    feed, _ = _feed(job, state, loader, seed, grow, accumulate)
+    feed, _ = _feed(job, state, loader, seed, growing, accumulate)
     return Following(
         state,
         feed,
@@ -120,16 +143,25 @@ def _follow(
 
 
 def _feed(
-    job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], seed: int, grow: bool, accumulate: int
+    job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], seed: int, growing: Growing, accumulate: int
 ) -> tuple[Feed, str]:
     """Return the batches, and why the model cannot grow ('' if it can, or if this was not requested)."""
     feed = Feed(loader, job.spec.training.elastic_batch or ElasticBatch.KEEP_GLOBAL, seed, accumulate)
-    if not grow:
+    if not growing.wanted:
         return feed, ""
     spec = job.spec.adaptation
     only_adding = [name for name in spec.actions if name != WIDEN.name]
-    return feed, state.may_grow(_example(feed, state), spec.insertion, only_adding)
+    return feed, state.may_grow(_example(feed, state, growing), spec.insertion, only_adding)
 
 
-def _example(feed: Feed, state: OwnState) -> torch.Tensor:
-    return feed.example_input().to(state.device)
+def _example(feed: Feed, state: OwnState, growing: Growing) -> ExampleInput:
+    example = feed.example_input() if growing.example is None else growing.example
+    if isinstance(example, Mapping):
+        return {name: _to(each, state.device) for name, each in example.items()}
+    return (
+        tuple(_to(each, state.device) for each in example) if isinstance(example, tuple) else example.to(state.device)
+    )
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -14,6 +14,7 @@ from torch import Tensor
 from espalier_api.environment import ExitCode
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
+from espalier_api.task import score_in
 from espalier_trainer.causes import exit_code_of
 from espalier_trainer.core.run import Due, Run
 from espalier_trainer.elastic.group import GroupBrokenError
@@ -160,9 +161,14 @@ class Leading:
         """Put figures into the job's report."""
         run = self._run
         run.progress.metrics |= figures
-        if {"validation_accuracy", "validation_loss"} <= figures.keys():
-            run.validated(Evaluation(figures["validation_accuracy"], figures["validation_loss"]))
+        score = score_in(figures, "validation")
+        if score is not None and "validation_loss" in figures:
+            run.validated(Evaluation(score, figures["validation_loss"]))
         run.journal.report(urgent=True)
+
+    def log_to(self, target: Any) -> None:
+        """Also write the run's figures to `target`."""
+        self._run.services.log_to(target)
 
     # ---- within
 

@@ -61,6 +61,12 @@ class Loop(Protocol):
     def report(self, **figures: float) -> None:
         """Put figures into the job's report; `validation_accuracy` with `validation_loss` count as an evaluation."""
 
+    def log_to(self, target: Any) -> None:
+        """Also write the run's figures to a `SummaryWriter` of TensorBoard, or to what `wandb.init` returns.
+
+        Only the leader does; call it in all workers, or where `loop.leads`. Raises `TrainerError` for anything else.
+        """
+
 
 class _Forgiving:
     """A group that may break during the user's forward: it keeps the error, and `backward` raises it."""

@@ -21,7 +21,7 @@ from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.models import signature_of, untrainable
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
-from espalier_trainer.net2net.modules import copied
+from espalier_trainer.net2net.modules import ExampleInput, copied
 from espalier_trainer.net2net.several import members_of
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network, starting_architecture
 from espalier_trainer.optimizers import SEPARATOR, GroupState, group_options, load_optimizer_state
@@ -57,7 +57,7 @@ class OwnState:
         self.network = Network(model, self.optimizer, None)
         """The model with its optimizer, as the rest of the trainer knows them."""
         self._start: nn.Module | None = None
-        self._example: Tensor | None = None
+        self._example: ExampleInput | None = None
         self.begun = False
         """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
         self._in_front: Steering | None = None
@@ -68,7 +68,7 @@ class OwnState:
         """Where the model is; the CPU where it has no parameters."""
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
-    def may_grow(self, example: Tensor, insertion: Insertion, operations: Sequence[str]) -> str:
+    def may_grow(self, example: ExampleInput, insertion: Insertion, operations: Sequence[str]) -> str:
         """Keep a copy of the starting model, which growth needs; returns what the model cannot do, '' if nothing."""
         self.carried.require_growable()
         architecture, problem = starting_architecture(self.model, example, insertion, operations)

@@ -15,6 +15,7 @@ from espalier_trainer.distillation.shrinking import on_reclaim
 from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
+from espalier_trainer.method import method_of
 from espalier_trainer.network import Network
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.state import JobState
@@ -42,6 +43,7 @@ class Follower:
     ) -> None:
         """`start` is the job's starting network, which every state is rebuilt from."""
         self._training, self._data, self._device, self._seed = job.spec.training, data, device, seed
+        self._method = method_of(job.spec.training, start.module)
         self.hooks = on_reclaim(job, data, start, seed, device)
         """Whom this member's examples are taught by; what is tried, and when, is the leader's matter."""
         self._start = start
@@ -68,8 +70,8 @@ class Follower:
         inputs, _ = self._data.train.batch(torch.arange(min(rows, len(self._data.train))), None)
         network.module.train()
         try:
-            torch.autograd.backward(network.module(inputs).sum() * 0)
-            network.optimizer.step()
+            torch.autograd.backward(self._method.forward(network.module, inputs).sum() * 0)
+            self._method.update(network)
         except torch.OutOfMemoryError as error:
             logger.info("a step to warm up does not fit into memory: %s", error)
         network.optimizer.zero_grad(set_to_none=True)
@@ -96,8 +98,9 @@ class Follower:
         network.module.train()
         source, cursor, rate = self._data.train, command.cursor, command.rate
         training, portion, measured = self._training, command.portion, command.measured
+        method, hooks, order = self._method, self.hooks, self._order
         joint = steps.take(
-            training, network, self.hooks, group, self._order, source, cursor, rate, portion, measured=measured
+            training, method, network, hooks, group, order, source, cursor, rate, portion, measured=measured
         )
         if not joint.out_of_memory:
             self.held.stepped(command, joint.loss, portion.batches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from espalier_api.job import ElasticBatch, TrainingSpec
 from espalier_trainer.core.hooks import Criterion, Hooks
@@ -15,12 +15,14 @@ from espalier_trainer.elastic.batches import LEAST_ROWS, ONE, Portion
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.step import CriterionOf, Joint, indices_of, joint_step, parts_of, share_of
 from espalier_trainer.measuring.gradients import Passes, Stopwatch
+from espalier_trainer.method import PLAIN, Method
 from espalier_trainer.network import Network
 from espalier_trainer.optimizers import set_learning_rate
 
 
 def take(
     training: TrainingSpec,
+    method: Method,
     network: Network,
     hooks: Hooks,
     group: Group | None,
@@ -44,10 +46,10 @@ def take(
         indices = order.chosen(cursor, batches=batches)
         passes = min(portion.passes, len(labels) // LEAST_ROWS)
         if passes <= 1:
-            loss = optimize(network, inputs, labels, hooks.criterion(indices, inputs))
+            loss = optimize(network, inputs, labels, method, hooks.criterion(indices, inputs))
             return Joint(loss, (), examples=len(labels))
         watched = Passes(network.module, order.epoch + cursor) if measured else None
-        return accumulate(network, inputs, labels, partial(_criterion, hooks, indices, inputs), passes, watched)
+        return accumulate(network, inputs, labels, method, partial(_criterion, hooks, indices, inputs), passes, watched)
     policy = training.elastic_batch or ElasticBatch.KEEP_GLOBAL
     inputs, labels, examples = share_of(policy, group, order, source, cursor, batches)
     indices = indices_of(policy, group, order, cursor, batches)
@@ -61,15 +63,22 @@ def take(
         criterion=partial(_criterion, hooks, indices, inputs),
         passes=portion.passes,
         measured=measured,
+        method=method,
     )
 
 
-def optimize(network: Network, inputs: Tensor, labels: Tensor, criterion: Criterion | None = None) -> float:
+def optimize(
+    network: Network,
+    inputs: Tensor,
+    labels: Tensor,
+    method: Method = PLAIN,
+    criterion: Criterion | None = None,
+) -> float:
     """Take a step along the mean gradient over `labels`; returns the mean loss before it."""
     network.optimizer.zero_grad(set_to_none=True)
-    loss = _loss(network, inputs, labels, criterion)
+    loss = _loss(network, inputs, labels, method, criterion)
     torch.autograd.backward(loss)
-    network.optimizer.step()
+    method.update(network)
     # Waits for the device: without it steps would queue up past the deadline.
     return float(loss.item())
 
@@ -78,6 +87,7 @@ def accumulate(
     network: Network,
     inputs: Tensor,
     labels: Tensor,
+    method: Method,
     criterion: CriterionOf,
     passes: int,
     watched: Passes | None = None,
@@ -87,7 +97,7 @@ def accumulate(
     total, cost = torch.zeros((), device=inputs.device), 0.0
     for rows in parts_of(len(labels), passes):
         share = (rows.stop - rows.start) / len(labels)
-        loss = share * _loss(network, inputs[rows], labels[rows], criterion(rows))
+        loss = share * _loss(network, inputs[rows], labels[rows], method, criterion(rows))
         torch.autograd.backward(loss)
         total += loss.detach()
         if watched is not None:
@@ -95,7 +105,7 @@ def accumulate(
                 watched.look(share)
             cost += watch.seconds
     norms = None if watched is None else watched.norms(len(labels), passes)
-    network.optimizer.step()
+    method.update(network)
     return Joint(float(total.item()), (), examples=len(labels), norms=norms, norms_seconds=cost)
 
 
@@ -103,6 +113,6 @@ def _criterion(hooks: Hooks, indices: Tensor, inputs: Tensor, rows: slice) -> Cr
     return hooks.criterion(indices[rows], inputs[rows])
 
 
-def _loss(network: Network, inputs: Tensor, labels: Tensor, criterion: Criterion | None) -> Tensor:
-    logits = network.module(inputs)
-    return nn.functional.cross_entropy(logits, labels) if criterion is None else criterion(logits, labels) / len(labels)
+def _loss(network: Network, inputs: Tensor, labels: Tensor, method: Method, criterion: Criterion | None) -> Tensor:
+    outputs = method.forward(network.module, inputs)
+    return (criterion or method.losses)(outputs, labels) / len(labels)

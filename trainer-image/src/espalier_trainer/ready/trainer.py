@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -13,12 +15,13 @@ from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.run import Due, Run, Study
 from espalier_trainer.core.services import Services
 from espalier_trainer.data.batches import EpochOrder, epoch_order
-from espalier_trainer.data.source import Data
+from espalier_trainer.data.source import Data, Source
 from espalier_trainer.distillation.shrinking import Manner, on_reclaim
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError
-from espalier_trainer.evaluation import Evaluation, evaluate
+from espalier_trainer.evaluation import Evaluation
+from espalier_trainer.method import method_of
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.network import Network, new_network
 from espalier_trainer.progress import Ending, TrainingResult, result_of
@@ -45,6 +48,7 @@ class Trainer:
         manner: Manner | None = None,
     ) -> None:
         self._training, self._services = job.spec.training, services
+        self._method = method_of(job.spec.training, model)
         self._seed = self._training.seed if seed is None else seed
         self._device = torch.device(device)
         self._data = data.to(self._device)
@@ -113,7 +117,7 @@ class Trainer:
         indices = torch.arange(min(len(validation), self._training.batch_size))
         inputs, labels = validation.batch(indices, None)
         with torch.no_grad(), mode(module, training=False):
-            return float(nn.functional.cross_entropy(module(inputs), labels))
+            return float(self._method.losses(self._method.forward(module, inputs), labels)) / len(labels)
 
     def _train(self, epoch: int) -> None:
         """Train to the end of the epoch, or to the step at which the run ends."""
@@ -140,9 +144,19 @@ class Trainer:
 
         def compute() -> Joint:
             source, cursor = self._data.train, run.progress.cursor
-            training, network, hooks, portion = self._training, self.network, self.hooks, due.portion
+            network, hooks, portion = self.network, self.hooks, due.portion
             return steps.take(
-                training, network, hooks, due.group, order, source, cursor, due.rate, portion, measured=due.measured
+                self._training,
+                self._method,
+                network,
+                hooks,
+                due.group,
+                order,
+                source,
+                cursor,
+                due.rate,
+                portion,
+                measured=due.measured,
             )
 
         run.progress.metrics["learning_rate"] = due.rate
@@ -155,16 +169,19 @@ class Trainer:
         # An evaluation that would outlive the budget is not begun: training to the deadline is worth more.
         if epochs % self._training.evaluate_every_epochs == 0 and run.evaluation_seconds < scheduler.time_left():
             began = scheduler.used_seconds()
-            data, size = self._data.validation, self._training.batch_size
-            evaluation = evaluate(self.network.module, data, size, run.cannot_go_on)
+            data = self._data.validation
+            evaluation = self._evaluated(data, run.cannot_go_on)
             run.evaluation_seconds = scheduler.used_seconds() - began
         if run.batching.schedule_due(batches):
             self._state.schedule.epoch_finished(evaluation.loss if evaluation else None)
         if evaluation is not None:
             run.validated(evaluation)
 
+    def _evaluated(self, split: Source, until: Callable[[], bool]) -> Evaluation | None:
+        return self._method.evaluation(self.network, split, self._training.batch_size, until)
+
     def _evaluate_test(self, ending: Ending) -> tuple[Ending, Evaluation | None]:
-        test = evaluate(self.network.module, self._data.test, self._training.batch_size, self._services.stop)
+        test = self._evaluated(self._data.test, self._services.stop)
         if test is None:
             message = "it was asked to stop in its last evaluation"
             return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, message), None

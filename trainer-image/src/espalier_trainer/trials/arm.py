@@ -18,7 +18,7 @@ from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data
-from espalier_trainer.evaluation import evaluate
+from espalier_trainer.method import method_of
 from espalier_trainer.network import Network
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.state import JobState
@@ -45,6 +45,7 @@ class Trying:
         self._training, self._insertion = training, insertion
         self._state, self._held, self._data, self._seed = state, held, data, seed
         self._stop, self._clock = stop, clock
+        self._method = method_of(training, state.network.module)
 
     def __call__(self, order: Order) -> Result:
         """Try all arms; those after a `stop` are left out.
@@ -72,7 +73,7 @@ class Trying:
             if action.grows:
                 network = network.grown(action, self._data.example_input(), self._insertion, order.seed)
             epoch, cursor, taken = self._trained(network, state.epoch, state.cursor, rate, began + order.seconds)
-            evaluation = evaluate(network.module, self._data.validation, self._training.batch_size, self._stop)
+            evaluation = self._method.evaluation(network, self._data.validation, self._training.batch_size, self._stop)
             if evaluation is None:
                 message = "the worker was asked to leave"
             elif math.isfinite(evaluation.loss):
@@ -98,7 +99,9 @@ class Trying:
             if cursor >= len(batches):
                 epoch, cursor = epoch + 1, 0
                 batches = self._order(epoch)
-            joint = steps.take(training, network, Hooks(), None, batches, source, cursor, rate * left / span)
+            joint = steps.take(
+                training, self._method, network, Hooks(), None, batches, source, cursor, rate * left / span
+            )
             cursor, taken = cursor + 1, taken + 1
             if not math.isfinite(joint.loss):
                 break  # as the evaluation will say

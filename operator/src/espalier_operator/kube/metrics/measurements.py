@@ -127,11 +127,11 @@ def _kind(action: str) -> str:
 
 
 def _change(adaptation: Adaptation) -> float | None:
-    """Return the change of the validation accuracy; None if nothing grew or it is not known yet."""
-    known = adaptation.accuracy_before is not None and adaptation.accuracy_after is not None
-    if adaptation.result is not AdaptationResult.GROWN or not known:
+    """Return the change of the validation score's quality; None if nothing grew or it is not known yet."""
+    if adaptation.result is not AdaptationResult.GROWN or adaptation.before is None or adaptation.after is None:
         return None
-    return float(adaptation.accuracy_after or 0.0) - float(adaptation.accuracy_before or 0.0)
+    before, after = adaptation.before.quality, adaptation.after.quality
+    return None if before is None or after is None else after - before
 
 
 def _between(start: datetime, end: datetime) -> float:

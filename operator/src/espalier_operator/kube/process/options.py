@@ -65,7 +65,11 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         raise click.BadParameter(
             f"{value[0]!r} has no domain; write DOMAIN/NAME, as in amd.com/gpu", context, parameter
         )
-    elif name == "agent_url" and value is not None and not str(value).startswith(("http://", "https://")):
+    elif (
+        name in ("agent_url", "traces_endpoint")
+        and value is not None
+        and not str(value).startswith(("http://", "https://"))
+    ):
         raise click.BadParameter(f"{value!r} is no URL; write http://HOST:PORT", context, parameter)
     elif name in ("controller_name", "gpu_resource", "gpu_type_label") and "/" not in str(value):
         raise click.BadParameter(

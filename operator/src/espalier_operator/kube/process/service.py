@@ -21,6 +21,7 @@ from espalier_operator.facts import Snapshot
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.traces import TracesError, exporter_to
 from espalier_operator.kube.objects.names import LEASE_NAME, POLICY_MEMORY, RECENT_USE
 from espalier_operator.kube.process.access import AccessError, api_access
 from espalier_operator.kube.process.health import Address, Pulse, serve_health
@@ -69,7 +70,7 @@ async def run_operator(settings: KubeSettings, invocation: Invocation) -> Exit:
     service.catch_signals()
     try:
         await service.run()
-    except (AccessError, AddressError, AuditError) as error:
+    except (AccessError, AddressError, AuditError, TracesError) as error:
         logger.error("%s", error)
         return Exit.NO_ACCESS
     except LeaseLostError as error:
@@ -109,6 +110,9 @@ class _Service:
             except OSError as error:
                 raise AuditError(f"--audit-dir: {given.audit_dir} cannot be written: {error.strerror}") from error
         async with AsyncExitStack() as stack:
+            if self._settings.traces_endpoint is not None:
+                self._metrics.signals.trace, end = exporter_to(self._settings.traces_endpoint)
+                stack.push_async_callback(asyncio.to_thread, end)
             api = await stack.enter_async_context(api_access(given.kubeconfig))
             pulse = Pulse(age=self._age, waits_for=self._waits_for, snapshot=self._snapshot, metrics=self._scrape)
             try:

@@ -17,6 +17,7 @@ from espalier_api.measurements import Measurements, merged
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report
 from espalier_api.status import JobStatus
+from espalier_api.tracing import SignalTrace
 from espalier_operator.actions import Action, Requeue
 from espalier_operator.clock import Backoff
 from espalier_operator.facts import NOWHERE, Ended, JobFacts, Placement, Promise, Worker
@@ -320,10 +321,18 @@ class ManagedJob:
             selector=names.selector(self.job.name),
             policy=self._settings.policy,
         )
-        found = status_of(self._facts(), self.state, observed, self.sent, wall)
+        found = self._traced(status_of(self._facts(), self.state, observed, self.sent, wall))
         if self.is_remnant and self.problems is not None and self.state.admitted_at is None and not self.state.outcome:
             return status_of_invalid(self.object.generation, self.problems.problems, found, wall)
         return found
+
+    def _traced(self, status: JobStatus) -> JobStatus:
+        """Return `status` with the name of the trace of its allocation, if traces are exported."""
+        if self._settings.traces_endpoint is None:
+            return status
+        traceparent = SignalTrace.of(self.uid, status.allocation.generation).traceparent
+        allocation = status.allocation.model_copy(update={"traceparent": traceparent})
+        return status.model_copy(update={"allocation": allocation})
 
     def must_write(self, status: JobStatus, due: Due, now: float) -> bool:
         """Return whether `status` must be written now; a change of figures alone can wait."""

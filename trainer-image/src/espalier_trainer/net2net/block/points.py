@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from espalier_api.architecture import BlockPoint, GrowthError
@@ -125,7 +126,9 @@ def _closed(
     model: nn.Module, example_input: ExampleInput, places: list[Place], choices: dict[str, tuple[frozenset[str], ...]]
 ) -> tuple[list[Place], list[tuple[Place, str]]]:
     """Return the places that are closed on values, by the first of their choices that does it, and the others."""
-    perturbed = PerturbedModel.of(model, example_input)
+    # In the model's own type: a residual that is always kept in float32 rounds what is in float64.
+    own = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+    perturbed = PerturbedModel.of(model, example_input, (own, torch.float64, torch.float32))
     arguments: ExampleInput = perturbed.kwargs if perturbed.kwargs else perturbed.args
     found: list[Place] = []
     problems: dict[str, str] = {}

@@ -20,6 +20,7 @@ from espalier_trainer.net2net.deepening.modes import find_in_both_modes
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints
 from espalier_trainer.net2net.deepening.trial import check_insertions, checked_insertion_points
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, undisturbed
+from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import trace, traces
 
@@ -86,6 +87,14 @@ def deepen_in_place(
         check_insertions(model, [place], both, example_input)
     except RefusedError as reason:
         raise GrowthError(f"{point_id!r} cannot be deepened: {reason}") from reason
+
+
+def refused_deepenings(model: nn.Module, example_input: ExampleInput) -> dict[str, Refusal]:
+    """Return, for each layer or mark that is no growth point, why not, where that is decided, and what would help.
+
+    Raises `GrowthError` if the model cannot be run on the example.
+    """
+    return insertion_points(model, example_input).refused
 
 
 def insertion_points(model: nn.Module, example_input: ExampleInput) -> InsertionPoints:

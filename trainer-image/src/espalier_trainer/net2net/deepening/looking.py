@@ -51,7 +51,7 @@ def looking_no_further(
     near = [place.without_neighbours() for place in new if place.id in far]
     wrong = {place.id: why for place, why in failing(near, problems)}
     found = tuple(place.without_neighbours() if place.id in far else place for place in places.found)
-    return replace(places, found=found).without(wrong)
+    return replace(places, found=found).without(model, wrong)
 
 
 def _looks_everywhere(model: nn.Module, modes: Sequence[bool], example_input: ExampleInput) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints, find_insertion_points
+from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import Traces
 
@@ -22,11 +23,11 @@ def find_in_both_modes(model: nn.Module, both: Traces) -> InsertionPoints:
         for place in places.found
         if (reason := _difference(place, {one.id: one for one in evaluated.found}, evaluated.refused, both)) is not None
     }
-    return places.without(failed)
+    return places.without(model, failed)
 
 
 def _difference(
-    place: InsertionPoint, evaluated: Mapping[str, InsertionPoint], refused: Mapping[str, str], both: Traces
+    place: InsertionPoint, evaluated: Mapping[str, InsertionPoint], refused: Mapping[str, Refusal], both: Traces
 ) -> str | None:
     """Return why a place of train mode is none in eval mode, None if growth is exact there."""
     other = evaluated.get(place.id)
@@ -34,7 +35,8 @@ def _difference(
         return None
     if other is None and _a_part(both.evaluation, both.training) and not executes(both.evaluation, place):
         return None  # a head that only training has: in eval mode nothing of it is left
-    why = refused.get(place.id, f"{place.layer!r} and {place.host!r} are not called one after the other")
+    known = refused.get(place.id)
+    why = f"{place.layer!r} and {place.host!r} are not called one after the other" if known is None else known.reason
     return f"in eval mode, the model executes something else there ({why}); let its forward do the same in both modes"
 
 

@@ -28,6 +28,7 @@ from espalier_trainer.net2net.deepening.conditions import (
 )
 from espalier_trainer.net2net.deepening.insertion import SLOPE_AT_ZERO, Block, Norm, block_like, insertion_layers
 from espalier_trainer.net2net.deepening.own import own_activations, own_layers, way
+from espalier_trainer.net2net.refusals import Refusal, refusal
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import (
     ACTIVATIONS,
@@ -81,12 +82,12 @@ class InsertionPoints:
     """All insertion points of a model in execution order, and the reason for each layer or mark that is none."""
 
     found: tuple[InsertionPoint, ...]
-    refused: dict[str, str]
+    refused: dict[str, Refusal]
 
-    def without(self, failed: Mapping[str, str]) -> InsertionPoints:
-        """Return the places without those that failed a trial, and keep the reasons."""
+    def without(self, model: nn.Module, failed: Mapping[str, str]) -> InsertionPoints:
+        """Return the places of a model without those that failed a trial, and keep the reasons."""
         return InsertionPoints(
-            tuple(place for place in self.found if place.id not in failed), self.refused | dict(failed)
+            tuple(place for place in self.found if place.id not in failed), self.refused | _refusals(model, failed)
         )
 
     def get(self, point_id: str) -> InsertionPoint:
@@ -98,6 +99,14 @@ class InsertionPoints:
             raise GrowthError(f"{point_id!r} cannot be deepened: {self.refused[point_id]}")
         known = ", ".join(place.id for place in self.found) or "none"
         raise GrowthError(f"{point_id!r} is not a growth point of this model; its growth points: {known}")
+
+
+def _refusals(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Refusal]:
+    return {path: refusal(model, path.partition(":")[0], why, _REMEDY) for path, why in reasons.items()}
+
+
+_REMEDY = "call it by itself, `y = self.layer(x)`; within a module of torch it cannot grow: add a whole block"
+"""Where a reason names none."""
 
 
 def find_insertion_points(model: nn.Module, graph: Graph) -> InsertionPoints:
@@ -116,6 +125,7 @@ class _Chain:
 
 class _Search:
     def __init__(self, model: nn.Module, graph: Graph) -> None:
+        self._model = model
         self._grown = graph
         self._graph = graph.ungrown()
         self._modules = dict(model.named_modules())
@@ -148,7 +158,7 @@ class _Search:
             found.append(place)
         settled = {place.id for place in found} | set(refused)
         refused |= {mark: why_no_mark(mark, self._graph) for mark in self._marks if mark not in settled}
-        return InsertionPoints(tuple(found), refused)
+        return InsertionPoints(tuple(found), _refusals(self._model, refused))
 
     def _candidates(self) -> Iterator[tuple[str, Operation, _Chain]]:
         """Yield id, activation and layer of every place that has an activation after a layer."""

@@ -40,7 +40,7 @@ def checked_insertion_points(
     places = find_in_both_modes(model, both)
     # What is grown already has stood it.
     new = [place for place in places.found if not place.grown]
-    places = places.without(dict(_named(failing(new, partial(_problem, model, both, example_input)))))
+    places = places.without(model, dict(_named(failing(new, partial(_problem, model, both, example_input)))))
     if settled is None:
         return looking_no_further(model, both, places, example_input)
     found = tuple(
@@ -90,8 +90,9 @@ def _problem(
         trial = copied(model, share=True)
         real = both.training.real or both.evaluation.real
         for place in places:
-            like = cast(Tensor, trial.get_submodule(place.layer).weight) if real else None
-            attach(trial.get_submodule(place.host), build(place.block.variant(Insertion.EXACT), like))
+            weight = cast(Tensor, trial.get_submodule(place.layer).weight)
+            block = build(place.block.variant(Insertion.EXACT), weight if real else None)
+            attach(trial.get_submodule(place.host), block.to(weight.dtype))
         check_insertions(trial, places, both, example_input)
     except (RefusedError, GrowthError) as reason:
         return str(reason)

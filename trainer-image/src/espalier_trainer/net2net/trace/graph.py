@@ -65,7 +65,7 @@ class Graph:
     real: bool = False
     """The model ran on its own device with real data, because it cannot run on meta tensors."""
     data_dependent: str | None = None
-    """The call that read a tensor's values into Python, if there was one."""
+    """The call that read a tensor's values into Python, if there was one; those of masks and lengths do not count."""
     spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     """The calls of each module that is no single operation, in order."""
     consumers: Mapping[str, tuple[str, ...]] = field(init=False)

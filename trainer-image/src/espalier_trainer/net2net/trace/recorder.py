@@ -64,6 +64,7 @@ class Recorder(TorchFunctionMode):
         self._stack_inputs: dict[str, str] = {}
         self._stacks: dict[str, Stack] = {}
         self._decision: str | None = None
+        self._growing: set[str] = set()
         self._makers: dict[int, str] = {}
         self._alive: list[Tensor] = []  # keeps ids from being used again
         self._scopes: list[str] = []
@@ -128,7 +129,7 @@ class Recorder(TorchFunctionMode):
         if self._own or self._leaf is not None or not self._scopes:
             return run(*args, **given)
         name = str(getattr(func, "__name__", ""))
-        if name in _DECISIONS:
+        if name in _DECISIONS and self._growing.intersection(self._read(args)):
             self._decision = self._decision or name
         # Read before the call: an operation in place makes its own input stand for its output.
         reads = self._read((args, given))
@@ -235,7 +236,11 @@ class Recorder(TorchFunctionMode):
         tensors = _tensors(result)
         self._own = True
         shape = tuple(result.shape) if isinstance(result, Tensor) else None
+        given = operator == "Input" and any(tensor.is_floating_point() for tensor in tensors)
         self._own = False
+        # Growth changes nothing that depends on masks, lengths and buffers alone.
+        if given or operator == "Parameter" or module is not None or self._growing.intersection(inputs):
+            self._growing.add(name)
         self._operations[name] = Operation(
             name=name,
             operator=operator,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.architecture import GrowthError
+from espalier_trainer.net2net.refusals import Refusal, refusal
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import LAYER_CLASSES
 from espalier_trainer.net2net.widening.edits import Edit, Resize
@@ -86,7 +87,7 @@ class Groups:
     """All widening groups of a model in execution order, and why other channels keep their number."""
 
     found: tuple[WideningGroup, ...]
-    refused: dict[str, str]
+    refused: dict[str, Refusal]
     layouts: Mapping[str, Layout]
     """For each operation whose output has channels: where they are."""
 
@@ -103,11 +104,11 @@ class Groups:
         known = ", ".join(group.id for group in self.found) or "none"
         raise GrowthError(f"{group_id!r} is not a widening group of this model; its groups: {known}")
 
-    def without(self, failed: Mapping[str, str]) -> Groups:
-        """Return the groups without those that failed a trial, and keep the reasons."""
+    def without(self, model: nn.Module, failed: Mapping[str, str]) -> Groups:
+        """Return the groups of a model without those that failed a trial, and keep the reasons."""
         reasons = {maker: failed[group.id] for group in self.found if group.id in failed for maker in group.makers}
         found = tuple(group for group in self.found if group.id not in failed)
-        return Groups(found, self.refused | reasons, self.layouts)
+        return Groups(found, self.refused | _refusals(model, reasons), self.layouts)
 
     def widened_shape(self, operation: Operation, widening: Mapping[int, Replication]) -> tuple[int, ...] | None:
         """Return the shape of an operation's output when spaces are widened."""
@@ -166,7 +167,15 @@ def find_groups(model: nn.Module, graph: Graph) -> Groups:
         if not widened & set(roots):
             reasons = [reason for root in roots if (reason := spaces.reason(root))]
             refused[path] = reasons[0] if reasons else "its channels are those of its input, whose number is fixed"
-    return Groups(tuple(found), refused, flow.named_layouts(open_spaces))
+    return Groups(tuple(found), _refusals(model, refused), flow.named_layouts(open_spaces))
+
+
+def _refusals(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Refusal]:
+    return {path: refusal(model, path, why, _REMEDY) for path, why in reasons.items()}
+
+
+_REMEDY = "give its channels a layer of their own on the way there, or widen another group"
+"""Where a reason names none."""
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
 from espalier_api.architecture import GrowthError
+from espalier_trainer.averaging import AVERAGE
 from espalier_trainer.net2net.optimizer import grow_optimizer
 from espalier_trainer.net2net.widening.edits import Edit
 from espalier_trainer.net2net.widening.groups import edited
@@ -22,7 +23,7 @@ from espalier_trainer.net2net.widening.widen import Widening
 _MOMENTS = {
     "exp_avg": 1, "exp_inf": 1, "momentum_buffer": 1, "grad_avg": 1, "prev": 1,
     "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2, "sum": 2,
-    "acc_delta": 0, "step_size": 0, "ax": -1,
+    "acc_delta": 0, "step_size": 0, "ax": -1, AVERAGE: -1,
 }  # fmt: skip
 """The power of the gradient with which each state of torch's optimizers scales; -1: it is a parameter's value."""
 

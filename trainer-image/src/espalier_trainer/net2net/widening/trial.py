@@ -54,7 +54,7 @@ def tried_groups(model: nn.Module, graph: Graph, example_input: ExampleInput) ->
         for group in doubtful:
             if not _alike_with(model, [group], both, groups, example_input):
                 failed |= perturbed.failing([group])
-    return groups.without(failed)
+    return groups.without(model, failed)
 
 
 def _apart(groups: Sequence[WideningGroup]) -> Iterator[list[WideningGroup]]:
@@ -124,14 +124,22 @@ class PerturbedModel:
     wanted: list[list[Tensor]]
 
     @classmethod
-    def of(cls, model: nn.Module, example_input: ExampleInput) -> PerturbedModel:
-        """Run a perturbed copy of `model`; raises `GrowthError` if it cannot be run on random values."""
+    def of(
+        cls,
+        model: nn.Module,
+        example_input: ExampleInput,
+        types: Sequence[torch.dtype] = (torch.float64, torch.float32),
+    ) -> PerturbedModel:
+        """Run a perturbed copy of `model` in the first of the types that it runs in.
+
+        Raises `GrowthError` if it cannot be run on random values.
+        """
         failure: Exception | None = None
         if any(tensor.is_meta for _, tensor in held(model, "_parameters")):
             raise GrowthError(
                 f"{type(model).__name__} is on the meta device, where nothing can be computed; give it values first"
             )
-        for dtype in _TOLERANCE:
+        for dtype in dict.fromkeys(types):
             trial = copied(model).to(dtype)
             args, kwargs = as_arguments(example_input)
             with undisturbed(model):
@@ -140,7 +148,7 @@ class PerturbedModel:
                 args, kwargs = tree_map_only(Tensor, partial(random_like, dtype=dtype), (args, kwargs))
             # Whatever the user's forward raises in float64 (a constant of another type): float32 decides.
             try:
-                return cls(trial, args, kwargs, _TOLERANCE[dtype], _run(trial, args, kwargs))
+                return cls(trial, args, kwargs, _TOLERANCE.get(dtype, 1.0), _run(trial, args, kwargs))
             except Exception as error:
                 failure = error
         raise GrowthError(

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.trace.tracing import trace, traces
 from espalier_trainer.net2net.widening.groups import WideningGroup, apply_in_place, find_groups
 from espalier_trainer.net2net.widening.replication import Replication
@@ -36,8 +37,8 @@ def widening_groups(model: nn.Module, example_input: ExampleInput) -> tuple[Wide
     return tried_groups(model, trace(model, example_input), example_input).found
 
 
-def refused_widenings(model: nn.Module, example_input: ExampleInput) -> dict[str, str]:
-    """Return, for each layer whose channels cannot be widened, why not."""
+def refused_widenings(model: nn.Module, example_input: ExampleInput) -> dict[str, Refusal]:
+    """Return, for each layer whose channels cannot be widened, why not, where that is decided, and what would help."""
     return tried_groups(model, trace(model, example_input), example_input).refused
 
 
@@ -79,7 +80,7 @@ def _widened_by_plan(
     widening = Widening(found, found.replication(new_width, seed))
     wider = widened(model, widening)
     if not executes_alike(wider, traces(model, example_input), groups, {found: widening.replication}, example_input):
-        groups.without(PerturbedModel.of(model, example_input).failing([found])).get(group)
+        groups.without(model, PerturbedModel.of(model, example_input).failing([found])).get(group)
     return widening, wider
 
 

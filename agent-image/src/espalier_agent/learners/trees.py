@@ -1,0 +1,292 @@
+"""Regression trees from a corpus of growth: what each growth gained there, by features of the place.
+
+Each tree is learnt from a bootstrap over *families*: models of a family resemble each other, so only a family that a
+tree has not met shows what it knows of others. The families that a tree left out also decide how cautious the policy
+is: by how many deviations of the trees the expected gain is lowered, and how much is then needed to beat nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+
+from espalier_agent.learners.learning import Learner, LearningError, Progress, ProgressCallback, finish_learning
+from espalier_agent.learners.learning import Start as LearningStart
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, Policy
+from espalier_agent.policies.tree_ensemble import DEPTH, NODES, TREES, TreesNetwork, evaluated, squashed
+from espalier_agent.policies.tree_features import Facts, dynamic_features, static_features
+from espalier_agent.policies.vocabulary import Vocabulary
+from espalier_agent.tables.tree import DecisionTree, decision_tree
+from espalier_api.advice import Action
+from espalier_api.architecture import Architecture
+from espalier_api.base import Record
+from espalier_api.growth import operation_names
+from espalier_api.growth_corpus import GrowthCorpus
+from espalier_api.outcomes import OutcomeTable
+
+Floats = npt.NDArray[np.float32]
+CAUTIONS: Final = (0.0, 0.25, 0.5, 1.0)
+"""Deviations of the trees by which a gain may be lowered."""
+NEEDED: Final = (0.0, 0.05, 0.1, 0.2, 0.3)
+"""What may be needed to beat nothing, squashed: .1 is a gain of .003."""
+HARM: Final = 0.002
+HARM_WEIGHT: Final = 0.01
+"""How much regret a share of harm is worth when caution is chosen: one decision in ten that does harm, .001."""
+
+
+class TreesConfig(Record):
+    """How trees are learnt."""
+
+    least_weight: float = Field(default=4.0, gt=0)
+    """Of the rows in a leaf; a growth of a case counts 1 over its seeds."""
+    features: float = Field(default=0.5, gt=0, le=1)
+    """Share of the features that are looked at for each split."""
+    blind: float = Field(default=0.25, ge=0, le=1)
+    """Weight of rows again without costs and curve, for requests that tell neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Growths, each with its features and what it gained."""
+
+    features: Floats
+    """(n, features)."""
+    gains: Floats
+    """(n,): in accuracy."""
+    weights: Floats
+    families: npt.NDArray[np.int64]
+    decisions: npt.NDArray[np.int64]
+    """Rows of one decision have the same number; -1: not judged by."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    features: list[float]
+    gain: float
+    weight: float
+    family: str
+    decision: str
+
+
+@dataclass(frozen=True, slots=True)
+class TreesLearner(Learner):
+    """Learns from corpora and tables."""
+
+    corpora: tuple[GrowthCorpus, ...] = field(default=())
+
+    def with_corpora(self, corpora: Sequence[GrowthCorpus]) -> TreesLearner:
+        """Return a learner that learns from these corpora, too."""
+        return replace(self, corpora=tuple(corpora))
+
+    def learn(
+        self,
+        tables: Sequence[OutcomeTable],
+        *,
+        config: Any = None,
+        encoder: str | None = None,
+        seed: int = 0,
+        name: str | None = None,
+        parent: Policy | None = None,
+        progress: ProgressCallback = lambda progress: None,
+    ) -> Policy:
+        """Learn a policy; the same input and seed give the same one. Raises `LearningError`, `TableError`."""
+        config = self.recipe() if config is None else config
+        self.check(encoder or self.encoder, parent)
+        if encoder not in (None, self.encoder):
+            raise LearningError(f"learner {self.name} has the encoder {self.encoder} alone; leave --encoder out")
+        trees = [decision_tree(table) for table in tables]
+        found = [*_rows_of_corpora(self.corpora, config.blind), *_rows_of_tables(trees)]
+        if not found:
+            raise LearningError("there is no outcome table and no corpus to learn from")
+        rows = _stacked(found)
+        architectures = [
+            *(case.architecture for corpus in self.corpora for case in corpus.cases if case.architecture is not None),
+            *(state.architecture for tree in trees for state in tree.states[:1]),
+        ]
+        network = _network(architectures)
+        _fit(network, rows, config, seed, progress)
+        start = LearningStart(
+            tuple(tables), seed, network, Vocabulary.build(architectures, DEFAULT_EMBEDDING_SEED), games=[]
+        )
+        return finish_learning(
+            start, learner=self.name, config=config, name=name or self.name, parent=None, episodes=len(rows.gains)
+        )
+
+
+def _network(architectures: Sequence[Architecture]) -> TreesNetwork:
+    points = max((len(one.growth_points) for one in architectures), default=1)
+    config = NetworkConfig.scoring("trees", max(1, points), [name for name in operation_names() if name != "Deepen"])
+    network = PolicyNetwork.of(config)
+    if not isinstance(network, TreesNetwork):
+        raise TypeError(f"encoder trees is {type(network).__name__}")
+    return network
+
+
+def _rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[_Row]:
+    for corpus in corpora:
+        by_case: dict[str, list[Any]] = {}
+        for record in corpus.cases:
+            by_case.setdefault(record.case, []).append(record)
+        for case, records in by_case.items():
+            for place, moment in enumerate(records[0].moments):
+                gains = _gains([record.moments[place] for record in records])
+                for record in records:
+                    request = record.request(record.moments[place])
+                    if request is None:
+                        continue
+                    decision = f"{case}/{moment.share}"
+                    for facts, weight in ((Facts.of(request), 1.0), (Facts(), blind)):
+                        if weight:
+                            yield from _rows(
+                                record.architecture,
+                                facts,
+                                1 - moment.share,
+                                gains,
+                                weight / len(records),
+                                record.family,
+                                decision if weight == 1.0 else "",
+                            )
+
+
+def _gains(moments: Sequence[Any]) -> dict[Action, float]:
+    """Return the mean gain of each growth that all seeds have."""
+    found = [{arm.action: arm.accuracy for arm in moment.arms} for moment in moments]
+    nothing = Action.nothing()
+    return {
+        action: float(np.mean([one[action] - one[nothing] for one in found]))
+        for action in found[0]
+        if action.grows and all(action in one for one in found)
+    }
+
+
+def _rows_of_tables(trees: Sequence[DecisionTree]) -> Iterator[_Row]:
+    """Yield the rows of each state: an action and then nothing, against nothing."""
+    for tree in trees:
+        accuracy = dict(zip(tree.sequences, tree.accuracies, strict=True))
+        nothing = len(tree.actions) - 1
+        prefixes = {sequence[:length] for sequence in tree.sequences for length in range(tree.decisions)}
+        for prefix in sorted(prefixes, key=lambda one: (len(one), one)):
+            at = 0
+            for action in prefix:
+                at = tree.next_states[at][action]
+            state, rest = tree.states[at], tree.decisions - len(prefix) - 1
+            base = accuracy[(*prefix, nothing, *(nothing,) * rest)]
+            gains = {
+                action: accuracy[(*prefix, place, *(nothing,) * rest)] - base
+                for place, action in enumerate(tree.actions)
+                if action.grows
+            }
+            share = state.time_left_s / state.time_budget_s
+            yield from _rows(state.architecture, Facts(), share, gains, 1 / len(prefixes), tree.model, "")
+
+
+def _rows(
+    architecture: Architecture,
+    facts: Facts,
+    share: float,
+    gains: dict[Action, float],
+    weight: float,
+    family: str,
+    decision: str,
+) -> Iterator[_Row]:
+    static, dynamic = static_features(architecture, facts), dynamic_features(architecture, facts)
+    for action, gain in gains.items():
+        if action in static:
+            yield _Row([*static[action].tolist(), share, *dynamic], gain, weight, family, decision)
+
+
+def _stacked(rows: Sequence[_Row]) -> Rows:
+    families = {name: place for place, name in enumerate(dict.fromkeys(row.family for row in rows))}
+    decisions = {name: place for place, name in enumerate(dict.fromkeys(row.decision for row in rows if row.decision))}
+    return Rows(
+        np.array([row.features for row in rows], dtype=np.float32),
+        np.array([row.gain for row in rows], dtype=np.float32),
+        np.array([row.weight for row in rows], dtype=np.float32),
+        np.array([families[row.family] for row in rows]),
+        np.array([decisions.get(row.decision, -1) for row in rows]),
+    )
+
+
+def _fit(network: TreesNetwork, rows: Rows, config: TreesConfig, seed: int, progress: ProgressCallback) -> None:
+    from sklearn.tree import DecisionTreeRegressor  # a second to import, for learning alone
+
+    targets = np.array([squashed(float(gain)) for gain in rows.gains], dtype=np.float32)
+    chance = random.Random(seed)
+    families = int(rows.families.max()) + 1
+    left_out = np.zeros((TREES, len(targets)), dtype=bool)
+    for tree in range(TREES):
+        drawn = np.bincount([chance.randrange(families) for _ in range(families)], minlength=families)
+        counts = drawn[rows.families]
+        left_out[tree] = counts == 0
+        weights = rows.weights * counts
+        model = DecisionTreeRegressor(
+            max_leaf_nodes=(NODES + 1) // 2,
+            max_depth=DEPTH,
+            max_features=config.features,
+            min_weight_fraction_leaf=min(0.5, config.least_weight / float(weights.sum())),
+            random_state=chance.randrange(2**31),
+        ).fit(rows.features, targets, sample_weight=weights)
+        _store(network, tree, model.tree_)
+        progress(Progress(tree + 1, TREES, 0.0, float(rows.gains.mean())))
+    _choose_caution(network, rows, left_out)
+
+
+def _store(network: TreesNetwork, place: int, tree: Any) -> None:
+    count = tree.node_count
+    arrays = {
+        "feature": np.where(tree.feature < 0, -1, tree.feature),
+        "threshold": tree.threshold,
+        "left": tree.children_left,
+        "right": tree.children_right,
+        "value": tree.value[:, 0, 0],
+    }
+    for name, values in arrays.items():
+        network.get_buffer(name)[place, :count] = torch.from_numpy(values.astype(np.float32))
+
+
+def _choose_caution(network: TreesNetwork, rows: Rows, left_out: npt.NDArray[np.bool_]) -> None:
+    """Choose both settings by the decisions of families, each judged by the trees that have not met it."""
+    judged = np.flatnonzero((rows.decisions >= 0) & left_out.any(axis=0))
+    if not len(judged):
+        return
+    values = evaluated(network.arrays(), rows.features[judged])
+    apart = np.where(left_out[:, judged], values, np.nan)
+    mean, deviation = np.nanmean(apart, axis=0), np.nanstd(apart, axis=0)
+    gains, decisions = rows.gains[judged], rows.decisions[judged]
+    best: tuple[float, float, float] | None = None
+    for caution in CAUTIONS:
+        for needed in NEEDED:
+            cost = _cost(mean - caution * deviation, needed, gains, decisions)
+            # Of equal ones the more cautious.
+            if best is None or cost <= best[0]:
+                best = (cost, caution, needed)
+    if best is not None:
+        network.get_buffer("caution")[0], network.get_buffer("needed")[0] = best[1], best[2]
+
+
+def _cost(scores: Floats, needed: float, gains: Floats, decisions: npt.NDArray[np.int64]) -> float:
+    """Return the mean regret of following the scores, and what the harm weighs."""
+    total = harm = 0.0
+    numbers = np.unique(decisions)
+    for number in numbers:
+        of = decisions == number
+        place = int(scores[of].argmax())
+        gain = float(gains[of][place]) if scores[of][place] > needed else 0.0
+        total += max(0.0, float(gains[of].max())) - gain
+        harm += gain < -HARM
+    return (total + HARM_WEIGHT * harm) / len(numbers)
+
+
+def _train(start: LearningStart, config: TreesConfig, progress: ProgressCallback) -> int:
+    raise LearningError("trees are not learnt by playing games; `TreesLearner.learn` learns them")
+
+
+LEARNER: Final = TreesLearner("trees", _train, {"default": TreesConfig()}, encoder="trees", continues=False)

@@ -1,0 +1,226 @@
+"""What the trees know of each growth: its place, its kind, its size, its cost, the time left, and the curve.
+
+Nothing here depends on names, nor on what a model is called: only on what its description says, so models that nobody
+has met are read as well. What is not known is `UNKNOWN`, which trees can split off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from espalier_api.advice import Action, AdviceRequest, offered
+from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, Layer
+from espalier_api.growth.block import ADD_BLOCK
+from espalier_api.growth.deepen import DEEPEN
+from espalier_api.growth.widen import WIDEN
+from espalier_api.step_cost import (
+    OPERATION_SECONDS,
+    RECURRENT,
+    WEIGHTED_SECONDS,
+    layer_seconds,
+    places_of_all,
+    step_seconds,
+)
+
+UNKNOWN: Final = -1.0
+BATCH_SIZE: Final = 32
+"""Where a request does not tell it."""
+ATTENTION: Final = ("attention", "Attention", "Softmax")
+"""Parts of the names of operators that mix tokens."""
+
+STATIC: Final = (
+    "deepens",
+    "adds a block",
+    "widens",
+    "linear",
+    "mixes places",
+    "first that mixes places",
+    "layers added",
+    "residual",
+    "normed",
+    "place along the longest path",
+    "place among its kind",
+    "log parameters added",
+    "share of parameters added",
+    "slowdown",
+    "log places",
+    "log width",
+    "width by the widest",
+    "width by the narrowest",
+    "mixing layers before",
+    "mixing layers",
+    "grown here",
+    "depth",
+    "log parameters",
+    "growths offered",
+    "normed model",
+    "recurrent model",
+    "attends",
+    "grown before",
+    "classes",
+)
+DYNAMIC: Final = ("share of the time left", "validation accuracy", "validation loss by chance", "gap", "train loss")
+FEATURES: Final = (*STATIC, *DYNAMIC)
+
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a request tells beyond the architecture and the time."""
+
+    places: Mapping[str, int] = field(default_factory=dict)
+    batch_size: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: AdviceRequest) -> Facts:
+        """Read them."""
+        metrics = {metric.name: metric.value for metric in request.progress.metrics}
+        return cls(request.places, request.batch_size, metrics)
+
+
+def static_features(architecture: Architecture, facts: Facts) -> dict[Action, Vector]:
+    """Return for each growth that a model offers its `STATIC` features."""
+    growths = offered(architecture)
+    model = _Model(architecture, facts)
+    found: dict[Action, Vector] = {}
+    mixed: set[str] = set()
+    for action in growths:
+        alike = [one for one in growths if one.kind == action.kind]
+        row = model.features(action, alike.index(action) / max(1, len(alike) - 1), first=action.kind not in mixed)
+        if row[STATIC.index("mixes places")]:
+            mixed.add(action.kind)
+        found[action] = np.array([*row, *model.whole(len(growths))], dtype=np.float32)
+    return found
+
+
+def dynamic_features(architecture: Architecture, facts: Facts) -> list[float]:
+    """Return the `DYNAMIC` features but the time."""
+    metrics, chance = facts.metrics, math.log(max(2, _classes(architecture)))
+    valid, train = metrics.get("validation_loss"), metrics.get("train_loss")
+    return [
+        metrics.get("validation_accuracy", UNKNOWN),
+        UNKNOWN if valid is None else min(valid / chance, 5.0),
+        0.0 if valid is None or train is None else max(-2.0, min((valid - train) / chance, 5.0)),
+        UNKNOWN if train is None else min(train / chance, 5.0),
+    ]
+
+
+class _Model:
+    """One description, read once for all its growths."""
+
+    def __init__(self, architecture: Architecture, facts: Facts) -> None:
+        self._architecture = architecture
+        self._layers = {layer.name: layer for layer in architecture.layers}
+        self._known = bool(facts.places)
+        self._batch = facts.batch_size or BATCH_SIZE
+        self._places = places_of_all(architecture, facts.places)
+        self._seconds = step_seconds(architecture, facts.places, self._batch)
+        self._reached: dict[str, int] = {}
+        self._mixed: dict[str, int] = {}
+        for layer in architecture.layers:
+            self._reached[layer.name] = max((self._reached[name] + 1 for name in layer.inputs), default=0)
+            before = max((self._mixed[name] for name in layer.inputs), default=0)
+            self._mixed[layer.name] = before + mixes(layer)
+        self._furthest = max(1, *self._reached.values())
+        widths = [_width(layer) for layer in architecture.layers if layer.operator in WEIGHT_OPERATORS]
+        # The last one is the number of classes.
+        self._widths = [width for width in widths[:-1] if width] or [1]
+        self._parameters = max(1, architecture.parameters)
+
+    def features(self, action: Action, share: float, *, first: bool) -> list[float]:
+        """Return what concerns one growth."""
+        added, after, grown = self._added(action)
+        weighted = [layer for layer in added if layer.operator in WEIGHT_OPERATORS]
+        mixing = any(map(mixes, added))
+        here = self._places.get(after, 1)
+        parameters = sum(layer.parameters for layer in added)
+        seconds = sum(layer_seconds(layer, self._places.get(layer.name, here), self._batch) for layer in added)
+        if action.kind == WIDEN.name:
+            # Twice the arithmetic, and no operation more.
+            seconds -= len(added) * (OPERATION_SECONDS + WEIGHTED_SECONDS)
+        width = _width(weighted[0]) if weighted else _width(self._layers[after])
+        return [
+            action.kind == DEEPEN.name,
+            action.kind == ADD_BLOCK.name,
+            action.kind == WIDEN.name,
+            bool(weighted) and all(layer.operator == "Linear" for layer in weighted),
+            mixing,
+            mixing and first,
+            len(weighted),
+            any(layer.operator == "Add" for layer in added),
+            any("Norm" in layer.operator for layer in added),
+            self._reached[after] / self._furthest,
+            share,
+            math.log2(1 + parameters),
+            min(parameters / self._parameters, 4.0),
+            min(max(0.0, seconds) / self._seconds, 8.0) if self._known else UNKNOWN,
+            math.log2(here) if self._known else UNKNOWN,
+            math.log2(1 + width),
+            width / max(self._widths),
+            width / min(self._widths),
+            self._mixed[after],
+            max(self._mixed.values()),
+            grown,
+        ]
+
+    def whole(self, growths: int) -> list[float]:
+        """Return what concerns the model."""
+        layers = self._architecture.layers
+        points = self._architecture.growth_points
+        return [
+            self._architecture.depth,
+            math.log2(self._parameters),
+            growths,
+            any("Norm" in layer.operator for layer in layers),
+            any(layer.operator in RECURRENT for layer in layers),
+            any(part in layer.operator for layer in layers for part in ATTENTION),
+            sum(point.grown for point in points) + sum(run.grown for run in self._architecture.blocks or ()),
+            math.log2(max(2, _classes(self._architecture))),
+        ]
+
+    def _added(self, action: Action) -> tuple[tuple[Layer, ...], str, int]:
+        """Return the layers that a growth adds, the layer after which, and how often it was grown there."""
+        architecture = self._architecture
+        if action.kind == DEEPEN.name:
+            point = architecture.growth_point(str(action.target))
+            return point.insertion, point.after, point.grown
+        if action.kind == ADD_BLOCK.name:
+            run = next(one for one in architecture.blocks or () if one.id == action.target)
+            heads = tuple(f"{path}." for path in run.copied)
+            inside = (one for one in architecture.layers if one.name.startswith(heads) or one.name in run.copied)
+            return tuple(inside), run.gives[-1], run.grown
+        if action.kind == WIDEN.name:
+            group = architecture.channel_group(str(action.target))
+            return tuple(self._layers[name] for name in group.makers if name in self._layers), group.id, 0
+        return (), architecture.layers[-1].name, 0
+
+
+def mixes(layer: Layer) -> bool:
+    """Return whether a layer lets places of an example see each other: a kernel above 1, recurrence, or attention."""
+    kernel = layer.attributes.get("kernel_size")
+    if layer.operator in WEIGHT_OPERATORS and kernel is not None:
+        return max(kernel) > 1 if isinstance(kernel, tuple) else isinstance(kernel, int) and kernel > 1
+    return layer.operator in RECURRENT or any(part in layer.operator for part in ATTENTION)
+
+
+def _width(layer: Layer) -> int:
+    for name in ("out_channels", "out_features", "num_features", "hidden_size"):
+        value = layer.attributes.get(name)
+        if isinstance(value, int):
+            return value
+    return 0
+
+
+def _classes(architecture: Architecture) -> int:
+    for layer in reversed(architecture.layers):
+        if layer.operator in WEIGHT_OPERATORS:
+            return _width(layer)
+    return 2

@@ -1,0 +1,118 @@
+"""A corpus of growth: what each decision led to, for many models, and where that is written.
+
+Unlike an outcome table, a record has one decision at each of several moments, and may leave growths out. A corpus is
+one file, compressed: models of a family have nearly the same description.
+"""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from espalier_api.advice import Action, AdviceRequest, Progress
+from espalier_api.architecture import Architecture
+from espalier_api.base import Record
+from espalier_api.documents import MAX_BYTES, DocumentError, dumps, loads, read_bounded, write_bytes_atomically
+from espalier_api.report import Metric
+
+SUFFIX: Final = ".json.xz"
+
+
+class ArmRecord(Record):
+    """One decision at a moment, and what it led to."""
+
+    action: Action
+    accuracy: float = Field(ge=0, le=1)
+    """On the test split at the end of the budget."""
+    validation_loss: float | None = None
+    """At the end of the budget; None where it is not finite."""
+    step_cost: float = Field(gt=0)
+    """Of a step afterwards, where a step of the starting model costs 1."""
+
+
+class MomentRecord(Record):
+    """A moment at which the model could grow."""
+
+    share: float = Field(gt=0, lt=1)
+    """Of the budget that is used."""
+    validation_accuracy: float = Field(ge=0, le=1)
+    validation_loss: float | None = None
+    train_loss: float | None = None
+    """Of the last steps before."""
+    arms: tuple[ArmRecord, ...]
+    """First nothing, then growths in the description's order."""
+
+
+class CaseRecord(Record):
+    """All arms of one case and seed."""
+
+    case: str
+    family: str
+    seed: int
+    steps: int
+    batch_size: int
+    architecture: Architecture | None
+    """Of the starting model; None where it cannot be described."""
+    places: dict[str, int] = Field(default_factory=dict)
+    moments: tuple[MomentRecord, ...]
+    left_out: tuple[str, ...] = ()
+    """Growths that could not be carried out, with the reasons."""
+
+    def request(self, moment: MomentRecord) -> AdviceRequest | None:
+        """Return what the agent is asked at a moment; None where the model cannot grow."""
+        if self.architecture is None or len(moment.arms) == 1:
+            return None
+        metrics = {
+            "validation_accuracy": moment.validation_accuracy,
+            "validation_loss": moment.validation_loss,
+            "train_loss": moment.train_loss,
+        }
+        return AdviceRequest(
+            job=f"judge/{self.family}"[:300],
+            architecture=self.architecture,
+            time_left_seconds=self.steps * (1 - moment.share),
+            time_budget_seconds=self.steps,
+            allowed_actions=tuple(arm.action for arm in moment.arms),
+            progress=Progress(
+                step=round(self.steps * moment.share),
+                metrics=tuple(Metric(name=name, value=value) for name, value in metrics.items() if value is not None),
+            ),
+            places=self.places,
+            batch_size=self.batch_size,
+        )
+
+
+class GrowthCorpus(Record):
+    """Records of many models."""
+
+    name: str = Field(min_length=1)
+    source: str
+    """How it was made, and how it can be made again."""
+    cases: tuple[CaseRecord, ...] = Field(min_length=1)
+
+
+def write_corpus(corpus: GrowthCorpus, path: Path) -> None:
+    """Write a corpus; the same one gives the same bytes."""
+    write_bytes_atomically(path, lzma.compress(dumps(corpus).encode(), preset=9))
+
+
+def read_corpus(path: Path) -> GrowthCorpus:
+    """Read a corpus; `DocumentError` names the file and the reason."""
+    try:
+        packed = read_bounded(path)
+    except OSError as error:
+        raise DocumentError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        opened = lzma.LZMADecompressor()
+        text = opened.decompress(packed, MAX_BYTES)
+        whole = text.decode()
+    except (lzma.LZMAError, UnicodeDecodeError) as error:
+        raise DocumentError(
+            f"{path}: is no corpus ({error}); make it with `espalier agent collect --corpus`"
+        ) from error
+    if not opened.eof:
+        raise DocumentError(f"{path}: is damaged, or larger than {MAX_BYTES / 2**20:g} MiB, which is more than is read")
+    return loads(whole, GrowthCorpus, str(path))

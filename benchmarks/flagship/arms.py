@@ -1,0 +1,91 @@
+"""The arms: nets of a fixed number of blocks, nets that grow from one block to four, and controls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from espalier_api.architecture import Architecture
+from espalier_api.base import Record
+
+SMALL, LARGE = 1, 4
+"""Blocks before and after growth."""
+
+
+class Arm(StrEnum):
+    """How the blocks come."""
+
+    ONE = "1 block"
+    TWO = "2 blocks"
+    FOUR = "4 blocks"
+    SCALED = "1 → 4, scaled copies"
+    EXACT = "1 → 4, exact"
+    ANEW = "blocks drawn anew, the rest kept"
+    EMBEDDINGS = "only the embeddings kept"
+
+    @property
+    def blocks(self) -> int:
+        """The blocks at the end."""
+        return _FIXED.get(self, LARGE)
+
+    @property
+    def grows(self) -> bool:
+        """Whether it begins as the small net."""
+        return self not in _FIXED
+
+
+_FIXED: Final = {Arm.ONE: 1, Arm.TWO: 2, Arm.FOUR: 4}
+FIXED: Final = tuple(_FIXED)
+GROWN: Final = (Arm.SCALED, Arm.EXACT)
+CONTROLS: Final = (Arm.ANEW, Arm.EMBEDDINGS)
+"""At the moment of the growth they become large nets, too, with less of the small one."""
+
+
+def blocks_of(architecture: Architecture | None) -> int:
+    """Return the number of blocks of a GPT."""
+    points = architecture.blocks if architecture is not None else None
+    if not points or len(points) != 1:
+        raise ValueError("the model is not described as one run of blocks")
+    return points[0].number
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Virtual seconds of a step: measured once, `base` and for each block `block`, on one core."""
+
+    base: float = 0.001
+    block: float = 0.004
+
+    def __call__(self, architecture: Architecture | None) -> float:
+        """Return the seconds of a step."""
+        return self.base + self.block * blocks_of(architecture)
+
+
+class Cell(Record, frozen=True):
+    """One run to be made."""
+
+    budget: float
+    """Virtual seconds."""
+    arm: Arm
+    moment: float | None
+    """Share of the budget at which it grows; None for a fixed number of blocks."""
+    rate: float
+    """Initial learning rate."""
+    seed: int
+
+
+class Run(Record):
+    """A run that was made."""
+
+    cell: Cell
+    bits: float
+    """Bits per character on the test split, at the end."""
+    validation: float
+    """The same on the validation split, by which learning rates are chosen."""
+    steps: int
+    blocks: int
+    losses: tuple[float, ...] = ()
+    """Of a scaled growth: the loss of a validation batch before it, and after each part of it."""
+    seconds: float
+    """Wall seconds that it took."""

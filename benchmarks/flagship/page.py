@@ -1,0 +1,114 @@
+"""Tables, the picture, and the page in the book that holds the tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from harness.statistics import Paired, mean_and_deviation
+from matplotlib.figure import Figure
+
+from flagship.arms import CONTROLS, FIXED, GROWN, Arm
+from flagship.results import Results
+
+BEGIN, END = "<!-- BEGIN figures (benchmarks/gpt.py) -->", "<!-- END figures -->"
+COLORS: Final = {
+    Arm.ONE: "#757575",
+    Arm.TWO: "#1565c0",
+    Arm.FOUR: "#8d4b1f",
+    Arm.SCALED: "#2e7d32",
+    Arm.EXACT: "#9ccc65",
+    Arm.ANEW: "#ad1457",
+    Arm.EMBEDDINGS: "#f48fb1",
+}
+MISSING: Final = "not run"
+
+
+def lines(results: Results, budgets: Sequence[float]) -> Iterator[str]:
+    """Give the tables in Markdown: bits per character, then differences; what was not run says so."""
+    for budget in budgets:
+        best = results.best_fixed(budget)
+        yield f"**Budget {budget:g} virtual seconds**"
+        yield ""
+        others = " | ".join(f"over {arm}" for arm in FIXED)
+        yield f"| arm | learning rate | seeds | bits per character | gained {others} |"
+        yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+        for arm, moment in rows(results):
+            bits = list(results.bits(budget, arm, moment).values())
+            rate = results.rate(budget, arm)
+            cells = [
+                f"{arm}{'' if moment is None else f' at {moment:.0%}'}{' (best fixed)' if arm is best else ''}",
+                MISSING if rate is None else f"{rate:g}",
+                str(len(bits)),
+                mean_and_deviation(bits) if bits else MISSING,
+                *(_gain(results, budget, arm, moment, other) for other in FIXED),
+            ]
+            yield f"| {' | '.join(cells)} |"
+        yield ""
+
+
+def rows(results: Results) -> list[tuple[Arm, float | None]]:
+    """Return the arms with their moments, in the order of the tables."""
+    moments = results.head.moments
+    grown = [(arm, moment) for arm in GROWN for moment in moments]
+    return [*((arm, None) for arm in FIXED), *grown, *((arm, moments[0]) for arm in CONTROLS)]
+
+
+def _gain(results: Results, budget: float, arm: Arm, moment: float | None, other: Arm) -> str:
+    if arm is other:
+        return ""
+    found = results.gained(budget, arm, moment, other, None)
+    return MISSING if found is None else found.cell
+
+
+def draw(results: Results, budgets: Sequence[float], path: Path) -> None:
+    """Draw, for each budget, the bits per character of each arm: every seed a dot, the mean with its 95 % interval."""
+    shown = [budget for budget in budgets if results.best_fixed(budget) is not None]
+    if not shown:
+        raise ValueError("no budget has runs of all fixed depths yet, so there is nothing to draw")
+    figure = Figure(figsize=(3.1 * len(shown) + 2.4, 3.9), layout="constrained")
+    every = figure.subplots(1, len(shown), squeeze=False)[0]
+    arms: list[tuple[Arm, float | None]] = [*((arm, None) for arm in FIXED)]
+    arms += [(arm, results.head.moments[0]) for arm in (Arm.EXACT, Arm.SCALED)]
+    for axes, budget in zip(every, shown, strict=True):
+        for place, (arm, moment) in enumerate(arms):
+            bits = list(results.bits(budget, arm, moment).values())
+            if not bits:
+                continue
+            mean = statistics.fmean(bits)
+            axes.plot([place] * len(bits), bits, "o", color=COLORS[arm], alpha=0.35, ms=4)
+            axes.plot([place - 0.25, place + 0.25], [mean, mean], color=COLORS[arm], lw=2.5)
+            axes.annotate(
+                f"{mean:.3f}", (place, mean), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8
+            )
+        best = results.best_fixed(budget)
+        gain = None if best is None else results.gained(budget, Arm.SCALED, results.head.moments[0], best, None)
+        axes.set_title(f"budget {budget:g} s" + _told(gain, best), fontsize=9)
+        axes.set_xticks(range(len(arms)), [_short(arm) for arm, _ in arms], fontsize=8)
+        axes.set_xlim(-0.6, len(arms) - 0.4)
+        axes.grid(axis="y", alpha=0.25)
+    every[0].set_ylabel("bits per character on the test split\n(lower is better)")
+    figure.savefig(path, dpi=120)
+
+
+def _told(gain: Paired | None, best: Arm | None) -> str:
+    if gain is None or best is None:
+        return ""
+    return f"\ngrown (scaled) better than {best} by\n{gain.mean:.3f} ({gain.low:.3f} to {gain.high:.3f})"
+
+
+def _short(arm: Arm) -> str:
+    return {Arm.SCALED: "1 → 4\nscaled", Arm.EXACT: "1 → 4\nexact"}.get(arm, arm.value.replace(" ", "\n"))
+
+
+def write_page(results: Results, budgets: Sequence[float], path: Path) -> None:
+    """Write the tables into a page, between its marks. Raises `ValueError` where it has none."""
+    text = path.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{path} has no lines {BEGIN!r} and {END!r} between which the tables go")
+    before, rest = text.split(BEGIN, 1)
+    _, after = rest.split(END, 1)
+    tables = "\n".join(lines(results, budgets)).rstrip()
+    path.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")

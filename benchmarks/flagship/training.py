@@ -1,0 +1,186 @@
+"""The runs: the ready trainer in virtual time. All that grow with one seed begin as the same run of the small net."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from espalier_api.advice import Action
+from espalier_api.job import AdaptiveTrainingJob, DatasetSpec, Insertion
+from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_api.task import Task
+from espalier_api.validation import with_spec
+from espalier_cli.collect.training import Fork
+from espalier_trainer.advisor import Scripted
+from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.core.run import Study
+from espalier_trainer.core.services import Services
+from espalier_trainer.data import load_data
+from espalier_trainer.data.source import Data
+from espalier_trainer.evaluation import evaluate
+from espalier_trainer.models import build_model
+from espalier_trainer.objective import objective_of
+from espalier_trainer.progress import TrainingResult
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.trainer import Trainer
+from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from flagship.arms import LARGE, SMALL, Arm, Cell, Run, StepCost, blocks_of
+
+NEVER = 1_000_000
+EPOCH_WINDOWS = 128
+"""Growth comes at the ends of epochs; so many windows are 16 steps."""
+RUN = "blocks.0"
+"""The name of the run of blocks."""
+GROWTHS = {Insertion.SCALED: 2, Insertion.EXACT: LARGE - SMALL}
+"""A scaled growth doubles the run, an exact one adds a block."""
+OTHER_ORDER = 1_000_000
+"""Added to the seed of a control, which begins its epochs again: it is not to read the same examples again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all runs have in common."""
+
+    job: AdaptiveTrainingJob
+    moments: tuple[float, ...]
+    trunks: Path
+    """Folder of the small nets that wait to be grown."""
+    cost: StepCost
+
+    def run(self, cell: Cell) -> Run:
+        """Make a run."""
+        began = time.monotonic()
+        if cell.arm is Arm.ONE:
+            trainer, result = self._train(cell, SMALL, start=self._trunk(cell, self.moments[-1]))
+        elif cell.moment is None:
+            trainer, result = self._train(cell, cell.arm.blocks)
+        elif cell.arm in (Arm.SCALED, Arm.EXACT):
+            trainer, result = self._grown(cell)
+        else:
+            trainer, result = self._begun_again(cell)
+        if result.test_score is None:
+            raise RuntimeError(f"{cell}: ended with {result.reason}: {result.message}")
+        if blocks_of(trainer.network.architecture) != cell.arm.blocks:
+            raise RuntimeError(f"{cell}: has {blocks_of(trainer.network.architecture)} blocks at its end")
+        data = data_of(self._job(cell, SMALL).spec.training.dataset)
+        validation = evaluate(trainer.network.module, data.validation, 128, objective=objective_of(Task.LANGUAGE_MODEL))
+        if validation is None:
+            raise RuntimeError("an evaluation that nobody breaks off was broken off")
+        jumps = [each for each in result.adaptations if each.loss_before is not None and each.loss_after is not None]
+        return Run(
+            cell=cell,
+            bits=result.test_score.value,
+            validation=validation.score.value,
+            steps=result.steps,
+            blocks=blocks_of(trainer.network.architecture),
+            losses=tuple([each.loss_before or 0.0 for each in jumps[:1]] + [each.loss_after or 0.0 for each in jumps]),
+            seconds=time.monotonic() - began,
+        )
+
+    def _grown(self, cell: Cell) -> tuple[Trainer, TrainingResult]:
+        insertion = Insertion.SCALED if cell.arm is Arm.SCALED else Insertion.EXACT
+        script = (Action(kind="AddBlock", target=RUN),) * GROWTHS[insertion]
+        start = self._trunk(cell, cell.moment or 0.0)
+        trainer, result = self._train(cell, SMALL, insertion=insertion, script=script, start=start)
+        if failed := [each for each in result.adaptations if each.result is not AdaptationResult.GROWN]:
+            raise RuntimeError(f"{cell}: {failed[0].action} {failed[0].result}: {failed[0].message}")
+        return trainer, result
+
+    def _begun_again(self, cell: Cell) -> tuple[Trainer, TrainingResult]:
+        """Train a large net from the moment on that has kept some weights of the small one."""
+        trunk = self._trunk(cell, cell.moment or 0.0)
+        kept = ("embedding.", "places") if cell.arm is Arm.EMBEDDINGS else ("embedding.", "places", "norm.", "head.")
+
+        def keep(model: nn.Module) -> None:
+            weights = {name: tensor for name, tensor in trunk.model.items() if name.startswith(kept)}
+            model.load_state_dict(weights, strict=False)
+
+        return self._train(cell, LARGE, used=trunk.state.used_seconds, prepare=keep)
+
+    def _trunk(self, cell: Cell, moment: float) -> Checkpoint:
+        """Return the small net of a seed as it is at this moment; trained once."""
+        place = self.moments.index(moment)
+        store = CheckpointStore(self.trunks / f"{cell.budget:g}-{cell.rate:g}-{cell.seed}-{moment:g}")
+        if (found := store.load_latest()) is not None:
+            return found
+        before = self._trunk(cell, self.moments[place - 1]) if place else None
+        fork = Fork(Path(), start=before)
+        self._train(cell, SMALL, fork=fork, until=moment)
+        if fork.last is None:
+            raise RuntimeError(f"{cell}: no checkpoint at {moment:.0%}")
+        store.save(fork.last)
+        found = store.load_latest()
+        if found is None:
+            raise RuntimeError(f"{store.folder} holds no checkpoint that was just written")
+        return found
+
+    def _train(
+        self,
+        cell: Cell,
+        blocks: int,
+        *,
+        insertion: Insertion = Insertion.EXACT,
+        script: Sequence[Action] = (),
+        start: Checkpoint | None = None,
+        used: float = 0.0,
+        until: float | None = None,
+        fork: Fork | None = None,
+        prepare: Callable[[nn.Module], None] = lambda model: None,
+    ) -> tuple[Trainer, TrainingResult]:
+        adaptation = {"insertion": insertion, "maxAdaptations": max(1, len(script))}
+        job = with_spec(self._job(cell, blocks), adaptation=adaptation)
+        data = data_of(job.spec.training.dataset)
+        order = cell.seed + (OTHER_ORDER if used else 0)
+        seed_everything(order)
+        model = build_model(job.spec.training.model, data.classes, data.example_input(), Task.LANGUAGE_MODEL)
+        prepare(model)
+        moment = cell.moment if until is None else until
+        arrives = cell.budget * moment if moment is not None and not used else None
+        clock = VirtualScheduler(cell.budget, self.cost, () if arrives is None else (Arrival(arrives, 2),))
+        fork = fork or Fork(Path(), start=start)
+        services = Services(clock, advisor=Scripted(tuple(script)), checkpoints=fork, used_seconds=used)
+        study = Study(stop_before_decision=None if until is None else 0)
+        trainer = Trainer(job, model, data, services, seed=order, study=study)
+        if fork.start is not None:
+            # Described for this way of growing, which the small net did not know of.
+            state = fork.start.state.model_copy(update={"architecture": trainer.network.architecture})
+            fork.start = replace(fork.start, state=state)
+        result = trainer.run()
+        wanted = TrainerPhase.COMPLETED if until is None else TrainerPhase.STOPPED
+        if result.phase is not wanted:
+            raise RuntimeError(f"{cell}: ended as {result.phase}: {result.reason} {result.message}")
+        return trainer, result
+
+    def _job(self, cell: Cell, blocks: int) -> AdaptiveTrainingJob:
+        return with_spec(
+            self.job,
+            timeBudgetSeconds=cell.budget,
+            training={
+                "model": {"options": {"blocks": blocks}},
+                "dataset": {"options": {"windows": EPOCH_WINDOWS}},
+                "optimizer": {"learningRate": cell.rate},
+                "evaluateEveryEpochs": NEVER,
+            },
+            checkpoint={"intervalSeconds": 86400},
+        )
+
+
+def data_of(spec: DatasetSpec) -> Data:
+    """Return a data set, read once a process."""
+    return _data(spec.model_dump_json(by_alias=True, exclude_none=True))
+
+
+@lru_cache(maxsize=1)
+def _data(text: str) -> Data:
+    return load_data(DatasetSpec.model_validate_json(text), Task.LANGUAGE_MODEL)
+
+
+def prepare_process() -> None:
+    """Let this process compute with one thread."""
+    torch.set_num_threads(1)

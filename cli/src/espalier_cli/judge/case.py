@@ -1,0 +1,196 @@
+"""A case: a model, its data and its budget. Read from a file of Python, and checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from espalier_api.documents import first_fault
+from espalier_api.job import OptimizerSpec
+
+KEYS: Final = (
+    "name",
+    "family",
+    "module",
+    "train",
+    "validation",
+    "test",
+    "steps",
+    "batchSize",
+    "optimizer",
+)
+SPLITS: Final = ("train", "validation", "test")
+
+
+class CaseError(Exception):
+    """A case cannot be used. The message names the case, what is wrong and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Inputs and targets; integer targets are classes, others are regressed on."""
+
+    inputs: Tensor | tuple[Tensor, ...]
+    """Of shape [N, ...]; a tuple: the arguments of the model's forward."""
+    targets: Tensor
+    """[N] or [N, ...]."""
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def batch(self, rows: Tensor) -> tuple[Tensor | tuple[Tensor, ...], Tensor]:
+        """Return the examples in these rows."""
+        if isinstance(self.inputs, tuple):
+            return tuple(one[rows] for one in self.inputs), self.targets[rows]
+        return self.inputs[rows], self.targets[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model with its data, and how long it is trained."""
+
+    name: str
+    family: str
+    module: Callable[[int], nn.Module]
+    """Returns the starting model for a seed."""
+    train: Split
+    validation: Split
+    test: Split
+    steps: int
+    """The budget: so many steps of the starting model."""
+    batch_size: int
+    optimizer: OptimizerSpec
+
+    @property
+    def example(self) -> Tensor | tuple[Tensor, ...]:
+        """Two training inputs."""
+        return self.train.batch(torch.arange(2))[0]
+
+    def built(self, seed: int) -> nn.Module:
+        """Return the starting model, the same for the same seed; raises `CaseError`."""
+        torch.manual_seed(seed)
+        # Whatever a function of somebody else's raises.
+        try:
+            module = self.module(seed)
+        except Exception as error:
+            raise CaseError(
+                f"case {self.name!r}: module({seed}) failed ({type(error).__name__}: {error}); it takes a seed and "
+                "returns a torch.nn.Module"
+            ) from error
+        if not isinstance(module, nn.Module):
+            raise CaseError(
+                f"case {self.name!r}: module({seed}) returned {type(module).__name__}; return a torch.nn.Module"
+            )
+        return module.train()
+
+
+Cases = Callable[[], Sequence[Case]]
+"""Makes the cases; can be pickled, for workers make their own."""
+
+
+@dataclass(frozen=True)
+class CaseFile:
+    """The cases that the function `cases()` of a file yields."""
+
+    path: str
+
+    def __call__(self) -> tuple[Case, ...]:
+        """Run the file; raises `CaseError`."""
+        return tuple(checked(one, place) for place, one in enumerate(_yielded(Path(self.path)), 1))
+
+
+def _yielded(path: Path) -> list[Any]:
+    name = f"espalier_cases_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise CaseError(f"--models {path}: no such file of Python")
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look there
+    folder = str(path.absolute().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    # Whatever the file of somebody else raises.
+    try:
+        spec.loader.exec_module(module)
+        function = getattr(module, "cases", None)
+        found = list(cast("Iterable[Any]", function())) if callable(function) else None
+    except Exception as error:
+        raise CaseError(
+            f"--models {path}: {type(error).__name__}: {error}; it failed where its cases are made"
+        ) from error
+    if found is None:
+        raise CaseError(f"--models {path}: has no function `cases`; define one that yields dictionaries")
+    if not found:
+        raise CaseError(f"--models {path}: cases() yields nothing; yield at least one dictionary")
+    names = [one.get("name") if isinstance(one, Mapping) else None for one in found]
+    for twice in (name for place, name in enumerate(names) if name is not None and name in names[:place]):
+        raise CaseError(f"case {twice!r}: the name is used twice; give each case its own")
+    return found
+
+
+def checked(given: Any, place: int = 1) -> Case:
+    """Return the case that a dictionary describes; raises `CaseError`. `place` names a case without a name."""
+    if not isinstance(given, Mapping):
+        raise CaseError(f"case {place}: is {type(given).__name__}; yield a dictionary with {', '.join(KEYS)}")
+    name = given.get("name")
+    called = f"case {name!r}" if isinstance(name, str) and name else f"case {place}"
+    missing = [key for key in KEYS if key not in given]
+    if missing:
+        raise CaseError(f"{called}: has no {missing[0]!r}; a case has {', '.join(KEYS)}")
+    if not isinstance(name, str) or not name or not isinstance(given["family"], str) or not given["family"]:
+        raise CaseError(f"{called}: 'name' and 'family' are texts that are not empty")
+    if not callable(given["module"]):
+        raise CaseError(
+            f"{called}: 'module' is {type(given['module']).__name__}; give a function from a seed to a model"
+        )
+    for key in ("steps", "batchSize"):
+        if isinstance(given[key], bool) or not isinstance(given[key], int) or given[key] < 1:
+            raise CaseError(f"{called}: {key!r} is {given[key]!r}; give a whole number above 0")
+    splits = {key: _split(given[key], key, called) for key in SPLITS}
+    return Case(
+        name=name,
+        family=given["family"],
+        module=given["module"],
+        steps=given["steps"],
+        batch_size=min(given["batchSize"], len(splits["train"])),
+        optimizer=_optimizer(given["optimizer"], called),
+        **splits,
+    )
+
+
+def _split(given: Any, key: str, called: str) -> Split:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise CaseError(f"{called}: {key!r} is {type(given).__name__}; give the pair (inputs, targets)")
+    inputs, targets = given
+    # Arrays and lists of numbers are taken too.
+    try:
+        whole = tuple(map(torch.as_tensor, inputs)) if isinstance(inputs, tuple) else torch.as_tensor(inputs)
+        wanted = torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CaseError(f"{called}: {key!r} cannot be made tensors of ({error}); give tensors") from error
+    for one in whole if isinstance(whole, tuple) else (whole,):
+        if one.ndim < 1 or len(one) != len(wanted):
+            raise CaseError(
+                f"{called}: {key!r} has inputs of shape {tuple(one.shape)} and {len(wanted)} targets; one for each row"
+            )
+    if len(wanted) < 2:
+        raise CaseError(f"{called}: {key!r} has {len(wanted)} examples; give at least two")
+    integers = not (wanted.is_floating_point() or wanted.is_complex())
+    return Split(whole, wanted.long() if integers else wanted.float())
+
+
+def _optimizer(given: Any, called: str) -> OptimizerSpec:
+    if not isinstance(given, Mapping):
+        raise CaseError(f"{called}: 'optimizer' is {type(given).__name__}; give {{'name', 'learningRate'}}")
+    try:
+        return OptimizerSpec.model_validate(dict(given))
+    except ValidationError as error:
+        raise CaseError(f"{called}: optimizer: {first_fault(error)}") from error

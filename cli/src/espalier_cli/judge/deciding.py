@@ -1,0 +1,99 @@
+"""The arms of one case and seed: the base is trained once, and every arm goes on from its copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from espalier_api.advice import Action, offered
+from espalier_api.architecture import GrowthError
+from espalier_api.growth.block import ADD_BLOCK
+from espalier_api.growth.deepen import DEEPEN
+from espalier_api.growth_corpus import ArmRecord, CaseRecord, MomentRecord
+from espalier_cli.judge.case import Case
+from espalier_cli.judge.course import Course
+from espalier_cli.judge.records import rounded
+from espalier_trainer.places import known_places
+
+OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)
+MOMENTS: Final = (0.2, 0.5)
+MAX_GROWTHS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is decided, and when."""
+
+    moments: tuple[float, ...] = MOMENTS
+    """Shares of the budget, ascending."""
+    operations: tuple[str, ...] = OPERATIONS
+    most: int = MAX_GROWTHS
+    """Growths that are tried of a model that offers more: the first of all, and others evenly spaced."""
+
+
+def chosen(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
+    """Return at most `most` of the growths: first, last, and between them evenly spaced."""
+    if len(actions) <= most or most < 2:
+        return tuple(actions[:most])
+    places = sorted({round(place * (len(actions) - 1) / (most - 1)) for place in range(most)})
+    return tuple(actions[place] for place in places)
+
+
+def decided(case: Case, seed: int, setting: Setting) -> CaseRecord:
+    """Train all arms of a case at all moments; raises `CaseError`."""
+    course = Course.begin(case, seed, setting.operations)
+    architecture = course.network.architecture
+    growths = chosen(offered(architecture) if architecture is not None else (), setting.most)
+    found = known_places(course.network.module, case.example) if architecture is not None else {}
+    moments: list[MomentRecord] = []
+    left_out: dict[str, str] = {}
+    for share in setting.moments:
+        moment, refused = _moment(course, share, growths)
+        moments.append(moment)
+        left_out |= refused
+    return CaseRecord(
+        case=case.name,
+        family=case.family,
+        seed=seed,
+        steps=case.steps,
+        batch_size=case.batch_size,
+        architecture=architecture,
+        places=found,
+        moments=tuple(moments),
+        left_out=tuple(f"{action}: {why}" for action, why in left_out.items()),
+    )
+
+
+def _moment(course: Course, share: float, growths: Sequence[Action]) -> tuple[MomentRecord, dict[str, str]]:
+    course.advance(share * course.budget)
+    now = course.score(course.case.validation)
+    arms, refused = [], {}
+    for action in (Action.nothing(), *growths):
+        try:
+            arm = course.grown(action)
+        except GrowthError as error:
+            refused[str(action)] = str(error)
+            continue
+        test = arm.finish()
+        arms.append(
+            ArmRecord(
+                action=action,
+                accuracy=rounded(test.accuracy),
+                validation_loss=_finite(arm.score(course.case.validation).loss),
+                step_cost=rounded(arm.cost),
+            )
+        )
+    moment = MomentRecord(
+        share=share,
+        validation_accuracy=rounded(now.accuracy),
+        validation_loss=_finite(now.loss),
+        train_loss=_finite(course.recent),
+        arms=tuple(arms),
+    )
+    return moment, refused
+
+
+def _finite(loss: float) -> float | None:
+    return rounded(loss) if math.isfinite(loss) else None

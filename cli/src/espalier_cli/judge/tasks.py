@@ -1,0 +1,70 @@
+"""The tasks of a judgement: the arms of a case and seed, and the trials of a policy on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from espalier_agent.policies.files import open_policy
+from espalier_agent.policies.policy import Policy
+from espalier_api.growth_corpus import CaseRecord
+from espalier_api.trials import CONFIRM_SHARE, RACE_ROUNDS
+from espalier_cli.judge.case import Case
+from espalier_cli.judge.deciding import Setting, decided
+from espalier_cli.judge.records import TrialsRecord, key_of
+from espalier_cli.judge.trialling import RACE_GPUS, tried
+
+
+@dataclass(frozen=True)
+class Arms:
+    """Train all arms of one case with one seed."""
+
+    place: int
+    seed: int
+    setting: Setting
+
+    def file(self, case: Case) -> str:
+        """Return the file's name."""
+        return key_of(case, self.seed, "arms", self.setting.moments, self.setting.operations, self.setting.most)
+
+    def record(self) -> type[CaseRecord]:
+        """Return its class."""
+        return CaseRecord
+
+    def __call__(self, case: Case) -> CaseRecord:
+        """Train them."""
+        return decided(case, self.seed, self.setting)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Train what a policy's trials need for one case and seed."""
+
+    place: int
+    arms: CaseRecord
+    setting: Setting
+    policy: Path | None
+    """Its folder; None: the shipped one."""
+    version: str
+
+    def file(self, case: Case) -> str:
+        """Return the file's name."""
+        setting = self.setting
+        rules = (CONFIRM_SHARE, RACE_ROUNDS, RACE_GPUS)
+        return key_of(
+            case, self.arms.seed, "trials", self.version, setting.moments, setting.operations, setting.most, rules
+        )
+
+    def record(self) -> type[TrialsRecord]:
+        """Return its class."""
+        return TrialsRecord
+
+    def __call__(self, case: Case) -> TrialsRecord:
+        """Train it."""
+        return tried(case, self.arms, self.setting, _policy(self.policy))
+
+
+@lru_cache(maxsize=1)
+def _policy(folder: Path | None) -> Policy:
+    return open_policy(folder)

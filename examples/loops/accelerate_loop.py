@@ -1,0 +1,48 @@
+"""A loop with Hugging Face's Accelerate, for one or many workers of a job: a small network reads handwritten digits."""
+
+import sys
+
+import torch
+from accelerate import Accelerator
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from espalier_trainer.integrations.accelerate import join
+
+EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+
+
+def main() -> None:
+    """Train, then print the accuracy on the fifth of the images that was held out."""
+    torch.manual_seed(0)
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    held_out = torch.arange(len(labels)) % 5 == 0
+    loader = DataLoader(TensorDataset(images[~held_out], labels[~held_out]), batch_size=32, shuffle=True)
+
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.003))
+    loop, loader = join(accelerator, model, optimizer, loader, grow=True)  # the loader is not prepared
+
+    for epoch in loop.epochs(EPOCHS):
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        size = sum(parameter.square().sum().item() for parameter in model.parameters())
+        print(f"epoch {epoch}: {len(list(model.parameters()))} parameters of length {size**0.5:.9f}", flush=True)
+
+    with torch.no_grad():
+        accuracy = (model(images[held_out].to(accelerator.device)).argmax(1).cpu() == labels[held_out]).float().mean()
+    print(f"accuracy {accuracy:.3f}")
+    loop.report(test_accuracy=accuracy.item())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Scripts with a loop of their own, run by real processes: what they have printed, and who has joined."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+Workplace = Any
+"""That of `tests/unit/trainer/conftest.py`."""
+
+OWN = """
+import atexit, runpy
+os.chdir({folder!r})
+sys.argv = ["script", *{arguments!r}]
+try:
+    runpy.run_path({script!r}, run_name="__main__")
+except Exception as error:
+    sys.last_value = error  # as the interpreter itself has it at its end
+    raise
+finally:
+    atexit._run_exitfuncs()  # a process of multiprocessing does not run them
+"""
+
+
+def until(condition: Callable[[], Any], place: Workplace, seconds: float = 60.0) -> Any:
+    """Return what `condition` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, place.log + place.logs(0)
+        time.sleep(0.02)
+    return found
+
+
+def epochs(log: str) -> dict[int, str]:
+    """Return what was printed at the end of each epoch, the last time it ended."""
+    return {int(number): said for number, said in re.findall(r"^epoch (\d+): (.*)$", log, re.M)}
+
+
+def members(place: Workplace) -> list[int]:
+    """Return how many workers there were after each change."""
+    return [int(event.workers) for event in place.events() if event.type == "WorkersChanged"]
+
+
+def shared(place: Workplace, interrupted: int | None = None) -> list[int]:
+    """Return the epochs that both the leader and extra worker 0 saw to the end; they hold the same bits then.
+
+    One that was `interrupted` ends in the worker when it is back, with the state of then.
+    """
+    ours, theirs = epochs(place.log), epochs(place.logs(0))
+    both = sorted(ours.keys() & theirs.keys() - {interrupted})
+    assert {number: ours[number] for number in both} == {number: theirs[number] for number in both}
+    return both

@@ -1,0 +1,181 @@
+"""Trees: what they read, that they are evaluated right, and what they learn from a corpus."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from espalier_agent.commands.agent import agent
+from espalier_agent.data import carried_tables, named_architecture
+from espalier_agent.learners.learning import LearningError
+from espalier_agent.learners.registry import LEARNERS
+from espalier_agent.learners.trees import LEARNER
+from espalier_agent.policies.advice import advise, decide
+from espalier_agent.policies.files import load_policy, save_policy
+from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.tree_ensemble import NODES, TreesNetwork, evaluated, squashed
+from espalier_agent.policies.tree_features import STATIC, UNKNOWN, Facts, static_features
+from espalier_api.advice import Action, AdviceRequest, offered
+from espalier_api.documents import DocumentError
+from espalier_api.growth_corpus import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord, read_corpus, write_corpus
+
+MODELS = {name: named_architecture(name) for name in ("cnn1", "cnn2")}
+PLACES = {"block0.0": 900, "block1.0": 169}
+
+
+def record(family: int, seed: int) -> CaseRecord:
+    """Return a case where the first growth gains early, and the last always harms."""
+    model = MODELS["cnn1" if family % 2 else "cnn2"]
+    chance = np.random.default_rng([family, seed])
+
+    def moment(share: float) -> MomentRecord:
+        gains = [0.0, 0.06 if share < 0.5 else -0.05, 0.0, -0.06]
+        actions = (Action.nothing(), *offered(model))
+        arms = tuple(
+            ArmRecord(action=action, accuracy=0.5 + gain + float(chance.normal(0, 0.003)), step_cost=1.0)
+            for action, gain in zip(actions, gains, strict=True)
+        )
+        return MomentRecord(share=share, validation_accuracy=0.4, validation_loss=1.5, train_loss=1.4, arms=arms)
+
+    return CaseRecord(
+        case=f"case{family}",
+        family=f"family{family}",
+        seed=seed,
+        steps=100,
+        batch_size=32,
+        architecture=model,
+        places=PLACES,
+        moments=(moment(0.2), moment(0.7)),
+    )
+
+
+CORPUS = GrowthCorpus(
+    name="made", source="test", cases=tuple(record(family, seed) for family in range(12) for seed in (0, 1))
+)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return LEARNER.with_corpora([CORPUS]).learn([], seed=3, name="trees")
+
+
+def test_it_says_where_and_when_and_how_sure_it_is(policy: Policy) -> None:
+    case = record(50, 0)
+    early, late = (case.request(moment) for moment in case.moments)
+    assert early is not None
+    assert late is not None
+    first, *_ = offered(early.architecture)
+    answer = advise(policy, early, "one")
+    assert answer.action == first
+    gains = {entry.action: entry.gain for entry in answer.probabilities}
+    found = gains[first]
+    assert found is not None
+    assert found.low <= found.mean <= found.high
+    assert found.mean > 0.02
+    assert gains[Action.nothing()] is None
+    assert decide(policy, late).action == Action.nothing()
+
+
+def test_the_same_corpus_and_seed_give_the_same_policy_and_files_keep_it(policy: Policy, tmp_path: Path) -> None:
+    again = LEARNER.with_corpora([CORPUS]).learn([], seed=3, name="trees")
+    assert again.identity == policy.identity
+    save_policy(policy, tmp_path / "p")
+    read = load_policy(tmp_path / "p")
+    assert read.identity == policy.identity
+    request = record(50, 0).request(record(50, 0).moments[0])
+    assert request is not None
+    assert decide(read, request) == decide(policy, request)
+    other = LEARNER.with_corpora([CORPUS]).learn([], seed=4, name="trees")
+    assert other.version != policy.version
+
+
+def test_trees_are_followed_as_one_would_by_hand() -> None:
+    network = TreesNetwork(LEARNER.learn(carried_tables("digits")[:1]).network.config)
+    shape = network.get_buffer("feature").shape
+    assert shape[1] == NODES
+    network.get_buffer("feature")[0, 0] = 2
+    network.get_buffer("threshold")[0, 0] = 0.5
+    network.get_buffer("left")[0, 0], network.get_buffer("right")[0, 0] = 1, 2
+    network.get_buffer("value")[0, 1], network.get_buffer("value")[0, 2] = -1, 1
+    rows = np.zeros((3, len(STATIC) + 5), dtype=np.float32)
+    rows[:, 2] = [0.4, 0.5, 0.6]
+    assert evaluated(network.arrays(), rows)[0].tolist() == [-1, -1, 1]
+
+
+def test_it_learns_from_tables_of_several_decisions() -> None:
+    tables = carried_tables("digits")[:2]
+    learnt = LEARNER.learn(tables, seed=1)
+    assert {table.name for table in learnt.lineage.tables} == {table.name for table in tables}
+    assert decide(learnt, AdviceRequest(
+        job="j", architecture=tables[0].architecture, time_left_seconds=10, time_budget_seconds=20
+    )).action.grows  # fmt: skip
+
+
+def test_features_tell_costs_only_where_places_are_known() -> None:
+    model = MODELS["cnn1"]
+    slow = STATIC.index("slowdown")
+    blind = static_features(model, Facts())
+    seen = static_features(model, Facts(PLACES, 64))
+    assert {row[slow] for row in blind.values()} == {UNKNOWN}
+    assert all(row[slow] > 0 for row in seen.values())
+    assert all(np.isfinite(row).all() for row in (*blind.values(), *seen.values()))
+    first = [row[STATIC.index("first that mixes places")] for row in seen.values()]
+    assert sum(first) == 1
+
+
+def test_gains_are_squashed() -> None:
+    assert squashed(0.03) == pytest.approx(math.tanh(1))
+    assert squashed(-1) > -1.0001
+
+
+def test_what_does_not_go_together() -> None:
+    with pytest.raises(LearningError, match="no outcome table and no corpus"):
+        LEARNER.learn([])
+    with pytest.raises(LearningError, match="--learner trees learns it"):
+        LEARNERS.load("expected").learn(carried_tables("digits")[:1], encoder="trees")
+    with pytest.raises(LearningError, match="leave --encoder out"):
+        LEARNER.learn(carried_tables("digits")[:1], encoder="graph")
+
+
+def test_a_corpus_is_written_alike_and_damage_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "made.json.xz"
+    write_corpus(CORPUS, file)
+    before = file.read_bytes()
+    assert read_corpus(file) == CORPUS
+    write_corpus(CORPUS, file)
+    assert file.read_bytes() == before
+    file.write_bytes(before[: len(before) // 2])
+    with pytest.raises(DocumentError, match="damaged"):
+        read_corpus(file)
+    file.write_bytes(b"no corpus")
+    with pytest.raises(DocumentError, match="is no corpus"):
+        read_corpus(file)
+    with pytest.raises(DocumentError, match="cannot be read"):
+        read_corpus(tmp_path / "nowhere")
+
+
+def test_the_command_learns_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "made.json.xz"
+    write_corpus(CORPUS, file)
+    command = ["learn", "--learner", "trees", "--corpus", str(file), "--outcomes", "digits", "--output"]
+    result = CliRunner().invoke(agent, [*command, str(tmp_path / "p")])
+    assert result.exit_code == 0, result.output
+    assert isinstance(load_policy(tmp_path / "p").network, TreesNetwork)
+    wrong = CliRunner().invoke(agent, ["learn", "--corpus", str(file), "--output", str(tmp_path / "q")])
+    assert wrong.exit_code == 1
+    assert "trees does" in wrong.output
+
+
+def test_the_network_reads_several_models_at_once(policy: Policy) -> None:
+    both = policy.network.prepare(list(MODELS.values()), policy.vocabulary)
+    times = torch.tensor([80.0, 80.0], dtype=torch.float64), torch.tensor([100.0, 100.0], dtype=torch.float64)
+    together = policy.network.logits(both, torch.tensor([0, 1]), *times)
+    for place, model in enumerate(MODELS.values()):
+        one = policy.network.prepare([model], policy.vocabulary)
+        alone = policy.network.logits(one, torch.tensor([0]), times[0][:1], times[1][:1])
+        assert torch.allclose(alone[0], together[place])

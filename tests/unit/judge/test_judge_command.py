@@ -1,0 +1,118 @@
+"""`espalier agent judge`: its JSON, what it says of errors, and that equal commands give equal figures."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from espalier_cli.agent_command import agent
+
+MODELS = Path(__file__).parent / "models.py"
+KEYS = {"none", "first", "advice", "confirm", "race"}
+
+
+def judge(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(agent, ["judge", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_document_and_that_it_goes_on_from_what_is_done(tmp_path: Path) -> None:
+    command = ("--models", str(MODELS), "--seeds", "1", "--parallel", "1", "--json", "--work-dir", str(tmp_path / "a"))
+    code, text, problem = judge(*command)
+    assert code == 0, problem
+    found = json.loads(text)
+    assert set(found) == {"cases", "families", "regret", "worseThanNone", "interval"}
+    assert (found["cases"], found["families"]) == (4, 4)
+    assert set(found["regret"]) == set(found["worseThanNone"]) == set(found["interval"]) == KEYS
+    assert all(low <= found["regret"][name] <= high for name, (low, high) in found["interval"].items())
+    assert found["worseThanNone"]["none"] == 0
+    assert found["regret"]["none"] >= 0
+    assert found["regret"]["first"] >= 0
+    # A part of what was trained is lost: only that is trained again, to the same figures.
+    lost = sorted((tmp_path / "a").rglob("*.json"))[::3]
+    for file in lost:
+        file.unlink()
+    again = judge(*command)
+    assert again[:2] == (0, text)
+    assert f"/{len(list((tmp_path / 'a').rglob('*.json'))) // 2} trainings" in again[2]
+    code, text, problem = judge(*command[:-3], "--work-dir", str(tmp_path / "a"), "--picture", str(tmp_path / "p.png"))
+    assert code == 0, problem
+    assert "worse than none" in text
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_model_as_a_job_names_it(tmp_path: Path) -> None:
+    command = ("--model", "digits", "--dataset", "digits", "--budget", "3", "--seeds", "2", "--parallel", "1")
+    code, text, problem = judge(*command, "--moments", "50%", "--most", "2", "--work-dir", str(tmp_path))
+    assert code == 0, problem
+    assert "Growing" in text.splitlines()[-1]
+    assert "Deepen(block0)" in text
+
+
+CASE = "{'name': 'one', 'family': 'f', 'module': make, 'train': data, 'validation': data, 'test': data, " + (
+    "'steps': 4, 'batchSize': 4, 'optimizer': {'name': 'Adam', 'learningRate': .01}, **changes}"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ("{'steps': 0}", "case 'one': 'steps' is 0; give a whole number above 0"),
+        ("{'optimizer': {'name': 'Lion'}}", "case 'one': optimizer: name: Input should be"),
+        ("{'test': (torch.zeros(3, 4), torch.zeros(2).long())}", "(3, 4) and 2 targets; one for each row"),
+        ("{'train': torch.zeros(3)}", "case 'one': 'train' is Tensor; give the pair (inputs, targets)"),
+        ("{'module': 3}", "case 'one': 'module' is int; give a function from a seed to a model"),
+        ("{'module': lambda seed: None}", "module(0) returned NoneType; return a torch.nn.Module"),
+        ("{'module': lambda seed: 1 / 0}", "module(0) failed (ZeroDivisionError: division by zero)"),
+        ("{'module': lambda seed: torch.nn.Linear(9, 2)}", "case 'one': the model cannot be trained on its data"),
+        ("{'family': ''}", "case 'one': 'name' and 'family' are texts that are not empty"),
+    ],
+)
+def test_a_bad_case_is_named_with_the_remedy(changes: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(
+        textwrap.dedent(
+            f"""
+            import torch
+            data = torch.zeros(8, 4), torch.zeros(8).long()
+            make = lambda seed: torch.nn.Linear(4, 2)
+            changes = {changes}
+            def cases():
+                yield {CASE}
+            """
+        )
+    )
+    code, _, problem = judge("--models", str(file), "--parallel", "1", "--work-dir", str(tmp_path / "w"))
+    assert code == 2, problem
+    assert told in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "has no function `cases`; define one that yields dictionaries"),
+        ("def cases(): return []", "cases() yields nothing"),
+        ("def cases(): yield {'name': 'x'}", "case 'x': has no 'family'; a case has name, family, module"),
+        ("def cases(): yield 3", "case 1: is int; yield a dictionary with name"),
+        ("def cases(): yield from [{'name': 'x'}] * 2", "case 'x': the name is used twice"),
+        ("import nowhere_to_be_found", "ModuleNotFoundError"),
+        ("def cases(:", "SyntaxError"),
+    ],
+)
+def test_a_bad_file_is_explained(text: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(text)
+    code, _, problem = judge("--models", str(file), "--work-dir", str(tmp_path / "w"))
+    assert code == 2, problem
+    assert told in problem
+
+
+def test_what_does_not_go_together() -> None:
+    assert judge()[0] == judge("--models", str(MODELS), "--model", "digits")[0] == 2
+    assert "--dataset and --budget" in judge("--model", "digits")[2]
+    assert "no growth operation" in judge("--models", str(MODELS), "--actions", "Shrink")[2]
+    assert "no share of the budget" in judge("--models", str(MODELS), "--moments", "120%")[2]

@@ -1,0 +1,202 @@
+"""Jobs of other tasks: a language model that gets blocks, with all that its training can ask for; a regression."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from espalier_api.advice import Action
+from espalier_api.events import EpochFinished, TrainerFinished
+from espalier_api.job import OptimizerSpec
+from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_api.task import Task
+from espalier_trainer.advisor import Scripted
+from espalier_trainer.averaging import AVERAGE, averaged
+from espalier_trainer.data import load_data
+from espalier_trainer.errors import ModelError
+from espalier_trainer.evaluation import evaluate
+from espalier_trainer.models import build_model
+from espalier_trainer.objective import objective_of
+from espalier_trainer.optimizers import build_optimizer
+from espalier_trainer.recomputing import blocks_of, recomputed
+
+pytestmark = pytest.mark.slow
+
+ADD = Action(kind="AddBlock", target="blocks.0")
+OPTIMIZER = {
+    "name": "AdamW",
+    "learningRate": 0.01,
+    "weightDecay": 0.1,
+    "decayMatricesOnly": True,
+    "betas": [0.9, 0.98],
+    "maxGradientNorm": 0.5,
+}
+ALL = {
+    "optimizer": OPTIMIZER,
+    "schedule": {"name": "BudgetLinear", "warmup": 0.1, "restartOnGrowth": False},
+    "accumulation": 2,
+    "precision": "BFloat16",
+    "weightAveraging": 0.9,
+    "gradientCheckpointing": True,
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "a.txt").write_text("".join(f"{number} and {number + 1} are {2 * number + 1}. " for number in range(400)))
+    return folder / "a.txt"
+
+
+@pytest.fixture
+def language(make_job, corpus):
+    """Return what makes jobs of a tiny GPT, and their data."""
+
+    def make(adaptation=None, model=None, **training):
+        job = make_job(
+            timeBudgetSeconds=0.2,
+            adaptation={"actions": ["AddBlock"]} | (adaptation or {}),
+            training={
+                "task": "LanguageModel",
+                "model": {"name": "gpt", "options": {"width": 16} | (model or {})},
+                "dataset": {"name": "text", "path": str(corpus), "options": {"context": 16, "windows": 80}},
+                "batchSize": 8,
+                "optimizer": {"name": "AdamW", "learningRate": 0.01},
+            }
+            | training,
+        )
+        return job, load_data(job.spec.training.dataset, Task.LANGUAGE_MODEL)
+
+    return make
+
+
+@pytest.mark.parametrize("insertion", ["Exact", "Scaled"])
+def test_a_language_model_grows_and_is_the_same_after_a_stop(run, language, tmp_path, stop_after, insertion):
+    job, data = language({"insertion": insertion, "maxAdaptations": 2}, **ALL)
+    arguments = {"advisor": Scripted((ADD, ADD)), "up_at": 0.06, "data": data}
+    whole = run(job, **arguments)
+    assert [one.result for one in whole.result.adaptations] == [AdaptationResult.GROWN] * 2
+    assert len(whole.trainer.network.module.blocks) == (4 if insertion == "Scaled" else 3)
+    score = whole.result.test_score
+    assert score.measure == "bits_per_character"
+    first, *_ = [event for event in whole.reporter.events if isinstance(event, EpochFinished)]
+    assert score.ahead_of(first.score) > 0.5
+    assert first.validation_accuracy is None
+    (done,) = [event for event in whole.reporter.events if isinstance(event, TrainerFinished)]
+    assert (done.score, done.test_accuracy) == (score, None)
+    assert whole.result.adaptations[0].before is not None
+    assert whole.result.adaptations[0].gained is not None
+
+    stopped = run(job, **arguments, store=tmp_path / "run", stop=stop_after(63))
+    assert stopped.result.phase is TrainerPhase.STOPPED
+    again = run(job, **arguments, store=tmp_path / "run")
+    wanted, found = whole.trainer.network, again.trainer.network
+    assert all(torch.equal(found.module.state_dict()[name], each) for name, each in wanted.module.state_dict().items())
+    assert again.result.test_score == score
+    assert [len(group["params"]) for group in found.optimizer.param_groups] == [
+        len(group["params"]) for group in wanted.optimizer.param_groups
+    ]
+
+
+def test_what_nobody_asks_for_changes_nothing(run, language):
+    job, data = language()
+    plain = run(job, data=data).trainer.network
+    off = {"accumulation": 1, "precision": "Float32", "weightAveraging": 0.0, "gradientCheckpointing": False}
+    other = run(language(**off)[0], data=data).trainer.network
+    assert all(torch.equal(plain.module.state_dict()[name], each) for name, each in other.module.state_dict().items())
+
+
+@pytest.mark.parametrize("option", [{"accumulation": 4}, {"gradientCheckpointing": True}])
+def test_steps_in_less_memory_are_the_same_steps(run, language, option):
+    plain = run(language()[0], data=language()[1]).trainer.network.module.state_dict()
+    other = run(language(**option)[0], data=language()[1]).trainer.network.module.state_dict()
+    for name, tensor in plain.items():
+        torch.testing.assert_close(other[name], tensor, atol=2e-3, rtol=0.05)
+
+
+def test_blocks_are_computed_again_with_their_dropout(language):
+    job, data = language(model={"dropout": 0.3, "blocks": 2})
+    training = job.spec.training
+    model = build_model(training.model, data.classes, data.example_input(), training.task)
+    assert len(blocks_of(model)) == 2
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(3)
+        model.zero_grad()
+        calls = []
+        handle = model.blocks[0].attention.register_forward_hook(lambda *_: calls.append(1))  # noqa: B023
+        if again:
+            with recomputed(model):
+                outputs = model(data.example_input())
+        else:
+            outputs = model(data.example_input())
+        outputs.square().sum().backward()
+        handle.remove()
+        assert len(calls) == (2 if again else 1)
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert "forward" not in vars(model.blocks[0])
+
+
+def test_only_matrices_decay(language):
+    job, data = language(optimizer=OPTIMIZER)
+    training = job.spec.training
+    model = build_model(training.model, data.classes, data.example_input(), training.task)
+    decayed, spared = build_optimizer(training.optimizer, model).param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    assert {parameter.ndim for parameter in decayed["params"]} == {2}
+    assert {parameter.ndim for parameter in spared["params"]} == {1}
+    assert decayed["betas"] == (0.9, 0.98)
+    (single,) = build_optimizer(OptimizerSpec(decay_matrices_only=True), torch.nn.Linear(2, 2, bias=False)).param_groups
+    assert single["weight_decay"] == 0.0
+
+
+def test_the_average_of_the_weights_is_evaluated_and_begins_again_where_growth_changes_them(run, language):
+    job, data = language({"insertion": "Scaled", "maxAdaptations": 1}, weightAveraging=0.99)
+    done = run(job, advisor=Scripted((ADD,)), up_at=0.1, data=data)
+    network = done.trainer.network
+    state = network.optimizer.state
+    assert all(AVERAGE in state[parameter] for parameter in network.module.parameters())
+    steps = {name: state[parameter]["average_steps"] for name, parameter in network.module.named_parameters()}
+    assert steps["embedding.weight"] > steps["blocks.0.project.weight"] == steps["blocks.1.expand.weight"] > 0
+    before = {name: parameter.detach().clone() for name, parameter in network.module.named_parameters()}
+    with averaged(network.optimizer):
+        assert not torch.equal(network.module.head.weight, before["head.weight"])
+        inside = evaluate(network.module, data.test, 8, objective=objective_of(Task.LANGUAGE_MODEL))
+    assert inside.score == done.result.test_score
+    assert all(torch.equal(parameter, before[name]) for name, parameter in network.module.named_parameters())
+
+
+def test_a_regression_is_judged_by_r2(run, make_job):
+    job = make_job(
+        timeBudgetSeconds=0.4,
+        training={
+            "task": "Regression",
+            "model": {"name": "mlp"},
+            "dataset": {"name": "diabetes"},
+            "batchSize": 32,
+            "optimizer": {"learningRate": 0.003},
+        },
+    )
+    data = load_data(job.spec.training.dataset, Task.REGRESSION)
+    seedless = build_model(job.spec.training.model, 1, data.example_input(), Task.REGRESSION)
+    assert sum(parameter.numel() for parameter in seedless.parameters()) == 10 * 16 + 16 + 16 * 16 + 16 + 16 + 1
+    done = run(job, data=data, advisor=Scripted((Action.deepen("0"),)), up_at=0.1)
+    assert done.result.test_score.measure == "r2"
+    assert done.result.test_score.value > 0.3
+    assert done.trainer.network.depth == 4
+    assert "validation_rmse" in done.trainer._run.progress.metrics
+
+
+def test_a_model_without_blocks_cannot_be_checkpointed(run, make_job):
+    with pytest.raises(ModelError, match=r"^training.gradientCheckpointing: is true, and the model has no blocks"):
+        run(make_job(training={"gradientCheckpointing": True}))
+
+
+def test_outcomes_of_other_tasks_reach_the_agent_as_quality(run, language):
+    job, data = language({"maxAdaptations": 1})
+    advisor = Scripted((ADD,))
+    done = run(job, advisor=advisor, up_at=0.1, data=data)
+    (outcome,) = advisor.outcomes
+    assert outcome.measure == "bits_per_character"
+    assert outcome.final_accuracy == pytest.approx(2.0**-done.result.test_score.value)

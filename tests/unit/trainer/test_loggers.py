@@ -1,0 +1,117 @@
+"""TensorBoard and Weights & Biases get a run's figures: by a variable in any job, by a line in a script."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_trainer.errors import TrainerError
+from espalier_trainer.loggers import LoggedReporter, opened
+from espalier_trainer.own import join
+from espalier_trainer.report import Reporter
+from espalier_trainer.settings import SettingsError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of protobuf, about itself
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+DATA = DataLoader(TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64)), batch_size=4)
+
+
+class Steps:
+    """What `wandb.init` returns, as far as it is called."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.finished = False
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self.logged.append((step, dict(figures)))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    found = EventAccumulator(str(folder)).Reload()
+    return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_a_ready_job_is_written_to_both(run: Callable[..., Any], tmp_path: Path) -> None:
+    steps = Steps()
+    wrapped: list[LoggedReporter] = []
+
+    def wrap(reporter: Reporter) -> Reporter:
+        wrapped.append(LoggedReporter(reporter))
+        wrapped[0].add(opened("tensorboard", tmp_path, "t"), close=True)
+        wrapped[0].add(steps, close=True)
+        return wrapped[0]
+
+    done = run(wrap=wrap)
+    wrapped[0].close()
+    found = scalars(tmp_path / "tensorboard")
+    epochs = [event for event in done.reporter.events if event.type == "EpochFinished"]
+    told = dict(found["validation_accuracy"])
+    assert all(told[event.step] == pytest.approx(event.validation_accuracy) for event in epochs)
+    (ended,) = (event for event in done.reporter.events if event.type == "TrainerFinished")
+    assert dict(found["test_accuracy"])[ended.step] == pytest.approx(ended.test_accuracy)
+    assert {"train_loss", "depth", "parameters"} <= found.keys()
+    assert steps.finished
+    assert [step for step, _ in steps.logged] == sorted(step for step, _ in steps.logged)
+    assert any(figures.get("test_accuracy") == ended.test_accuracy for _, figures in steps.logged)
+
+
+def test_a_script_writes_by_one_line(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:
+    steps, writer = Steps(), SummaryWriter(str(tmp_path / "tb"))
+    train(epochs=2, targets=(steps, writer))
+    writer.close()
+    assert [(step, figures["mine"]) for step, figures in steps.logged if "mine" in figures][-1] == (6, 1.0)
+    assert dict(scalars(tmp_path / "tb")["mine"])[3] == 0.0
+
+
+def test_a_script_without_a_job_writes_what_it_reports(tmp_path: Path) -> None:
+    steps = Steps()
+    train(epochs=2, targets=(steps,))
+    assert steps.logged == [(3, {"mine": 0.0}), (6, {"mine": 1.0})]
+
+
+def train(epochs: int, targets: tuple[Any, ...]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop, batches = join(model, optimizer, DATA)
+    with pytest.raises(TrainerError, match="int has neither add_scalar .* nor log"):
+        loop.log_to(3)
+    for target in targets:
+        loop.log_to(target)
+    for epoch in loop.epochs(epochs):
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
+            optimizer.step()
+        loop.report(mine=float(epoch))
+
+
+@pytest.mark.slow
+def test_weights_and_biases_is_opened_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logged = LoggedReporter(None)  # type: ignore[arg-type]
+        logged.add(opened("wandb", tmp_path, "t"), close=True)
+        logged._write({"loss": 1.0}, 1)
+        logged.close()
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_what_is_not_known_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="ESPALIER_LOG_TO is 'mlflow'; it must be tensorboard or wandb"):
+        opened("mlflow", tmp_path, "t")

@@ -1,0 +1,63 @@
+"""`diabetes`: scikit-learn's bundled 442 patients, for regression. No download, no file.
+
+Ten measurements of a patient predict how far the disease has gone a year later. Inputs and targets are standardised by
+the training split, so the root mean squared error is in standard deviations of the targets.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from espalier_api.job import DatasetSpec
+from espalier_api.task import Task
+from espalier_trainer.data.source import Data, TensorSource
+from espalier_trainer.data.splitting import HELD_OUT_SEED
+
+TRAIN, VALIDATION = 302, 70
+
+
+def load(spec: DatasetSpec) -> Data:
+    """Return the patients; inputs [N, 10], targets [N, 1]."""
+    found, wanted = _read()
+    order = np.random.RandomState(HELD_OUT_SEED).permutation(len(wanted))
+    inputs = _standardised(torch.tensor(found[order], dtype=torch.float32))
+    targets = _standardised(torch.tensor(wanted[order], dtype=torch.float32).unsqueeze(1))
+
+    def part(start: int, stop: int | None) -> TensorSource:
+        return TensorSource(inputs[start:stop], targets[start:stop])
+
+    return Data(
+        "diabetes",
+        part(0, TRAIN),
+        part(TRAIN, TRAIN + VALIDATION),
+        part(TRAIN + VALIDATION, None),
+        classes=1,
+        task=Task.REGRESSION,
+    )
+
+
+def _standardised(values: Tensor) -> Tensor:
+    known = values[:TRAIN]
+    return (values - known.mean(0)) / known.std(0)
+
+
+def _read() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (measurements [442, 10], how far the disease has gone [442]).
+
+    The files in scikit-learn's package are read directly, as those of the digits are.
+    """
+    package = importlib.util.find_spec("sklearn")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        files = [Path(folder) / "datasets" / "data" / f"diabetes_{name}.csv.gz" for name in ("data_raw", "target")]
+        if all(file.is_file() for file in files):
+            return np.loadtxt(files[0]), np.loadtxt(files[1])
+    from sklearn.datasets import load_diabetes
+
+    found = load_diabetes(scaled=False)
+    return found.data, found.target

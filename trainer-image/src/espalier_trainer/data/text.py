@@ -1,0 +1,147 @@
+"""`text`: your own text, a file or a folder; `python-library`: the sources of Python's standard library.
+
+The standard library is there wherever Espalier runs and may be used freely (PSF licence). Its files differ a little
+between versions of Python, so figures are comparable within one version.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+
+from espalier_api.base import Strict
+from espalier_api.job import DatasetSpec
+from espalier_api.task import Task
+from espalier_api.wording import message_of
+from espalier_trainer.data.source import Data
+from espalier_trainer.data.splitting import HELD_OUT_SEED
+from espalier_trainer.data.tokenizing import Tokenizer, tokenizer_of
+from espalier_trainer.data.tokens import TokenSource
+from espalier_trainer.errors import DatasetError
+
+_PATH: Final = "training.dataset.path"
+_OPTIONS: Final = "training.dataset.options"
+HELD_OUT: Final = 0.05
+"""Share of the characters that validate, and share that test."""
+
+
+class TextOptions(Strict):
+    """`training.dataset.options` of a text."""
+
+    context: int = Field(default=64, ge=1, le=1_000_000)
+    """Tokens of a window."""
+    tokenizer: str = Field(default="characters", min_length=1)
+    """`characters`, `bytes`, `bpe` (learnt from the training split), or the path of a `tokenizer.json`."""
+    vocabulary: int = Field(default=256, ge=2, le=1_000_000)
+    """Largest number of tokens of `characters` and `bpe`; characters beyond it are one token, "unknown"."""
+    windows: int | None = Field(default=None, ge=1)
+    """Windows of an epoch. If absent, as many as the training split holds without overlap."""
+    evaluation_windows: int = Field(default=1024, ge=1)
+    """Windows on which the model is evaluated, at most what a split holds without overlap."""
+    pattern: str = Field(default="*.txt", min_length=1)
+    """Files of a folder that are read, its folders included."""
+
+
+def load(spec: DatasetSpec) -> Data:
+    """Return the text of `path`: several files are split by file, one is split where 90 % and 95 % of it end."""
+    options = _options(spec)
+    if spec.path is None:
+        raise DatasetError(f"{_PATH}: is missing; name a file of text (UTF-8) or a folder of such files")
+    path = Path(spec.path)
+    files = sorted(file for file in path.rglob(options.pattern) if file.is_file()) if path.is_dir() else [path]
+    if not files:
+        raise DatasetError(
+            f"{_PATH}: {path} holds no file {options.pattern}; name another folder, or set {_OPTIONS}.pattern"
+        )
+    return _data("text", [_read(file) for file in files], options)
+
+
+def python_library(spec: DatasetSpec) -> Data:
+    """Return the modules of the standard library (not its packages), split by file: 4.7 million characters."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    if not files:
+        raise DatasetError(
+            "training.dataset.name: this Python has no sources of its library; use `text` with a path of your own"
+        )
+    return _data("python-library", [_read(file) for file in files], _options(spec))
+
+
+def _options(spec: DatasetSpec) -> TextOptions:
+    try:
+        # Through JSON: strict then means the same as in a job file.
+        return TextOptions.model_validate_json(json.dumps(spec.options), strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        details = error.errors()[0]
+        place = ".".join(map(str, details["loc"]))
+        if details["type"] == "extra_forbidden":
+            known = ", ".join(field.alias or name for name, field in TextOptions.model_fields.items())
+            raise DatasetError(f"{_OPTIONS}.{place}: is no option of a text; allowed: {known}") from error
+        raise DatasetError(f"{_OPTIONS}.{place}: {message_of(details, details['loc'])}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DatasetError(f"{_PATH}: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{_PATH}: {path} is not UTF-8 text; convert it, or leave it out by a pattern") from error
+
+
+def _data(name: str, texts: Sequence[str], options: TextOptions) -> Data:
+    train, validation, test = by_file(texts) if len(texts) > 2 else by_position("\n".join(texts))
+    if not (train and validation and test):
+        raise DatasetError(f"{_PATH}: the text has {sum(map(len, texts))} characters, too few to be split; use more")
+    tokenizer = tokenizer_of(options.tokenizer, options.vocabulary, train)
+    return Data(
+        name,
+        _source(tokenizer, train, options, options.windows),
+        _source(tokenizer, validation, options, None, options.evaluation_windows),
+        _source(tokenizer, test, options, None, options.evaluation_windows),
+        classes=tokenizer.size,
+        task=Task.LANGUAGE_MODEL,
+    )
+
+
+def _source(
+    tokenizer: Tokenizer, text: str, options: TextOptions, windows: int | None, most: int | None = None
+) -> TokenSource:
+    tokens = torch.from_numpy(tokenizer.encode(text).astype(np.int32))
+    fitting = max(1, (len(tokens) - 1) // options.context)
+    count = windows or (fitting if most is None else min(most, fitting))
+    return TokenSource(tokens, options.context, count, len(text) / max(1, len(tokens)))
+
+
+def by_position(text: str) -> tuple[str, str, str]:
+    """Return (training, validation, test): the first 90 % of a text, then 5 % each."""
+    first, second = (int(len(text) * (1 - share * HELD_OUT)) for share in (2, 1))
+    return text[:first], text[first:second], text[second:]
+
+
+def by_file(texts: Sequence[str]) -> tuple[str, str, str]:
+    """Return (training, validation, test), each of whole files.
+
+    In an order that depends on their number alone, files go to the test split until it has 5 % of the characters, then
+    to the validation split, then to the training split.
+    """
+    parts: tuple[list[str], list[str], list[str]] = ([], [], [])
+    least = HELD_OUT * sum(map(len, texts))
+    order = np.random.RandomState(HELD_OUT_SEED).permutation(len(texts))
+    for place, index in enumerate(order):
+        rest = len(texts) - place
+        test, validation = (sum(map(len, part)) for part in (parts[2], parts[1]))
+        if test < least and rest > 2 - bool(parts[1]):
+            parts[2].append(texts[index])
+        elif validation < least and rest > 1:
+            parts[1].append(texts[index])
+        else:
+            parts[0].append(texts[index])
+    train, validation_text, test_text = ("\n".join(part) for part in parts)
+    return train, validation_text, test_text

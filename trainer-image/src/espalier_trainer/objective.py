@@ -1,0 +1,202 @@
+"""What a task trains on and is judged by: the loss of examples, and the measures of a split.
+
+An `Objective` turns the outputs of a model and the targets of a batch into a loss; its `Tally` adds up a whole split.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from espalier_api.task import MEASURE_OF, Score, Task
+from espalier_trainer.data.source import Source
+from espalier_trainer.data.tokens import TokenSource
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How good a model is on a split."""
+
+    score: Score
+    """By the measure of its task."""
+    loss: float
+    """Mean over the examples."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Other figures, by name."""
+
+    def named(self, split: str) -> dict[str, float]:
+        """Return all figures by their names in reports, such as `validation_accuracy`."""
+        found = {self.score.measure: self.score.value, "loss": self.loss} | self.figures
+        return {f"{split}_{name}": value for name, value in found.items()}
+
+
+class Tally(Protocol):
+    """Adds up the batches of a split."""
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count a batch."""
+
+    def total(self, examples: int) -> Evaluation:
+        """Return the evaluation of all batches, of `examples` examples."""
+
+
+class Objective(Protocol):
+    """The loss of a task, and how it is evaluated."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum of the examples' losses, a scalar in float32."""
+
+    def misfit(self, outputs: Tensor, rows: int, classes: int) -> str:
+        """Return what is wrong with the outputs of a model for `rows` examples, '' if nothing.
+
+        `classes` is the data set's number of classes, of tokens, or of numbers to be predicted.
+        """
+
+    def tally(self, source: Source) -> Tally:
+        """Return an empty tally for a split."""
+
+
+def objective_of(task: Task) -> Objective:
+    """Return the objective of a task."""
+    return _OBJECTIVES[task]
+
+
+class Classification:
+    """Cross entropy of logits [N, C] with labels [N]."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the summed cross entropy."""
+        return nn.functional.cross_entropy(outputs.float(), targets, reduction="sum")
+
+    def misfit(self, outputs: Tensor, rows: int, classes: int) -> str:
+        """Return why the outputs are not logits [N, classes]."""
+        if outputs.ndim != 2 or len(outputs) != rows:
+            return "it must return logits [N, classes]"
+        if outputs.shape[1] < classes:
+            return f"has {outputs.shape[1]} outputs, but the data set has {classes} classes"
+        return ""
+
+    def tally(self, source: Source) -> Tally:
+        """Return a count of right answers."""
+        return _Right(self)
+
+
+class Regression:
+    """Mean squared error of outputs [N, K], or [N] for one number, with targets [N, K]."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over examples of the mean of their K squared errors."""
+        return (_columns(outputs) - _columns(targets)).square().mean(1).sum()
+
+    def misfit(self, outputs: Tensor, rows: int, classes: int) -> str:
+        """Return why the outputs are not the numbers [N, K]."""
+        if tuple(_columns(outputs).shape) != (rows, classes):
+            return f"it must return numbers [N, {classes}], as the data set has {classes} for each example"
+        return ""
+
+    def tally(self, source: Source) -> Tally:
+        """Return sums of squares."""
+        return _Squares(self)
+
+
+class LanguageModel:
+    """Cross entropy of logits [N, T, V] with the tokens [N, T] that follow."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over examples of the mean cross entropy of their T tokens."""
+        flat = outputs.float().reshape(-1, outputs.shape[-1])
+        return nn.functional.cross_entropy(flat, targets.reshape(-1), reduction="sum") / targets.shape[1]
+
+    def misfit(self, outputs: Tensor, rows: int, classes: int) -> str:
+        """Return why the outputs are not logits [N, T, tokens]."""
+        if outputs.ndim != 3 or len(outputs) != rows:
+            return "it must return logits [N, T, tokens]"
+        if outputs.shape[2] < classes:
+            return f"has {outputs.shape[2]} outputs for a token, but the data set has {classes} tokens"
+        return ""
+
+    def tally(self, source: Source) -> Tally:
+        """Return a sum of losses."""
+        return _Tokens(self, source.characters_per_token if isinstance(source, TokenSource) else 1.0)
+
+
+@dataclass
+class _Right:
+    objective: Objective
+    right: Tensor | float = 0.0
+    loss: Tensor | float = 0.0
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        self.right = self.right + (outputs.argmax(1) == targets).sum()
+        self.loss = self.loss + self.objective.losses(outputs, targets).double()
+
+    def total(self, examples: int) -> Evaluation:
+        return Evaluation(_score(Task.CLASSIFICATION, float(self.right) / examples), float(self.loss) / examples)
+
+
+@dataclass
+class _Tokens:
+    objective: Objective
+    characters: float
+    loss: Tensor | float = 0.0
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        self.loss = self.loss + self.objective.losses(outputs, targets).double()
+
+    def total(self, examples: int) -> Evaluation:
+        """Bits per character: nats of a token / ln 2 / characters of a token. Perplexity: e^nats."""
+        loss = float(self.loss) / examples
+        perplexity = math.exp(loss) if loss < _MAX_NATS else math.inf
+        return Evaluation(
+            _score(Task.LANGUAGE_MODEL, loss / math.log(2) / self.characters), loss, {"perplexity": perplexity}
+        )
+
+
+@dataclass
+class _Squares:
+    """R² = 1 - sum (y - f)² / sum (y - mean y)², the mean over the K numbers, as scikit-learn's `r2_score`."""
+
+    objective: Objective
+    errors: Tensor | float = 0.0
+    sums: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        values, wanted = _columns(outputs).double(), _columns(targets).double()
+        self.errors = self.errors + (values - wanted).square().sum(0)
+        self.sums = self.sums + wanted.sum(0)
+        self.squares = self.squares + wanted.square().sum(0)
+
+    def total(self, examples: int) -> Evaluation:
+        errors, sums, squares = (torch.as_tensor(each) for each in (self.errors, self.sums, self.squares))
+        spread = squares - sums.square() / examples
+        constant = spread <= squares * 1e-12
+        ratio = errors / torch.where(constant, torch.ones_like(spread), spread)
+        # Of targets that are all equal it is 1 where they are met, else 0.
+        r2 = torch.where(constant, (errors <= squares * 1e-12).double(), 1 - ratio)
+        loss = float(errors.mean()) / examples
+        return Evaluation(_score(Task.REGRESSION, float(r2.mean())), loss, {"rmse": math.sqrt(max(0.0, loss))})
+
+
+_MAX_NATS: Final = 700.0
+"""e to a larger power is no float."""
+
+
+def _score(task: Task, value: float) -> Score:
+    return Score.model_construct(measure=MEASURE_OF[task].name, value=value)
+
+
+def _columns(values: Tensor) -> Tensor:
+    """Return numbers as [N, K] in float32."""
+    return values.float().reshape(len(values), -1)
+
+
+_OBJECTIVES: Final[dict[Task, Objective]] = {
+    Task.CLASSIFICATION: Classification(),
+    Task.REGRESSION: Regression(),
+    Task.LANGUAGE_MODEL: LanguageModel(),
+}

@@ -263,6 +263,19 @@ RendezvousServer.silent = silent
 """The leader leaves a mark once it has missed a worker that waits."""
 
 
+ASKS = """
+import os
+from pathlib import Path
+from espalier_trainer.elastic.rendezvous import RendezvousClient
+at_once = RendezvousClient.plan
+def plan(self, *given):
+    Path({folder!r}, f"asks-{{os.getpid()}}").touch()
+    return at_once(self, *given)
+RendezvousClient.plan = plan
+"""
+"""A worker tells that it has arrived."""
+
+
 def test_a_newcomer_that_died_while_it_waited_costs_nobody_anything(
     workplace: Callable[..., Workplace], elastic: Callable[..., AdaptiveTrainingJob]
 ) -> None:
@@ -271,9 +284,10 @@ def test_a_newcomer_that_died_while_it_waited_costs_nobody_anything(
     place.allocate(1)
     leader = place.start()
     until(lambda: steps(place) > 0, place)
+    place.prelude = ASKS.format(folder=str(place.folder))
     waiting = [place.start(index) for index in range(2)]
-    until(lambda: place.logs(0).count("is ready") + place.logs(1).count("is ready") == 2, place)
-    trains_on(place)  # both have arrived
+    until(lambda: len(list(place.folder.glob("asks-*"))) == 2, place)
+    trains_on(place)  # both have arrived, and the leader has seen it
     os.kill(waiting[0].pid, signal.SIGKILL)
     waiting[0].join()
     until((place.folder / "silent").exists, place)

@@ -130,6 +130,10 @@ bench-digits: .venv/.ready  ## does growing pay off on the example? ten seeds, t
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/pays.py examples/digits.yaml --picture $(RUNS)/digits.png
 
+.PHONY: bench-advice-unseen
+bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick
+	.venv/bin/python benchmarks/advice_unseen.py --work-dir $(RUNS)/unseen $(ARGS)
+
 .PHONY: bench-batch
 bench-batch: .venv/.ready  ## does a batch size that follows goodput pay? six seeds, one worker and two (15 minutes)
 	.venv/bin/python benchmarks/batch.py --time-budget 3 --processes 1 $(ARGS)

@@ -173,7 +173,7 @@ def test_a_model_that_never_grew_and_a_job_that_keeps_are_left_alone(reclaimed: 
 def test_a_smaller_model_that_diverges_is_dropped(reclaimed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real = steps.optimize
 
-    def broken(network: Any, inputs: Any, labels: Any, judge: Any = None) -> float:
+    def broken(network: Any, inputs: Any, labels: Any, method: Any, judge: Any = None) -> float:
         return real(network, inputs, labels) if judge is None else math.nan
 
     monkeypatch.setattr(steps, "optimize", broken)
@@ -189,7 +189,7 @@ def test_memory_that_does_not_suffice_for_both_leaves_the_larger(
 ) -> None:
     real = steps.optimize
 
-    def cramped(network: Any, inputs: Any, labels: Any, judge: Any = None) -> float:
+    def cramped(network: Any, inputs: Any, labels: Any, method: Any, judge: Any = None) -> float:
         if judge is not None:
             raise torch.OutOfMemoryError("no room for two")
         return real(network, inputs, labels)

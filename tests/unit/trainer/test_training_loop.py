@@ -159,7 +159,7 @@ def test_growth_that_fails_is_recorded_and_training_goes_on(run, make_job):
 def test_growth_that_does_not_fit_into_memory_is_taken_back(run, make_job, monkeypatch, tmp_path):
     real = steps.optimize
 
-    def small_device(network, inputs, labels, judge=None):
+    def small_device(network, inputs, labels, *rest):
         if network.depth > 4:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return real(network, inputs, labels)

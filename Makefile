@@ -152,6 +152,11 @@ bench-cifar8: .venv/.ready  ## the same on CIFAR-10 at 8×8 pixels, five seeds (
 	.venv/bin/python benchmarks/pays.py examples/cifar8.yaml --arrive 20% --seeds 5 --picture $(RUNS)/cifar8.png \
 		$(if $(DATA),--data $(DATA))
 
+.PHONY: bench-gpt
+bench-gpt: .venv/.ready  ## does a language model that grows beat every fixed depth? (about 4 hours of a core, resumes); ARGS=--quick
+	@mkdir -p $(RUNS)
+	.venv/bin/python benchmarks/gpt.py $(if $(ARGS),$(ARGS),--runs $(RUNS)/gpt.jsonl --picture $(RUNS)/gpt.png)
+
 .PHONY: bench-pays
 bench-pays: .venv/.ready  ## ways to use a GPU that comes and goes (2 hours); DATA=folder or archive
 	@mkdir -p $(RUNS)

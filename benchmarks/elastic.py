@@ -1,7 +1,7 @@
 """Measures the cost of joining and leaving a running job against torchrun and DistributedDataParallel, on the CPU.
 
-    .venv/bin/python benchmarks/elastic.py [--quick] [--repetitions 5] [--millions 0.1 1 5 20] [--only PART ...]
-        [--markdown] [--json FILE]
+    .venv/bin/python benchmarks/elastic.py [--quick] [--repetitions 5] [--millions 1 5 20 100] [--only PART ...]
+        [--windows 8] [--markdown] [--json FILE]
 
 Real processes on the loopback interface, one thread each, with gloo. The benchmark acts as their scheduler and writes
 their allocation files. The only change to the trainer: the leader records the end of each step (`joining/trainer.py`).
@@ -10,13 +10,14 @@ machine affects all of them. Nothing is evaluated, and no checkpoint is written 
 
 1. `pauses`: the longest time between the ends of two steps, from the first step after a change to ten steps later. The
    changes: an extra worker that has just started joins; it leaves; it joins again after waiting; the model grows on
-   both; the worker is killed. For a growth it is only the first gap, in which the heuristic is asked and the grown
-   model sent; the next gap includes the checkpoint. Models: the example's, and perceptrons of increasing size (Adam,
-   12 bytes of state per parameter).
+   both; the worker is killed. For a growth it is only the first gap, in which the heuristic is asked and what is new is
+   sent; the longest of the next ten is that of the checkpoint, which is copied at the first and then written in the
+   background. Models: the example's, and perceptrons of increasing size (Adam, 12 bytes of state per parameter).
 2. In addition to the pauses, the seconds from the start of an extra worker's process (before any import) to the end of
    its first joint step.
 3. `throughput`: examples a second of 1, 2 and 4 workers under both batch policies, compared with plain
-   DistributedDataParallel with the same model, data, shares of a batch, optimizer and steps.
+   DistributedDataParallel with the same model, data, shares of a batch, optimizer and steps. Both are there at once and
+   train in turn, in windows of two seconds, while the others stand still; ratios are of neighbouring windows.
 4. `torchrun`: the same model under torchrun, which restarts all workers at each change. They resume from the checkpoint
    of their script (every 50 steps). Reported are the seconds without a step and the repeated steps. The options of
    torchrun for this are in `joining/parts.py`.
@@ -41,14 +42,17 @@ from typing import Any
 
 from harness.printed import command, described, machine, progress, rendered, versions
 from joining.models import EXAMPLE, EXAMPLE_ROWS, Model, perceptron
-from joining.parts import Pauses, Plan, Restarts, Throughput, elastic, pauses, plain, restarts
+from joining.parts import Pauses, Rates, Restarts, pauses, rates, restarts
 from joining.place import StuckError
 from load.processes import ProcessError
 
 from espalier_api.job import ElasticBatch
 
 PARTS = ("pauses", "throughput", "torchrun")
-MILLIONS = (0.1, 1.0, 5.0, 20.0)
+MILLIONS = (1.0, 5.0, 20.0, 100.0)
+MOST_MILLIONS = 20.0
+"""Eight processes of the largest model do not fit into the memory of a small machine."""
+WINDOW_SECONDS = 2.0
 
 
 @dataclass
@@ -56,17 +60,15 @@ class Found:
     """All figures, one of each list a repetition."""
 
     pauses: dict[str, list[Pauses]] = field(default_factory=dict)
-    elastic: dict[str, list[Throughput]] = field(default_factory=dict)
-    plain: dict[str, list[Throughput]] = field(default_factory=dict)
+    rates: dict[tuple[str, ElasticBatch, int], list[Rates]] = field(default_factory=dict)
     torchrun: list[Restarts] = field(default_factory=list)
 
 
 def measure(options: argparse.Namespace) -> Found:
     """Measure the requested parts."""
     found = Found()
-    plan = Plan((ElasticBatch.KEEP_GLOBAL,), (1, 2), 48) if options.quick else Plan()
     of_pauses = [EXAMPLE, *map(perceptron, options.millions)]
-    of_throughput = [EXAMPLE_ROWS] if options.quick else [EXAMPLE_ROWS, perceptron(1.0)]
+    cases = _cases(options)
     for repetition in range(options.repetitions):
 
         def say(what: str, of: Model, turn: int = repetition + 1) -> None:
@@ -77,18 +79,23 @@ def measure(options: argparse.Namespace) -> Found:
                 say("pauses", model)
                 found.pauses.setdefault(model.name, []).append(pauses(model))
         if "throughput" in options.only:
-            for model in of_throughput:
-                say("throughput", model)
-                both: Throughput = {}
-                for policy in plan.policies:
-                    both |= elastic(model, policy, plan)
-                found.elastic.setdefault(model.name, []).append(both)
-                say("throughput of plain processes", model)
-                found.plain.setdefault(model.name, []).append(plain(model, plan))
+            for model, policy, world in cases:
+                say(f"throughput of {world}, {policy}", model)
+                got = rates(model, policy, world, options.windows, WINDOW_SECONDS)
+                found.rates.setdefault((model.name, policy, world), []).append(got)
         if "torchrun" in options.only:
             say("torchrun", EXAMPLE)
             found.torchrun.append(restarts(EXAMPLE))
     return found
+
+
+def _cases(options: argparse.Namespace) -> list[tuple[Model, ElasticBatch, int]]:
+    """Return whose throughput is measured: model, policy, workers."""
+    if options.quick:
+        return [(EXAMPLE_ROWS, ElasticBatch.KEEP_GLOBAL, world) for world in (1, 2)]
+    small = [(EXAMPLE_ROWS, policy, world) for policy in ElasticBatch for world in (1, 2, 4)]
+    sizes = [size for size in sorted({1.0, *options.millions}) if size <= MOST_MILLIONS]
+    return small + [(perceptron(size), ElasticBatch.KEEP_GLOBAL, world) for size in sizes for world in (2, 4)]
 
 
 def shown(found: Found, *, markdown: bool) -> str:
@@ -96,7 +103,7 @@ def shown(found: Found, *, markdown: bool) -> str:
     tables: list[tuple[str, list[str], list[list[str]]]] = []
     if found.pauses:
         tables += [_pauses(found.pauses), _starts(found)]
-    if found.elastic:
+    if found.rates:
         tables.append(_throughput(found))
     if found.torchrun:
         tables.append(_restarts(found))
@@ -132,15 +139,23 @@ def _starts(found: Found) -> tuple[str, list[str], list[list[str]]]:
 
 def _throughput(found: Found) -> tuple[str, list[str], list[list[str]]]:
     rows = []
-    for name, ours in found.elastic.items():
-        theirs = found.plain[name]
-        for policy, world in ours[0]:
-            mine, other = ([row[policy, world] for row in side] for side in (ours, theirs))
-            ratio = statistics.median(one / two for one, two in zip(mine, other, strict=True))
-            figures = [f"{statistics.median(side):,.0f}" for side in (mine, other)]
-            rows.append([f"{name}, {policy}", str(world), *figures, f"{ratio:.2f}"])
-    title = f"Examples a second, medians of {_count(found.elastic)}"
+    for (name, policy, world), runs in found.rates.items():
+        ours, theirs = ([rate for run in runs for rate in side(run)] for side in (_ours, _theirs))
+        ratios = sorted(one / two for one, two in zip(ours, theirs, strict=True))
+        low, high = (ratios[round(share * (len(ratios) - 1))] for share in (0.25, 0.75))
+        figures = [f"{statistics.median(side):,.0f}" for side in (ours, theirs)]
+        middle = f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+        rows.append([f"{name}, {policy}", str(world), *figures, middle])
+    title = "Examples a second, medians of all windows; of the ratios with the quartiles"
     return title, ["model, policy", "workers", "elastic", "plain DDP", "ratio"], rows
+
+
+def _ours(rates: Rates) -> tuple[float, ...]:
+    return rates.elastic
+
+
+def _theirs(rates: Rates) -> tuple[float, ...]:
+    return rates.plain
 
 
 def _restarts(found: Found) -> tuple[str, list[str], list[list[str]]]:
@@ -176,13 +191,12 @@ def _count(found: dict[str, list[Any]]) -> int:
 
 
 def _as_json(found: Found) -> dict[str, Any]:
-    def named(rows: Throughput) -> dict[str, float]:
-        return {f"{policy} {world}": value for (policy, world), value in rows.items()}
-
     return {
         "pauses": {name: [asdict(row) for row in rows] for name, rows in found.pauses.items()},
-        "elastic": {name: [named(row) for row in rows] for name, rows in found.elastic.items()},
-        "plain": {name: [named(row) for row in rows] for name, rows in found.plain.items()},
+        "rates": {
+            f"{name} {policy} {world}": [asdict(row) for row in rows]
+            for (name, policy, world), rows in found.rates.items()
+        },
         "torchrun": [asdict(row) for row in found.torchrun],
     }
 
@@ -191,7 +205,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the example alone, once, up to 2 workers, no torchrun")
     parser.add_argument("--repetitions", type=int, help="default: 5, or 1")
-    parser.add_argument("--millions", type=float, nargs="*", help="parameters of the perceptrons; default 0.1 1 5 20")
+    parser.add_argument("--millions", type=float, nargs="*", help="parameters of the perceptrons; default 1 5 20 100")
+    parser.add_argument("--windows", type=int, default=8, help="pairs of windows of each throughput; default: 8")
     parser.add_argument("--only", choices=PARTS, nargs="+", help="parts; default: all, or the first two")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     parser.add_argument("--json", type=Path, help="write the figures of each repetition there")
@@ -200,8 +215,8 @@ def _options() -> argparse.Namespace:
     options.only = options.only or (PARTS[:2] if options.quick else PARTS)
     if options.millions is None:
         options.millions = [] if options.quick else list(MILLIONS)
-    if options.repetitions < 1 or any(size <= 0 for size in options.millions):
-        parser.error("--repetitions must be at least 1, and --millions above 0")
+    if min(options.repetitions, options.windows) < 1 or any(size <= 0 for size in options.millions):
+        parser.error("--repetitions and --windows must be at least 1, and --millions above 0")
     return options
 
 

@@ -1,6 +1,7 @@
 """DistributedDataParallel by gloo on the job in a folder: the trainer's model, data, shares, optimizer and steps.
 
-`python -m joining.ddp FOLDER WORLD`: plain processes, which train the cases of `cases.json` one after the other.
+`python -m joining.ddp FOLDER WORLD RANK`: one of so many plain processes, which train the case of `case.json` without
+an end. Each is started by itself, as elastic workers are: Linux divides a busy CPU among sessions, not processes.
 `torchrun … -m joining.ddp FOLDER`: a script as torchrun expects it. torchrun restarts it at each change, and it
 continues from its checkpoint, which it writes every `CHECKPOINT_STEPS` steps.
 
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,16 +58,14 @@ class Training:
         """Batches of an epoch."""
         return max(1, len(self._data.train) // self._training.batch_size)
 
-    def train(self, policy: ElasticBatch, steps: int | None = None, group: Any = None) -> Any:
-        """Train until `steps` are done, without an end if None; yield after each step."""
-        wrapped: Any = DistributedDataParallel(self.model, process_group=group, broadcast_buffers=False)
+    def train(self, policy: ElasticBatch) -> Iterator[None]:
+        """Train without an end; yield after each step."""
+        wrapped: Any = DistributedDataParallel(self.model, broadcast_buffers=False)
         epoch, cursor = divmod(self.step, self.epoch_batches)
         training, world = self._training, self._world
         while True:
             order = epoch_order(len(self._data.train), training.batch_size, training.seed, epoch, self._device)
             while cursor < len(order):
-                if self.step == steps:
-                    return
                 taken = fixed_portion(policy, world, cursor, len(order)).batches
                 for options in self.optimizer.param_groups:
                     options["lr"] = training.optimizer.learning_rate * taken
@@ -84,18 +84,12 @@ class Training:
             epoch, cursor = epoch + 1, 0
 
 
-def plain(folder: Path, world: int) -> None:
-    """Take part in all cases, as one of `world` processes."""
-    rank = _forked(world)
+def plain(folder: Path, world: int, rank: int) -> None:
+    """Train as one of `world` processes."""
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
-    cases = json.loads((folder / "cases.json").read_text())
-    groups = {each: distributed.new_group(list(range(each))) for each in sorted({case["world"] for case in cases})}
-    for case in cases:
-        if rank < case["world"]:
-            training = Training(folder, rank, case["world"], case["log"])
-            for _ in training.train(ElasticBatch(case["policy"]), case["steps"], groups[case["world"]]):
-                pass
-        distributed.barrier()
+    case = json.loads((folder / "case.json").read_text())
+    for _ in Training(folder, rank, world, case["log"]).train(ElasticBatch(case["policy"])):
+        pass
 
 
 def restarted(folder: Path) -> None:
@@ -115,19 +109,9 @@ def restarted(folder: Path) -> None:
             os.replace(file.with_suffix(".new"), file)
 
 
-def _forked(world: int) -> int:
-    """Become `world` processes, which have imported all; returns the rank."""
-    parent = os.getpid()
-    for rank in range(1, world):
-        if os.fork() == 0:
-            end_with_parent(signal.SIGKILL, parent)
-            return rank
-    return 0
-
-
 if __name__ == "__main__":
     if len(sys.argv) == 2:
         restarted(Path(sys.argv[1]))
     else:
         torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports more of torch
-        plain(Path(sys.argv[1]), int(sys.argv[2]))
+        plain(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -6,6 +6,7 @@ torchrun restarts all workers at a change, which continue from their checkpoint.
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from dataclasses import dataclass
@@ -20,11 +21,10 @@ CONFIG: Final = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attemp
 """Of its rendezvous. By its defaults it waits 30 s after the least number of nodes for more, and a node that died is
 missed after 15 s; here after 1 s and 3 s."""
 MONITOR: Final = 0.1
+LEAST_STEPS: Final = 4
+"""Of a window."""
 VARIABLES: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """With the store shared (torch 2.15's default) a node that joins waits for an address that never comes."""
-
-Throughput = dict[tuple[ElasticBatch, int], float]
-"""Examples a second by policy and number of workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Pauses:
     leave: float
     growth: float
     checkpoint: float
-    """Which follows the growth."""
+    """The longest step while the grown model is copied and written."""
     death: float
     redone: int
     """Steps, after all of these."""
@@ -56,7 +56,7 @@ def pauses(model: Model) -> Pauses:
     with placed(model) as place:
         place.allocate(1, 1)
         place.lead()
-        alone = place.some_more(30)
+        alone = place.some_more()
         place.allocate(2, 2)
         started = time.monotonic()
         place.follow(0)
@@ -71,6 +71,7 @@ def pauses(model: Model) -> Pauses:
         place.allocate(2, 1)
         grown = place.until(lambda: first_of(place.steps, 2, before, grown=1), "a step of the grown model")
         before = place.some_more()
+        place.until(lambda: True if _saved(place) else None, "the checkpoint of the grown model")
         place.kill("extra-0")
         alone_again = _world(place, 1, before, "a step alone after the death")
         steps = place.steps
@@ -84,10 +85,14 @@ def pauses(model: Model) -> Pauses:
             join=pause(steps, joined),
             leave=pause(steps, left),
             growth=gap(steps, grown),
-            checkpoint=gap(steps, grown + 1),
+            checkpoint=pause(steps, grown + 1),
             death=pause(steps, alone_again),
             redone=sum(redone(steps, place) for place in changes),
         )
+
+
+def _saved(place: Place) -> bool:
+    return any(event.type == "CheckpointSaved" for event in place.events())
 
 
 def _world(place: Place, world: int, after: int, what: str) -> int:
@@ -152,61 +157,49 @@ def _free_port() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured."""
+class Rates:
+    """Examples a second, one of each pair of windows."""
 
-    policies: tuple[ElasticBatch, ...] = (ElasticBatch.KEEP_GLOBAL, ElasticBatch.SCALE_LINEAR)
-    worlds: tuple[int, ...] = (1, 2, 4)
-    """Rising."""
-    steps: int = 160
-    """Of each figure, after some that do not count."""
+    elastic: tuple[float, ...]
+    plain: tuple[float, ...]
 
 
-def elastic(model: Model, policy: ElasticBatch, plan: Plan) -> Throughput:
-    """Let one job have the numbers of workers in turn."""
+def rates(model: Model, policy: ElasticBatch, world: int, windows: int, seconds: float) -> Rates:
+    """Let an elastic job and plain processes train the same in turn, in windows of so many `seconds`.
+
+    The others stand still (SIGSTOP), and continue where they were: so other load on the machine meets both alike. The
+    windows are equally long, not of equally many steps: a process that has just been woken is given more of a busy CPU.
+    """
     with placed(model, policy) as place:
-        place.allocate(plan.worlds[0], plan.worlds[0])
+        place.allocate(world, world)
         place.lead()
-        for index in range(max(plan.worlds) - 1):
+        for index in range(world - 1):
             place.follow(index)
-        _all_wait(place, max(plan.worlds) - 1)
-        found = {}
-        for world in plan.worlds:
-            place.allocate(world, world)
-            found[policy, world] = place.until(lambda: _figure(place.steps, world, plan.steps), f"{world} workers")  # noqa: B023
-        return found
+        place.until(lambda: first_of(place.steps, world, 0), f"steps of {world} workers")
+        ours = list(place.processes)
+        plain, theirs = Steps(place.folder / "plain-steps"), [f"plain-{rank}" for rank in range(world)]
+        (place.folder / "case.json").write_text(json.dumps({"policy": policy, "log": "plain-steps"}))
+        for rank, name in enumerate(theirs):
+            place.start(name, ["-m", "joining.ddp", str(place.folder), str(world), str(rank)])
+        place.until(lambda: True if len(plain.look()) > FOLLOWING else None, "steps of plain processes")
+        place.signal([*ours, *theirs], signal.SIGSTOP)
+        found: tuple[list[float], list[float]] = ([], [])
+        for _ in range(windows):
+            for names, steps, into in ((ours, place.steps, found[0]), (theirs, plain, found[1])):
+                into.append(_window(place, names, steps, seconds))
+        return Rates(tuple(found[0]), tuple(found[1]))
 
 
-def plain(model: Model, plan: Plan) -> Throughput:
-    """Let plain processes train the same."""
-    with placed(model) as place:
-        cases = {(policy, each): f"{policy}-{each}" for policy in plan.policies for each in plan.worlds}
-        body = [
-            {"policy": policy, "world": world, "steps": plan.steps + FOLLOWING, "log": log}
-            for (policy, world), log in cases.items()
-        ]
-        (place.folder / "cases.json").write_text(json.dumps(body))
-        place.start("plain", ["-m", "joining.ddp", str(place.folder), str(max(plan.worlds))])
-        found = {}
-        for (policy, world), log in cases.items():
-            steps = Steps(place.folder / log)
-            found[policy, world] = place.until(
-                lambda: _figure(steps.look(), world, plan.steps),  # noqa: B023
-                f"{log} of plain processes",
-            )
-        return found
-
-
-def _figure(steps: Steps, world: int, count: int) -> float | None:
-    """Return the throughput of the last `count` steps that `world` workers took, if there were that many."""
-    first = next((place for place, step in enumerate(steps) if step.world == world), len(steps)) + FOLLOWING
-    if len(steps) < first + count:
-        return None
-    return samples_a_second(steps, first, count, BATCH)
-
-
-def _all_wait(place: Place, extras: int) -> None:
-    """Wait until all are there, so that none still imports while others are measured."""
-    logs = [place.folder / f"extra-{index}.log" for index in range(extras)]
-    place.until(lambda: True if all("is ready" in log.read_text() for log in logs) else None, "workers that wait")
-    place.some_more(seconds=1.0)
+def _window(place: Place, names: list[str], steps: Steps, seconds: float) -> float:
+    """Let these processes take steps, four at least; returns the examples a second."""
+    # The first one was begun in an earlier window.
+    first, since = len(steps.look()) + 1, time.monotonic()
+    place.signal(names, signal.SIGCONT)
+    enough = first + LEAST_STEPS
+    place.until(
+        lambda: True if len(steps.look()) >= enough and time.monotonic() - since > seconds else None,
+        "the steps of a window",
+    )
+    place.signal(names, signal.SIGSTOP)
+    steps.look()
+    return samples_a_second(steps, first, len(steps) - first, BATCH)

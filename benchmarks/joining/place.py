@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 BATCH: Final = 64
 BUDGET_SECONDS: Final = 86_400.0
-PATIENCE_SECONDS: Final = 180.0
+PATIENCE_SECONDS: Final = 600.0
 """For anything that is waited for; far longer than it takes."""
 BENCHMARKS: Final = Path(__file__).parents[1]
 
@@ -104,6 +105,11 @@ class Place:
         self.processes[name] = process
         return process
 
+    def signal(self, names: Iterable[str], number: signal.Signals) -> None:
+        """Send a signal to processes and what they have started."""
+        for name in names:
+            self.processes[name].signal(number)
+
     def kill(self, name: str) -> None:
         """End a process without notice."""
         self.processes.pop(name).kill()
@@ -121,7 +127,7 @@ class Place:
                 raise StuckError(f"not within {PATIENCE_SECONDS:.0f} s: {what}\n{self._last_words()}")
             time.sleep(0.01)
 
-    def some_more(self, count: int = 20, seconds: float = 0.3) -> int:
+    def some_more(self, count: int = 12, seconds: float = 0.3) -> int:
         """Let it train for this number of steps and this time; returns the total number of steps then."""
         wanted, since = len(self.steps.look()) + count, time.monotonic() + seconds
         self.until(lambda: True if len(self.steps) >= wanted and time.monotonic() > since else None, "some more steps")

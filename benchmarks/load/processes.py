@@ -63,6 +63,10 @@ class Process:
                 return int(value.split()[0]) / 1024
         raise ProcessError(f"/proc says nothing of {field} of {self.name}")
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and to the processes that it has started."""
+        os.killpg(self._process.pid, number)
+
     def kill(self) -> None:
         """End it by SIGKILL."""
         self._process.kill()

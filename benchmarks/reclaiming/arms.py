@@ -20,7 +20,6 @@ from espalier_trainer.core.services import Services
 from espalier_trainer.distillation import Rule, Teaching
 from espalier_trainer.distillation.shrinking import Manner
 from espalier_trainer.models import build_model
-from espalier_trainer.packing import packed, unpacked
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
@@ -162,4 +161,4 @@ def _returned(old: Checkpoint, now: Checkpoint) -> Checkpoint:
 
 def _copied(checkpoint: Checkpoint) -> Checkpoint:
     """Return one whose tensors are nobody else's."""
-    return unpacked(packed(checkpoint))
+    return checkpoint.copied()

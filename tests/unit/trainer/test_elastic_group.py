@@ -4,60 +4,26 @@ from __future__ import annotations
 
 import copy
 import gc
-import threading
 import time
 import weakref
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import TCPStore
 
 from espalier_api.job import ElasticBatch
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import MapSource
+from espalier_trainer.elastic import delivery
 from espalier_trainer.elastic import group as groups
-from espalier_trainer.elastic import states
 from espalier_trainer.elastic.group import Group
-from espalier_trainer.elastic.states import Command, align, broadcast_state, receive_state
+from espalier_trainer.elastic.states import Code, Command, align, broadcast_state, receive_state
 from espalier_trainer.elastic.step import joint_step, share_of
 from espalier_trainer.network import Network
-
-CPU = torch.device("cpu")
-Act = Callable[[Group], Any]
-
-
-def together(count: int, act: Act) -> list[Any]:
-    """Let `count` members act in one group; returns what each returned, by rank. Raises what one of them raised."""
-    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    done: list[Any] = [None] * count
-    failed: list[BaseException] = []
-
-    def member(rank: int) -> None:
-        try:
-            # A connection of its own: one waits for the other in it.
-            own: Any = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=20))
-            group = Group(own, 1, rank, count, CPU, "127.0.0.1", store.port)
-            try:
-                done[rank] = act(group)
-            finally:
-                group.close()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=member, args=(rank,), daemon=True) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    if failed:
-        raise failed[0]
-    return done
+from groups import together
 
 
 class Flat(nn.Module):
@@ -121,13 +87,18 @@ class SlowWire:
         return self._group.broadcast(tensors, options)
 
 
+def received(group: Group) -> Checkpoint:
+    assert Command.receive(group).code is Code.STATE
+    return receive_state(group, None)
+
+
 def test_a_state_may_take_longer_than_any_answer(
     monkeypatch: pytest.MonkeyPatch, make_checkpoint: Callable[..., Checkpoint]
 ) -> None:
     """A member that lacks nothing, and two newcomers: each transfer takes longer than is waited for an answer."""
     monkeypatch.setattr(groups, "FORM_SECONDS", 1.0)
     monkeypatch.setattr(groups, "COLLECTIVE_SECONDS", 2.0)
-    for module in (groups, states):
+    for module in (groups, delivery):
         monkeypatch.setattr(module, "PIECE_BYTES", 1 << 14)
     checkpoint = make_checkpoint(5)
     checkpoint.model["large"] = torch.arange(3 << 13, dtype=torch.float32)  # 96 KiB, in six pieces
@@ -149,7 +120,7 @@ def test_a_state_may_take_longer_than_any_answer(
         if group.rank == 0:
             broadcast_state(group, checkpoint)
         else:
-            got.append(receive_state(group, Command.receive(group)))
+            got.append(received(group))
         return got
 
     found = together(4, act)

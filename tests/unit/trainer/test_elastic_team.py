@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.elastic import GroupBrokenError, Team
 from espalier_trainer.elastic import team as teams
+from espalier_trainer.elastic.delivery import Place
 from espalier_trainer.elastic.member import Member
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
@@ -49,6 +50,9 @@ class Holder:
         self.taken.append(checkpoint)
         self.network = network()
         return self.network
+
+    def spare(self) -> dict[Place, Tensor]:
+        return {}
 
     def note(self, state: CheckpointState) -> None:
         pass

@@ -418,10 +418,14 @@ def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:
 class OneMember:
     """A group of this worker alone."""
 
-    rank, world, device = 0, 1, torch.device("cpu")
+    rank, world, device, buckets = 0, 1, torch.device("cpu"), None
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sum over one."""
+    def sending(self, tensor: torch.Tensor) -> OneMember:
+        """Begin to sum over one."""
+        return self
+
+    def wait(self) -> None:
+        """End it."""
 
 
 def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_state(

@@ -59,7 +59,9 @@ def follower(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], bo
     data = data.to(device)
     start, _ = new_network(model.to(device), training.optimizer, data.example_input(), job.spec.adaptation.insertion)
     base = settings.role is Role.BASE
-    return Follower(job, start, data, device, seed, base=base, index=settings.index, node=settings.node, stop=stop)
+    made = Follower(job, start, data, device, seed, base=base, index=settings.index, node=settings.node, stop=stop)
+    made.warm_up()
+    return made
 
 
 def usable_device() -> torch.device:

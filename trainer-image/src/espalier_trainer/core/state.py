@@ -9,6 +9,7 @@ from torch import Tensor
 
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.core.hooks import Hooks
+from espalier_trainer.elastic.delivery import Place
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.elastic.states import Command
@@ -91,6 +92,15 @@ class StateCopy:
         training["random.cpu"] = torch.get_rng_state()
         training |= self._state.tensors()
         return Checkpoint(now, network.module.state_dict(), training | self._hooks.capture()[1])
+
+    def spare(self) -> dict[Place, Tensor]:
+        """Return the tensors of a worker that holds no copy: the leader's state may overwrite them."""
+        network = self._state.network
+        if self._received is not None:
+            return {}
+        tensors = optimizer_state(network.optimizer, network.module)[1]
+        found = {(False, name): tensor for name, tensor in network.module.state_dict().items()}
+        return found | {(True, f"{OPTIMIZER_PREFIX}{name}"): tensor for name, tensor in tensors.items()}
 
     def take(self, checkpoint: Checkpoint) -> Network:
         """Hold a copy of this state from now on."""

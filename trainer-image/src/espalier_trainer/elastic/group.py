@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+
+if TYPE_CHECKING:
+    from espalier_trainer.elastic.buckets import Buckets
 
 FORM_SECONDS = 5.0
 """A planned member may be dead already: the group forms without those that have not come by then."""
@@ -24,6 +27,22 @@ class GroupBrokenError(Exception):
     """A member is gone, or cannot be reached: this generation is over."""
 
 
+class Sending:
+    """An exchange that has begun; nobody may touch its tensor until `wait` returns."""
+
+    def __init__(self, work: Any, seconds: float | None = None) -> None:
+        """`seconds` is how long to wait; None: as long as for any collective."""
+        self._work, self._seconds = work, seconds
+
+    def wait(self) -> None:
+        """Wait until it is done. Raises `GroupBrokenError`."""
+        with _broken():
+            if self._seconds is None:
+                self._work.wait()
+            else:
+                self._work.wait(timedelta(seconds=self._seconds))
+
+
 class Group:
     """A formed group. Every method raises `GroupBrokenError` if a member is gone; the group is then unusable."""
 
@@ -32,6 +51,8 @@ class Group:
     ) -> None:
         """Connect all members: `address` and `port` are those of the store, which determine the network interface."""
         self.rank, self.world, self.device = rank, world, device
+        self.buckets: Buckets | None = None
+        """The memory for exchanging gradients; it is kept from step to step."""
         prefixed = PrefixStore(f"generation/{generation}", store)
         with _broken():
             if device.type == "cuda":
@@ -51,27 +72,34 @@ class Group:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum `tensor` over all members, in place; all get the same bits."""
+        self.sending(tensor).wait()
+
+    def sending(self, tensor: Tensor) -> Sending:
+        """Begin to sum `tensor` over all members, in place."""
         with _broken():
-            self._group.allreduce([tensor]).wait()
+            return Sending(self._group.allreduce([tensor]))
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrite `tensor` with that of the member `source`."""
+        for piece in _pieces(tensor):
+            self.broadcasting(piece, source).wait()
+
+    def broadcasting(self, tensor: Tensor, source: int) -> Sending:
+        """Begin to overwrite `tensor`, a piece at most, with that of the member `source`."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
         with _broken():
-            for piece in _pieces(tensor):
-                self._group.broadcast([piece], options).wait()
+            return Sending(self._group.broadcast([tensor], options))
 
-    def send(self, tensor: Tensor, member: int) -> None:
-        """Send `tensor`, a piece at most, to one member, which receives one of its size."""
+    def sending_to(self, tensor: Tensor, member: int) -> Sending:
+        """Begin to send `tensor`, a piece at most, to one member, which receives one of its size."""
         with _broken():
-            # Passed each time: otherwise gloo uses the timeout for forming.
-            self._group.send([tensor], member, 0).wait(timedelta(seconds=COLLECTIVE_SECONDS))
+            return Sending(self._group.send([tensor], member, 0), COLLECTIVE_SECONDS)
 
-    def receive(self, tensor: Tensor, member: int) -> None:
-        """Overwrite `tensor` with what the member sends."""
+    def receiving_from(self, tensor: Tensor, member: int) -> Sending:
+        """Begin to overwrite `tensor` with what the member sends."""
         with _broken():
-            self._group.recv([tensor], member, 0).wait(timedelta(seconds=COLLECTIVE_SECONDS))
+            return Sending(self._group.recv([tensor], member, 0), COLLECTIVE_SECONDS)
 
     def barrier(self) -> None:
         """Wait until all members are here."""
@@ -80,6 +108,7 @@ class Group:
     def close(self) -> None:
         """Close the connections; the other members notice it."""
         group, self._group = self._group, None
+        self.buckets = None
         if group is not None and self.device.type == "cuda":
             group.abort()
         del group

@@ -130,7 +130,7 @@ class Member:
         try:
             # If members still differ after this, the leader handles it.
             holder = self._holder
-            align(group, plan.source, holder.network, holder.capture, holder.take, self._hashed)
+            align(group, plan.source, holder.network, holder.capture, holder.take, self._hashed, holder.spare)
             # Random numbers of layers (dropout) are independent between members.
             torch.manual_seed(hash((self._seed, plan.generation, rank)) % 2**63)
             logger.info("generation %d: rank %d of %d", plan.generation, rank, len(plan.members))
@@ -150,7 +150,10 @@ class Member:
                 self._order = receive_order(group, command) or ""
                 return
             if command.code is Code.STATE:
-                self._holder.take(receive_state(group, command))
+                held = None if self._holder.network is None else self._holder.capture()
+                state = receive_state(group, held)
+                del held  # what it does not share with the new state
+                self._holder.take(state)
             elif command.code is Code.NOTE:
                 self._holder.note(receive_note(group, command))
             elif command.code in (Code.STEP, Code.EPOCH):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Increased when workers of two versions can no longer train together."""
 NEWCOMER = -1
 """Step of a worker that has no state."""

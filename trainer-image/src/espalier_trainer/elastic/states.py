@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from espalier_api.documents import dumps, loads
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.elastic.batches import ONE, Portion
-from espalier_trainer.elastic.group import PIECE_BYTES, Group
+from espalier_trainer.elastic.delivery import Place, deliver
+from espalier_trainer.elastic.group import Group, Sending
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
 from espalier_trainer.optimizers import optimizer_state
-from espalier_trainer.packing import Packed, packed, unpacked
 from espalier_trainer.schedules import UNKNOWN, Moment
 
 _ORDERS = TypeAdapter(dict[int, str])
@@ -64,11 +64,15 @@ class Command:
 
     def send(self, group: Group) -> None:
         """Send it to all members."""
+        self.sending(group).wait()
+
+    def sending(self, group: Group) -> Sending:
+        """Begin to send it to all members. If that fails, so does what follows in the group."""
         portion = self.portion
         numbers = [float(self.code), self.epoch, self.cursor, self.rate, self.size, float(self.measured)]
         numbers += [portion.batches, portion.passes, portion.rate, float(portion.full)]
         numbers += [self.moment.used_seconds, self.moment.budget_seconds]
-        group.broadcast(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
+        return group.broadcasting(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
 
     @classmethod
     def receive(cls, group: Group) -> Command:
@@ -84,16 +88,22 @@ class Command:
 
 
 def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:
-    """Send the leader's state to all members."""
-    state = packed(checkpoint)
-    _broadcast(group, Code.STATE, state.head)
-    for each in (state.model, state.training):
-        group.broadcast(each.to(group.device), 0)
+    """Send all members what they lack of the leader's state."""
+    Command(Code.STATE).send(group)
+    deliver(group, 0, range(1, group.world), checkpoint)
 
 
 def broadcast_note(group: Group, state: CheckpointState) -> None:
     """Send the non-tensor part of the leader's state to all members."""
     _broadcast(group, Code.NOTE, torch.frombuffer(bytearray(dumps(state).encode()), dtype=torch.uint8))
+
+
+def receive_state(group: Group, held: Checkpoint | None) -> Checkpoint:
+    """Receive the leader's state after its command; `held` is this member's, tensors of which become part of it."""
+    found = deliver(group, 0, range(1, group.world), None, held)
+    if found is None:
+        raise ValueError("the leader does not receive its own state")
+    return found
 
 
 def broadcast_orders(group: Group, orders: Mapping[int, str]) -> None:
@@ -108,49 +118,11 @@ def receive_order(group: Group, command: Command) -> str | None:
     return _ORDERS.validate_json(content.cpu().numpy().tobytes()).get(group.rank)
 
 
-def receive_state(group: Group, command: Command) -> Checkpoint:
-    """Receive the leader's state that `command` announces."""
-    head = torch.empty(command.size, dtype=torch.uint8, device=group.device)
-    group.broadcast(head, 0)
-    room = Packed.allocate(head.cpu())
-    model, training = (each.to(group.device) for each in (room.model, room.training))
-    group.broadcast(model, 0)
-    group.broadcast(training, 0)
-    return unpacked(Packed(room.head, model.cpu(), training.cpu()))
-
-
 def receive_note(group: Group, command: Command) -> CheckpointState:
     """Receive the non-tensor state that `command` announces."""
     content = torch.zeros(command.size, dtype=torch.uint8, device=group.device)
     group.broadcast(content, 0)
     return loads(content.cpu().numpy().tobytes().decode(), CheckpointState, "note")
-
-
-def transfer(group: Group, source: int, lacking: Sequence[int], state: Packed | None) -> Checkpoint | None:
-    """Send the `state` of the member `source` to those `lacking`, and return it there; other members pass None.
-
-    Every member calls it, and there is a barrier after each piece, so that no member waits longer than one piece takes,
-    however large the state is.
-    """
-    sizes = torch.zeros(3, dtype=torch.int64, device=group.device)
-    if state is not None:
-        sizes += torch.tensor([len(each) for each in (state.head, state.model, state.training)], device=group.device)
-    group.broadcast(sizes, source)
-    lacks = group.rank in lacking
-    if state is None:
-        state = Packed(*(torch.empty(size if lacks else 0, dtype=torch.uint8) for size in sizes.tolist()))
-    for part, size in zip((state.head, state.model, state.training), sizes.tolist(), strict=True):
-        for first in range(0, size, PIECE_BYTES):
-            piece = part[first : first + PIECE_BYTES]
-            for rank in lacking:
-                if group.rank == source:
-                    group.send(piece.to(group.device), rank)
-                elif group.rank == rank:
-                    came = piece.to(group.device)
-                    group.receive(came, source)
-                    piece.copy_(came)
-                group.barrier()
-    return unpacked(state) if lacks else None
 
 
 def digest(network: Network) -> int:
@@ -185,22 +157,30 @@ def align(
     capture: Callable[[], Checkpoint],
     take: Callable[[Checkpoint], Network],
     hashed: Callable[[Network], int] = digest,
+    spare: Callable[[], Mapping[Place, Tensor]] = dict,
 ) -> bool:
     """Send the state of the member `source` to all members with another one, or none; returns whether all are then
     equal.
 
     Every member calls it. `capture` returns the state if this member is the source; `take` loads it if this member
-    lacks it, and returns the resulting network. `hashed` is what must be equal.
+    lacks it, and returns the resulting network. `hashed` is what must be equal. `spare` returns tensors of a member
+    without a state that may be overwritten.
     """
     own = NEWCOMER if network is None else hashed(network)
     found = digests(group, own)
     lacking = [rank for rank, each in enumerate(found) if each != found[source]]
     if not lacking:
         return True
+    # A newcomer holds nothing that is worth comparing.
+    compared = any(found[rank] != NEWCOMER for rank in lacking)
+    holds = network is not None and compared and group.rank in lacking
+    held = capture() if group.rank == source or holds else None
+    room = spare() if network is None else {}
+    network = None  # the previous one, which `take` drops
     if group.rank == source:
-        transfer(group, source, lacking, packed(capture()))
-    elif (state := transfer(group, source, lacking, None)) is not None:
-        network = None  # the previous one, which `take` drops
+        deliver(group, source, lacking, held, hashed=compared)
+    elif (state := deliver(group, source, lacking, None, held, hashed=compared, spare=room)) is not None:
+        held, room = None, {}
         own = hashed(take(state))
     return len(set(digests(group, own))) == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,8 +16,9 @@ from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import Source
 from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.batches import LEAST_ROWS, shares
+from espalier_trainer.elastic.buckets import Exchange
 from espalier_trainer.elastic.group import Group
-from espalier_trainer.measuring.gradients import Stopwatch, settle, squared_norm
+from espalier_trainer.measuring.gradients import Stopwatch, settle
 from espalier_trainer.measuring.noise import Norms
 from espalier_trainer.method import PLAIN, Method
 from espalier_trainer.network import Network
@@ -97,34 +98,37 @@ def joint_step(
     """
     began = time.perf_counter()
     network.optimizer.zero_grad(set_to_none=True)
+    exchange = GradientSum(network.module, group, weight=float(len(labels) > 0), measured=measured)
     part = torch.zeros((), device=group.device)
     counts, failed = len(labels) > 0, False
     if counts or sync_batch_norm:
         least = examples // group.world // LEAST_ROWS
+        parts = parts_of(len(labels), min(passes, max(1, least)))
         try:
-            for rows in parts_of(len(labels), min(passes, max(1, least))):
+            for rows in parts:
                 with synchronized(network.module, group, counts=counts) if sync_batch_norm else nullcontext():
                     logits = method.forward(network.module, inputs[rows] if counts else inputs)
                     found = None if criterion is None or not counts else criterion(rows)
                     loss = (found or method.losses)(logits, labels[rows]) / examples if counts else logits.sum() * 0
-                    torch.autograd.backward(loss)
+                    # Batch norms that are synchronized use the group in the backward pass.
+                    last = rows is parts[-1] and not sync_batch_norm
+                    with exchange.during_backward() if last else nullcontext():
+                        torch.autograd.backward(loss)
                 part = part + loss.detach() if counts else part
         except torch.OutOfMemoryError:
             if sync_batch_norm:
                 raise  # the others wait in a batch norm for what this member does not send
             network.optimizer.zero_grad(set_to_none=True)
             counts, failed, part = False, True, torch.zeros((), device=group.device)
+            exchange.withdraw()
     if measured:
         settle(group.device)
     share = len(labels) / examples if counts else 0.0
-    joint = sum_gradients(
-        network.module,
-        group,
+    joint = exchange.finish(
         part,
         time.perf_counter() - began,
-        weight=float(counts),
         examples=examples,
-        measured_share=share if measured else None,
+        share=share,
         failed=failed,
     )
     if joint.out_of_memory:
@@ -139,59 +143,63 @@ def parts_of(rows: int, passes: int) -> tuple[slice, ...]:
     return tuple(slice(rows * each // passes, rows * (each + 1) // passes) for each in range(passes))
 
 
-def sum_gradients(
-    module: nn.Module,
-    group: Group,
-    part: Tensor,
-    seconds: float,
-    *,
-    weight: float = 1.0,
-    check: float = 0.0,
-    examples: int = 0,
-    measured_share: float | None = None,
-    failed: bool = False,
-) -> Joint:
-    """Replace the gradients of all members by their weighted sum (`weight` is this member's), and sum their `part` of
-    the loss.
+class GradientSum:
+    """Replaces the gradients of all members by their weighted sum, with which the figures of a step travel."""
 
-    `seconds` and `check` of each come with it. `examples` are those of all members; with `measured_share`, this
-    member's share of them, the exchange is timed and norms are measured. `failed`: this member was out of memory, which
-    all learn. Raises `GroupBrokenError`.
-    """
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
-    world = group.world
-    figures = torch.zeros(4 + 2 * world, device=group.device)
-    figures[0] = part
-    figures[-3] = float(failed)
-    figures[1 + group.rank] = seconds
-    figures[1 + world + group.rank] = check
-    own = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
-    # Multiplication by 0 would keep values that are not finite; a member without examples must not contribute.
-    own = own if weight == 1.0 else own * weight if weight else torch.zeros_like(own)
-    watch = Stopwatch(group.device)
-    if measured_share:
-        with watch:
+    def __init__(self, module: nn.Module, group: Group, *, weight: float = 1.0, measured: bool = False) -> None:
+        """`weight` is that of this member's gradients; `measured`: times and norms are measured."""
+        self._group, self.measured = group, measured
+        self._exchange = Exchange(module, group, 4 + 2 * group.world, weight=weight, measured=measured)
+
+    def during_backward(self) -> AbstractContextManager[None]:
+        """Return the context of the last backward pass, in which gradients are sent as they are computed.
+
+        It raises `GroupBrokenError`. Not needed: what was not sent in it is sent after it.
+        """
+        return self._exchange.during_backward()
+
+    def withdraw(self) -> None:
+        """Send zeros from here on: this member's step has failed."""
+        self._exchange.withdraw()
+
+    def finish(
+        self,
+        part: Tensor,
+        seconds: float,
+        *,
+        check: float = 0.0,
+        examples: int = 0,
+        share: float = 0.0,
+        failed: bool = False,
+    ) -> Joint:
+        """Give all parameters the summed gradients, and sum the members' `part` of the loss.
+
+        `seconds` and `check` of each come with it. `examples` are those of all members, `share` is this member's share
+        of them. `failed`: this member was out of memory, which all learn. Raises `GroupBrokenError`.
+        """
+        group, exchange, world = self._group, self._exchange, self._group.world
+        figures = torch.zeros(4 + 2 * world, device=group.device)
+        figures[0] = part
+        figures[-3] = float(failed)
+        figures[1 + group.rank] = seconds
+        figures[1 + world + group.rank] = check
+        watch = Stopwatch(group.device)
+        began = time.perf_counter()
+        exchange.send_most()
+        if self.measured and share:
             # Its part of the mean is its own mean times its share, so the shares weight the squared norms.
-            figures[-2] = squared_norm(own) / measured_share
+            figures[-2] = exchange.squared_norm / share
             figures[-1] = 1.0
-    cost = watch.seconds
-    flat = torch.cat([own, figures])
-    began = time.perf_counter()
-    group.all_reduce(flat)
-    *summed, figures = torch.split(flat, [*(parameter.numel() for parameter in parameters), len(figures)])
-    for parameter, gradient in zip(parameters, summed, strict=True):
-        parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
-    total, *rest, short, small, members = figures.tolist()
-    took, computed = time.perf_counter() - began, tuple(rest[:world])
-    joint = Joint(total, computed, tuple(rest[world:]), examples, out_of_memory=short > 0)
-    if measured_share is None or joint.out_of_memory:
-        return joint
-    norms = None
-    if group.rank == 0 and members > 1:
-        with watch:
-            large = float(squared_norm(flat[: len(own)]))
-        cost += watch.seconds
-        norms = Norms(small, examples / members, large, examples)
-    sync = max(0.0, took - (max(computed) - seconds))
-    return replace(joint, sync_seconds=sync, norms=norms, norms_seconds=cost)
+        total, *rest, short, small, members = exchange.sum(figures).tolist()
+        took, computed = time.perf_counter() - began, tuple(rest[:world])
+        joint = Joint(total, computed, tuple(rest[world:]), examples, out_of_memory=short > 0)
+        if not self.measured or joint.out_of_memory:
+            return joint
+        norms = None
+        if group.rank == 0 and members > 1:
+            with watch:
+                large = float(exchange.squared_norm_of_sum())
+            norms = Norms(small, examples / members, large, examples)
+        sync = max(0.0, took - (max(computed) - seconds))
+        # The norm of this member's gradients, computed on the way, took as long as that of the sum.
+        return replace(joint, sync_seconds=sync, norms=norms, norms_seconds=2 * watch.seconds)

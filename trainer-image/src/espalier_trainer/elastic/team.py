@@ -200,7 +200,9 @@ class Team:
         if group is None:
             raise GroupBrokenError("there is no group")
         with self.stepping():
-            Command(Code.STEP, epoch, cursor, rate, measured=measured, portion=portion, moment=moment).send(group)
+            # Not waited for: the leader computes meanwhile.
+            command = Command(Code.STEP, epoch, cursor, rate, measured=measured, portion=portion, moment=moment)
+            command.sending(group)
         self._spoke = self._clock()
         return group
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.group import Group, GroupBrokenError
-from espalier_trainer.elastic.step import Joint, sum_gradients
+from espalier_trainer.elastic.step import GradientSum, Joint
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.net2net.several import members_of
@@ -145,7 +145,13 @@ class Step:
         rows, own = self.part.pieces[self._place], self.part.rows
         share = rows / own if own else 0.0
         keep_open = self._calls < self._most
-        with ExitStack() if keep_open else self._synced:
+        exchange = self._exchange() if self.last else None
+        # Not where batch norms use the group in the backward pass, nor where it is one of several.
+        during: AbstractContextManager[None] = nullcontext()
+        if exchange is not None and self._forgiving is None and self._most == 1:
+            self._bring_back()
+            during = exchange.during_backward()
+        with ExitStack() if keep_open else self._synced, during:
             torch.autograd.backward(loss if share == 1.0 else loss * share)
         value = loss.detach().float() / self._scale
         if self._forgiving is not None and self._forgiving.broken is not None:
@@ -155,7 +161,7 @@ class Step:
             self._put_away()
             return float(value)
         self._bring_back()
-        joint = self._joined(self._value)
+        joint = self._joined(self._value, exchange)
         self._value = None
         # A further call of the same batch: the losses are those of the several optimizers.
         before = 0.0 if self.joint is None else self.joint.loss
@@ -231,26 +237,27 @@ class Step:
             parameter.grad = None
         self._sums = {}
 
-    def _joined(self, value: Tensor) -> Joint:
-        part, group = self.part, self._group
-        seconds = time.perf_counter() - self._began
-        if group is None:
+    def _exchange(self) -> GradientSum | None:
+        """Return what sums the gradients of all workers; None where this one is alone."""
+        if self._group is None:
+            return None
+        weight, measured = self.part.rows / self.part.examples, self._measured and self._calls == 1
+        return GradientSum(self._state.model, self._group, weight=weight, measured=measured)
+
+    def _joined(self, value: Tensor, exchange: GradientSum | None) -> Joint:
+        part = self.part
+        if exchange is None:
             # Waits for the device: otherwise steps would queue up past the deadline.
             return Joint(float(value), (time.perf_counter() - self._began,), examples=part.examples)
         weight = part.rows / part.examples
-        measured = self._measured and self._calls == 1
-        if measured:
-            settle(group.device)
-            seconds = time.perf_counter() - self._began
-        joint = sum_gradients(
-            self._state.model,
-            group,
+        if exchange.measured:
+            settle(value.device)
+        joint = exchange.finish(
             value * weight if part.rows else torch.zeros_like(value),
-            seconds,
-            weight=weight,
+            time.perf_counter() - self._began,
             check=self._state.rates(),
             examples=part.examples,
-            measured_share=weight if measured else None,
+            share=weight,
         )
         if len(set(joint.checks)) > 1:
             raise OwnLoopError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,7 @@ from espalier_trainer.core.state import StateCopy
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.shrinking import on_reclaim
+from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.method import method_of
@@ -19,6 +21,8 @@ from espalier_trainer.ready import steps
 from espalier_trainer.ready.state import JobState
 from espalier_trainer.trials.arm import Trying
 from espalier_trainer.trials.orders import Order
+
+logger = logging.getLogger(__name__)
 
 
 class Follower:
@@ -42,6 +46,7 @@ class Follower:
         self._method = method_of(job.spec.training, start.module)
         self.hooks = on_reclaim(job, data, start, seed, device)
         """Whom this member's examples are taught by; what is tried, and when, is the leader's matter."""
+        self._start = start
         state = JobState(job, start, data.example_input(), device, self.hooks)
         self.held = StateCopy(state, self.hooks)
         self._try = Trying(job.spec.training, job.spec.adaptation.insertion, state, self.held, data, seed, stop)
@@ -55,6 +60,21 @@ class Follower:
     def network(self) -> Network | None:
         """The network that this worker holds; None before the first generation."""
         return self.held.network
+
+    def warm_up(self) -> None:
+        """Take a step with the starting network, which the leader's state overwrites: the first one is slow.
+
+        Memory that is filled for the first time costs more than the step itself, and all members would wait for it.
+        """
+        network, rows = self._start, max(LEAST_ROWS, self._training.batch_size // 2)
+        inputs, _ = self._data.train.batch(torch.arange(min(rows, len(self._data.train))), None)
+        network.module.train()
+        try:
+            torch.autograd.backward(self._method.forward(network.module, inputs).sum() * 0)
+            self._method.update(network)
+        except torch.OutOfMemoryError as error:
+            logger.info("a step to warm up does not fit into memory: %s", error)
+        network.optimizer.zero_grad(set_to_none=True)
 
     def run(self, place: str) -> bool:
         """Take part until the job ends (returns True), or until `stop` returns True (returns False)."""

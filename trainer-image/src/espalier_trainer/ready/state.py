@@ -48,6 +48,8 @@ class JobState:
         self.network = self._start  # the memory may not do for two grown networks
         network = resumed_network(self._start, checkpoint, self._optimizer, self._example)
         self.network = self._hooks.restore(checkpoint, network)
+        if network.optimizer is not self._start.optimizer:
+            self._start.optimizer.state.clear()  # what a worker has warmed up with
         self.note(checkpoint.state)
 
     def note(self, state: CheckpointState) -> None:

@@ -1,0 +1,45 @@
+"""Members of one process group of the trainer, in threads, over real connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from espalier_trainer.elastic.group import Group
+
+CPU = torch.device("cpu")
+Act = Callable[[Group], Any]
+
+
+def together(count: int, act: Act) -> list[Any]:
+    """Let `count` members act in one group; returns what each returned, by rank. Raises what one of them raised."""
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    done: list[Any] = [None] * count
+    failed: list[BaseException] = []
+
+    def member(rank: int) -> None:
+        try:
+            # A connection of its own: one waits for the other in it.
+            own: Any = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=20))
+            group = Group(own, 1, rank, count, CPU, "127.0.0.1", store.port)
+            try:
+                done[rank] = act(group)
+            finally:
+                group.close()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=member, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+    return done

@@ -1,0 +1,200 @@
+"""Gradients in buckets are those of one piece, whatever the model does, and a member that fails holds nobody up."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import astuple
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from espalier_trainer.elastic import buckets
+from espalier_trainer.elastic.buckets import cut
+from espalier_trainer.elastic.group import Group, GroupBrokenError
+from espalier_trainer.elastic.step import Joint, joint_step
+from espalier_trainer.network import Network
+from groups import together
+
+ROWS = 12
+
+
+@given(st.lists(st.integers(0, 300)), st.integers(0, 200), st.integers(0, 500))
+def test_buckets_hold_every_place_once_from_the_last_to_the_first(sizes: list[int], first: int, others: int) -> None:
+    found = cut(sizes, first, others)
+    assert list(chain.from_iterable(found)) == list(reversed(range(len(sizes))))
+    for number, bucket in enumerate(found):
+        limit = others if number else first
+        if number < len(found) - 1:
+            assert sum(sizes[place] for place in bucket) >= limit
+        assert sum(sizes[place] for place in bucket[:-1]) < limit or len(bucket) <= 1
+
+
+class Awkward(nn.Module):
+    """Shares a weight, uses a layer twice, never uses another, has a frozen one, half precision and a batch norm."""
+
+    def __init__(self, *, reentrant: bool = False) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first, self.twice, self.tied = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.tied.weight = self.twice.weight
+        self.never, self.frozen = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.frozen.requires_grad_(False)
+        self.norm, self.last = nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.twice(torch.relu(self.first(inputs)))
+        if self.reentrant:  # two backward passes within the backward pass, each with a part of the same gradient
+            hidden = checkpoint(self.twice, checkpoint(self.twice, hidden, use_reentrant=True), use_reentrant=True)
+        hidden = self.norm(self.tied(self.twice(hidden)) + self.frozen(hidden))
+        outputs: Tensor = self.last(hidden * self.scale)
+        return outputs
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model have several buckets."""
+    monkeypatch.setattr(buckets, "FIRST_BYTES", 40)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 300)
+
+
+def examples(seed: int = 0) -> tuple[Tensor, Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randn(ROWS, 6, generator=chance), torch.randint(0, 3, (ROWS,), generator=chance)
+
+
+def steps_of(
+    start: nn.Module, count: int = 3, hook: Callable[[Group, nn.Module, int], None] | None = None, **options: Any
+) -> Callable[[Group], tuple[list[Joint], dict[str, Tensor], int]]:
+    """Return what a member does: some steps, each on other examples, of which it takes its part."""
+
+    def act(group: Group) -> tuple[list[Joint], dict[str, Tensor], int]:
+        module = copy.deepcopy(start).train()
+        network = Network(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9), None)
+        joints = []
+        for step in range(count):
+            inputs, labels = examples(step)
+            mine = slice(group.rank, None, group.world)
+            if hook is not None:
+                hook(group, module, step)
+            joints.append(joint_step(network, group, inputs[mine], labels[mine], ROWS, **options))
+        assert group.buckets is not None
+        return joints, module.state_dict(), len(group.buckets.flat)
+
+    return act
+
+
+@pytest.mark.parametrize("options", [{}, {"passes": 2}, {"measured": True}, {"sync_batch_norm": True}], ids=str)
+@pytest.mark.parametrize("world", [2, 3])
+def test_buckets_change_no_gradient(world: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members get the bits that one piece gives; of three, the order of a sum depends on its place in a piece."""
+    torch.manual_seed(1)
+    start = Awkward()
+    whole = together(world, steps_of(start, **options))
+    monkeypatch.setattr(buckets, "FIRST_BYTES", 40)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 300)
+    cut_up = together(world, steps_of(start, **options))
+    assert [each[2] for each in whole] == [1] * world
+    assert all(each[2] > 3 for each in cut_up)
+    for (joints, expected, _), (found, state, _) in zip(whole, cut_up, strict=True):
+        assert [each.loss for each in found] == pytest.approx([each.loss for each in joints], rel=1e-6)
+        if options.get("measured"):
+            ours, theirs = ([astuple(each.norms) for each in every if each.norms] for every in (found, joints))
+            assert list(chain.from_iterable(ours)) == pytest.approx(list(chain.from_iterable(theirs)), rel=1e-5)
+        for name, tensor in expected.items():
+            if world == 2:
+                assert torch.equal(state[name], tensor), name
+            else:
+                torch.testing.assert_close(state[name], tensor, rtol=1e-5, atol=1e-6)
+    for name, _ in start.named_parameters():
+        assert len({tuple(each[1][name].flatten().tolist()) for each in cut_up}) == 1, "all hold the same bits"
+
+
+@pytest.mark.usefixtures("small")
+def test_gradients_that_come_in_parts_are_whole() -> None:
+    torch.manual_seed(1)
+    plain, parts = Awkward(), Awkward(reentrant=True)
+    parts.load_state_dict(plain.state_dict())
+    alone = copy.deepcopy(parts)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    inputs, labels = examples()
+    # The same examples for both, so that the batch norms see the same.
+    nn.functional.cross_entropy(alone(inputs), labels).backward()
+    optimizer.step()
+
+    def act(group: Group) -> dict[str, Tensor]:
+        module = copy.deepcopy(parts)
+        network = Network(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9), None)
+        joint_step(network, group, inputs, labels, 2 * ROWS)
+        return module.state_dict()
+
+    for state in together(2, act):
+        for name, tensor in alone.state_dict().items():
+            torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("small")
+def test_no_member_takes_a_step_in_which_one_is_out_of_memory_in_its_backward_pass() -> None:
+    torch.manual_seed(1)
+    start = Awkward()
+
+    def short(group: Group, module: nn.Module, step: int) -> None:
+        if group.rank == 1 and step == 1:
+
+            def fail(_: Tensor) -> None:
+                handle.remove()
+                raise torch.OutOfMemoryError("none left")
+
+            weight = module.get_parameter("first.weight")
+            handle = weight.register_hook(fail)
+
+    done = together(2, steps_of(start, 3, short))
+    expected = together(2, steps_of(start, 1))
+    for (joints, state, _), (_, first, _) in zip(done, expected, strict=True):
+        assert [each.out_of_memory for each in joints] == [False, True, False]
+        assert not torch.equal(state["last.weight"], first["last.weight"])
+    assert torch.equal(done[0][1]["last.weight"], done[1][1]["last.weight"])
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_member_that_is_gone_in_its_backward_pass_holds_nobody_up(world: int) -> None:
+    """The others leave the step, their weights as they were, and take it again without it."""
+
+    class GoneError(Exception):
+        pass
+
+    torch.manual_seed(1)
+    start = Awkward()
+    before = {name: each.clone() for name, each in start.state_dict().items()}
+
+    def dies(group: Group, module: nn.Module, step: int) -> None:
+        if group.rank == world - 1:
+
+            def fail(_: Tensor) -> None:
+                raise GoneError
+
+            module.get_parameter("first.weight").register_hook(fail)
+
+    def act(group: Group) -> str:
+        module = copy.deepcopy(start)
+        held = [module]
+        try:
+            steps_of(module, 1, lambda group, mine, step: (held.append(mine), dies(group, mine, step))[0])(group)
+        except GoneError:
+            return "gone"
+        except GroupBrokenError:
+            names = dict(held[-1].named_parameters())
+            assert all(torch.equal(each, before[name]) for name, each in names.items())
+            assert all(each._post_accumulate_grad_hooks in (None, {}) for each in names.values())
+            return "broken"
+        return "stepped"
+
+    assert together(world, act) == ["broken"] * (world - 1) + ["gone"]

@@ -1,0 +1,270 @@
+"""Brings a training state from one member to others: only what they lack, straight from memory into memory.
+
+The source announces names, types, shapes and hashes of its tensors. A member that holds one of these bits already keeps
+its own, under whatever name: a model that has grown differs from the one before it by its new layers. Tensors are sent
+from where the source trains them, and arrive where the member will train them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Final
+
+import torch
+import xxhash
+from torch import Tensor
+
+from espalier_api.base import Record
+from espalier_api.documents import dumps, loads
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.elastic.group import PIECE_BYTES, Group, Sending
+
+SMALL_BYTES: Final = 1 << 16
+"""Smaller tensors are sent in one piece together; a model has hundreds of them."""
+
+
+Place = tuple[bool, str]
+"""Whether a tensor is the optimizer's or another part of the training state, not the model's; and its name."""
+
+
+class Entry(Record):
+    """A tensor of a state."""
+
+    name: str
+    training: bool
+    dtype: str
+    shape: tuple[int, ...]
+    hash: str = ""
+    """Of its bytes; empty where nobody needs it."""
+
+    @property
+    def type(self) -> torch.dtype:
+        """The type of its numbers. Raises `ValueError` where it is none."""
+        found = getattr(torch, self.dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ValueError(f"{self.name}: {self.dtype!r} is no type of tensors")
+        return found
+
+    @property
+    def place(self) -> Place:
+        """Where it belongs."""
+        return self.training, self.name
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return torch.Size(self.shape).numel() * self.type.itemsize
+
+
+class Head(Record):
+    """All of a state but its numbers."""
+
+    state: CheckpointState
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, *, hashed: bool) -> Head:
+        """Return that of a checkpoint."""
+        return cls(
+            state=checkpoint.state,
+            entries=tuple(
+                Entry(
+                    name=name,
+                    training=training,
+                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    shape=tuple(tensor.shape),
+                    hash=_hash(tensor) if hashed else "",
+                )
+                for training, name, tensor in _tensors(checkpoint)
+            ),
+        )
+
+
+def deliver(
+    group: Group,
+    source: int,
+    takers: Sequence[int],
+    checkpoint: Checkpoint | None,
+    held: Checkpoint | None = None,
+    *,
+    hashed: bool = True,
+    spare: Mapping[Place, Tensor] | None = None,
+) -> Checkpoint | None:
+    """Bring the `checkpoint` of the member `source` to the `takers`; returns it there, elsewhere None.
+
+    Every member calls it. `held` is what a taker has so far; tensors of it become part of what is returned. Without
+    `hashed`, which must be equal on all, everything is sent. `spare` are tensors of a taker that may be overwritten,
+    and are if they are of the same model: memory that is new takes as long to fill as its content to arrive. There is
+    a barrier after each piece, so that no member waits longer than one piece takes, however large the state is. Raises
+    `GroupBrokenError`.
+    """
+    takes = group.rank in takers
+    own = _Held.of(held) if held is not None and takes and hashed else _Held({}, {})  # hashed while the source hashes
+    head = _announced(group, source, None if checkpoint is None else Head.of(checkpoint, hashed=hashed))
+    room = _Room(head.entries, own, {} if spare is None else _fitting(head.entries, spare))
+    needed = torch.zeros(group.world, len(head.entries), dtype=torch.int32)
+    if takes:
+        needed[group.rank] = torch.tensor([tensor is None for tensor in room.tensors], dtype=torch.int32)
+    needed = needed.to(group.device)
+    group.all_reduce(needed)
+    sent = None if checkpoint is None else [tensor.detach() for _, _, tensor in _tensors(checkpoint)]
+    for taker, row in zip(takers, needed[list(takers)].tolist(), strict=True):
+        wanted = [place for place, lacks in enumerate(row) if lacks]
+        small = [place for place in wanted if head.entries[place].bytes < SMALL_BYTES]
+        large = [place for place in wanted if head.entries[place].bytes >= SMALL_BYTES]
+        if group.rank == source and sent is not None:
+            parts = [_flat([sent[place] for place in small]), *(_bytes(sent[place]) for place in large)]
+        elif group.rank == taker:
+            parts = room.parts(small, large)
+        else:
+            parts = []
+        sizes = [sum(head.entries[place].bytes for place in small), *(head.entries[place].bytes for place in large)]
+        _stream(group, source, taker, parts, sizes)
+        if group.rank == taker:
+            room.place_small(small, parts[0])
+    return room.checkpoint(head.state) if takes else None
+
+
+def _announced(group: Group, source: int, head: Head | None) -> Head:
+    """Return the head that the source has."""
+    content = torch.empty(0, dtype=torch.uint8)
+    if head is not None:
+        content = torch.frombuffer(bytearray(dumps(head).encode()), dtype=torch.uint8)
+    size = torch.tensor([len(content)], dtype=torch.int64, device=group.device)
+    group.broadcast(size, source)
+    content = content.to(group.device) if head is not None else torch.empty(int(size), dtype=torch.uint8)
+    content = content.to(group.device)
+    group.broadcast(content, source)
+    return head or loads(content.cpu().numpy().tobytes().decode(), Head, "a training state")
+
+
+def _stream(group: Group, source: int, taker: int, parts: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    """Send the `parts`, flat and of these sizes in bytes, from the source to the taker; the next piece while all wait
+    for one.
+    """
+    cuts = [(part, first) for part, size in enumerate(sizes) for first in range(0, size, PIECE_BYTES)]
+    flight: tuple[Sending, Tensor, Tensor] | None = None
+    for number in range(len(cuts) + 1):
+        begun = None
+        if number < len(cuts) and group.rank in (source, taker):
+            part, first = cuts[number]
+            piece = parts[part][first : first + PIECE_BYTES]
+            moved = piece.to(group.device)
+            begin = group.sending_to if group.rank == source else group.receiving_from
+            begun = begin(moved, taker if group.rank == source else source), piece, moved
+        if flight is not None:
+            sending, piece, moved = flight
+            sending.wait()
+            if group.rank == taker and moved is not piece:
+                piece.copy_(moved)
+        if number:
+            group.barrier()
+        flight = begun
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The tensors that a taker has so far, and their hashes; by place."""
+
+    tensors: dict[Place, Tensor]
+    hashes: dict[Place, str]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> _Held:
+        tensors = {(training, name): tensor.detach() for training, name, tensor in _tensors(checkpoint)}
+        return cls(tensors, {place: _hash(tensor) for place, tensor in tensors.items()})
+
+
+@dataclass
+class _Room:
+    """Where a taker puts what arrives, on the CPU: a device may be nearly full."""
+
+    entries: Sequence[Entry]
+    held: InitVar[_Held]
+    spare: Mapping[Place, Tensor]
+    tensors: list[Tensor | None] = field(init=False)
+
+    def __post_init__(self, held: _Held) -> None:
+        """Take over what is held already."""
+        self.tensors = [None] * len(self.entries)
+        names = {entry.place for entry in self.entries}
+        # A tensor keeps its memory under its name, or under a new one if its name is gone; others get a copy.
+        free = {found: place for place, found in held.hashes.items() if place not in names}
+        copies = {found: place for place, found in held.hashes.items()}
+        for number, entry in enumerate(self.entries):
+            place = entry.place
+            if held.hashes.get(place) == entry.hash:
+                self.tensors[number] = held.tensors[place].cpu()
+            elif entry.hash in free:
+                self.tensors[number] = held.tensors[free.pop(entry.hash)].cpu()
+            elif entry.hash in copies:
+                self.tensors[number] = held.tensors[copies[entry.hash]].to("cpu", copy=True)
+
+    def parts(self, small: Sequence[int], large: Sequence[int]) -> list[Tensor]:
+        """Return flat memory for what arrives: one for all small tensors, then each large one's own."""
+        found = [torch.empty(sum(self.entries[place].bytes for place in small), dtype=torch.uint8)]
+        for place in large:
+            entry = self.entries[place]
+            tensor = self.spare.get(entry.place)
+            tensor = torch.empty(entry.shape, dtype=entry.type) if tensor is None else tensor
+            self.tensors[place] = tensor
+            found.append(_bytes(tensor))
+        return found
+
+    def place_small(self, small: Sequence[int], content: Tensor) -> None:
+        """Take the small tensors out of what has arrived: copies, as one of them may outlive the others."""
+        first = 0
+        for place in small:
+            entry = self.entries[place]
+            tensor = self.tensors[place] = torch.empty(entry.shape, dtype=entry.type)
+            _bytes(tensor).copy_(content[first : first + entry.bytes])
+            first += entry.bytes
+
+    def checkpoint(self, state: CheckpointState) -> Checkpoint:
+        """Return what has arrived."""
+        found: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+        for entry, tensor in zip(self.entries, self.tensors, strict=True):
+            if tensor is None:
+                raise ValueError(f"{entry.name} has not arrived")
+            found[entry.training][entry.name] = tensor
+        return Checkpoint(state, *found)
+
+
+def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[bool, str, Tensor]]:
+    for training, tensors in ((False, checkpoint.model), (True, checkpoint.training)):
+        for name, tensor in tensors.items():
+            yield training, name, tensor
+
+
+def _fitting(entries: Sequence[Entry], spare: Mapping[Place, Tensor]) -> dict[Place, Tensor]:
+    """Return the spare tensors in which entries of the same names have room; none for another model."""
+    found: dict[Place, Tensor] = {}
+    for entry in entries:
+        tensor = spare.get(entry.place)
+        if tensor is not None and tensor.is_contiguous() and (tensor.shape, tensor.dtype) == (entry.shape, entry.type):
+            found[entry.place] = tensor.detach()
+        elif not entry.training:
+            return {}
+    # Weights that are tied share memory, and would be received twice into it.
+    pointers = Counter(tensor.data_ptr() for tensor in found.values())
+    return {place: tensor for place, tensor in found.items() if pointers[tensor.data_ptr()] == 1}
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor, in order: a view of it if it is contiguous."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    parts = [_bytes(tensor).cpu() for tensor in tensors]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+
+
+def _hash(tensor: Tensor) -> str:
+    """Return 128 bits of XXH3 over type, shape and bytes: against accidents, not attacks."""
+    about = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    found = xxhash.xxh3_128(about)
+    found.update(_bytes(tensor).cpu().numpy().data)
+    return found.hexdigest()

@@ -130,6 +130,10 @@ bench-digits: .venv/.ready  ## does growing pay off on the example? ten seeds, t
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/pays.py examples/digits.yaml --picture $(RUNS)/digits.png
 
+.PHONY: bench-advice-unseen
+bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick
+	.venv/bin/python benchmarks/advice_unseen.py --work-dir $(RUNS)/unseen $(ARGS)
+
 .PHONY: bench-batch
 bench-batch: .venv/.ready  ## does a batch size that follows goodput pay? six seeds, one worker and two (15 minutes)
 	.venv/bin/python benchmarks/batch.py --time-budget 3 --processes 1 $(ARGS)
@@ -147,6 +151,11 @@ bench-cifar8: .venv/.ready  ## the same on CIFAR-10 at 8×8 pixels, five seeds (
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/pays.py examples/cifar8.yaml --arrive 20% --seeds 5 --picture $(RUNS)/cifar8.png \
 		$(if $(DATA),--data $(DATA))
+
+.PHONY: bench-gpt
+bench-gpt: .venv/.ready  ## does a language model that grows beat every fixed depth? (about 4 hours of a core, resumes); ARGS=--quick
+	@mkdir -p $(RUNS)
+	.venv/bin/python benchmarks/gpt.py $(if $(ARGS),$(ARGS),--runs $(RUNS)/gpt.jsonl --picture $(RUNS)/gpt.png)
 
 .PHONY: bench-pays
 bench-pays: .venv/.ready  ## ways to use a GPU that comes and goes (2 hours); DATA=folder or archive

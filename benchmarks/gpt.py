@@ -19,7 +19,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from flagship.arms import Run, StepCost
+from flagship.arms import Arm, Run, StepCost
 from flagship.page import draw, lines, write_page
 from flagship.results import TRIED_SEED, Results, head_of, make
 from flagship.training import Bench, prepare_process
@@ -28,7 +28,7 @@ from harness.printed import command, environment, progress
 from espalier_api.validation import load_job
 
 MOMENTS = (0.2, 0.35, 0.5)
-QUICK = (6.0,)
+QUICK_BUDGETS, QUICK_RATE, QUICK_ARMS = (2.0,), 0.004, (Arm.ONE, Arm.FOUR, Arm.SCALED)
 
 
 def _options() -> argparse.Namespace:
@@ -38,7 +38,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, help="file of JSON lines that keeps the runs")
     parser.add_argument("--page", type=Path, help="page whose tables are written again, between its marks")
     parser.add_argument("--picture", type=Path)
-    parser.add_argument("--quick", action="store_true", help="one small budget, two seeds, one moment")
+    parser.add_argument("--quick", action="store_true", help="2 s, two seeds, three arms at one learning rate")
     parser.add_argument("--only-report", action="store_true", help="make no runs: tables of those that are done")
     return parser.parse_args()
 
@@ -47,10 +47,10 @@ def main() -> None:
     """Make the runs and print the tables."""
     options = _options()
     prepare_process()
-    budgets = QUICK if options.quick else tuple(float(each) for each in options.budgets.split(","))
+    budgets = QUICK_BUDGETS if options.quick else tuple(float(each) for each in options.budgets.split(","))
     moments, seeds = (MOMENTS[:1], 2) if options.quick else (MOMENTS, options.seeds)
     job, cost = load_job(Path(__file__).parent / "flagship" / "job.yaml"), StepCost()
-    results = Results(head_of(job, moments, cost), options.runs)
+    results = Results(head_of(job, moments, cost), options.runs, QUICK_RATE if options.quick else None)
 
     def done(run: Run) -> None:
         cell = run.cell
@@ -61,8 +61,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="espalier-gpt-") as temporary:
         trunks = Path(temporary) if options.runs is None else options.runs.with_suffix(".trunks")
         if not options.only_report:
-            make(results, Bench(job, moments, trunks, cost).run, budgets, seeds, done)
-    for line in lines(results, budgets):
+            arms = QUICK_ARMS if options.quick else tuple(Arm)
+            make(results, Bench(job, moments, trunks, cost).run, budgets, seeds, done, arms)
+    for line in lines(results, budgets, whole=not options.quick):
         print(line)
     print(f"\n{environment('torch')}; {command()}")
     if options.picture:

@@ -26,8 +26,8 @@ COLORS: Final = {
 MISSING: Final = "not run"
 
 
-def lines(results: Results, budgets: Sequence[float]) -> Iterator[str]:
-    """Give the tables in Markdown: bits per character, then differences; what was not run says so."""
+def lines(results: Results, budgets: Sequence[float], *, whole: bool = True) -> Iterator[str]:
+    """Give the tables in Markdown: bits per character, then differences; what was not run says so, if `whole`."""
     for budget in budgets:
         best = results.best_fixed(budget)
         yield f"**Budget {budget:g} virtual seconds**"
@@ -36,6 +36,8 @@ def lines(results: Results, budgets: Sequence[float]) -> Iterator[str]:
         yield f"| arm | learning rate | seeds | bits per character | gained {others} |"
         yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
         for arm, moment in rows(results):
+            if not whole and not results.bits(budget, arm, moment):
+                continue
             bits = list(results.bits(budget, arm, moment).values())
             rate = results.rate(budget, arm)
             cells = [

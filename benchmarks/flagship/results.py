@@ -36,9 +36,12 @@ class Head(Record):
 class Results:
     """All runs that are done."""
 
-    def __init__(self, head: Head, path: Path | None) -> None:
-        """Read the file; begin it where it is not there. Raises `ValueError` where it is of another job."""
-        self.head, self._path = head, path
+    def __init__(self, head: Head, path: Path | None, rate: float | None = None) -> None:
+        """Read the file; begin it where it is not there. Raises `ValueError` where it is of another job.
+
+        `rate` is the learning rate of all runs; None: each fixed net has its own best, which is looked for first.
+        """
+        self.head, self._path, self._rate = head, path, rate
         self._runs: dict[Cell, Run] = {}
         if path is None:
             return
@@ -79,12 +82,16 @@ class Results:
 
         None while its tries are not done.
         """
+        if self._rate is not None:
+            return self._rate
         tried = self._tried(budget, Arm.ONE if arm.grows else arm)
         best = min(tried, key=lambda rate: tried[rate], default=None)
         return best if best is not None and _next_rate(tried, best) is None else None
 
     def due(self, budget: float, arm: Arm, begin: float = FIRST_RATE) -> Cell | None:
         """Return the next try of a fixed net's learning rate, beginning at `begin`; None when the best is known."""
+        if self._rate is not None:
+            return None
         tried = self._tried(budget, arm)
         best = min(tried, key=lambda rate: tried[rate], default=None)
         rate = begin if best is None else _next_rate(tried, best)
@@ -155,10 +162,13 @@ def make(
     budgets: Sequence[float],
     seeds: int,
     done: Callable[[Run], None],
+    arms: Sequence[Arm] = tuple(Arm),
 ) -> None:
-    """Make all runs that are missing."""
+    """Make all runs of these arms that are missing."""
     begin = dict.fromkeys(FIXED, FIRST_RATE)
     for budget, arm, moment, seed in wanted(budgets, results.head.moments, seeds):
+        if arm not in arms:
+            continue
         for fixed in FIXED if arm in FIXED else (Arm.ONE,):
             while (cell := results.due(budget, fixed, begin[fixed])) is not None:
                 _made(results, run, cell, done)

@@ -18,6 +18,8 @@ Case = TypeVar("Case")
 SAMPLES = {
     "torchvision models": 3,
     "blocks of torchvision, timm and Hugging Face": 5,
+    "models of the zoo": 2,
+    "models that nobody named": 4,
     "values of the chart": 3,
     "mutated jobs sent to the server": 1000,
     "mutated jobs that an operator runs": 60,

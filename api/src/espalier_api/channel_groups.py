@@ -141,6 +141,15 @@ class Channels(Record):
         """Return the group with this id, None where there is none."""
         return next((group for group in self.groups if group.id == group_id), None)
 
+    def without(self, ids: Container[str]) -> Channels:
+        """Return it without some groups, and without the weights that follow no other."""
+        weights = []
+        for weight in self.weights:
+            axes = tuple(axis for axis in weight.axes if axis.group not in ids)
+            if axes:
+                weights.append(weight.model_copy(update={"axes": axes}))
+        return Channels(groups=tuple(group for group in self.groups if group.id not in ids), weights=tuple(weights))
+
     def widened(self, more: Mapping[str, int]) -> tuple[Channels, Changes]:
         """Return the channels with more in some groups, and what that changes in layers."""
         attributes: dict[tuple[str, str, int], int] = {}

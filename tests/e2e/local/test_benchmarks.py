@@ -56,3 +56,24 @@ def test_what_growth_into_extra_gpus_pays(tmp_path: Path) -> None:
     assert found[Arm.FIXED].actions == ("Deepen(block0)",) * len(found[Arm.FIXED].actions) != ()
     assert found[Arm.ELASTIC].depth == found[Arm.ALONE].depth < found[Arm.SCRATCH].depth
     assert picture.stat().st_size > 10_000
+
+
+def test_a_language_model_is_compared_with_fixed_depths(tmp_path: Path) -> None:
+    """The quick form, twice: the second call finds all runs done, and draws what there is."""
+    runs, page = tmp_path / "gpt.jsonl", tmp_path / "page.md"
+    page.write_text("before\n<!-- BEGIN figures (benchmarks/gpt.py) -->\nold\n<!-- END figures -->\nafter\n")
+    command = [sys.executable, str(BENCHMARKS / "gpt.py"), "--quick", "--runs", str(runs), "--page", str(page)]
+    for made in (6, 0):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        assert result.returncode == 0, result.stderr
+        assert result.stderr.count(" bits (") == made
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if "|" in line]
+    bits = {row[0]: float(row[3].split()[0]) for row in rows[2:]}
+    assert set(bits) == {"1 block", "4 blocks", "1 → 4, scaled copies at 20%"}
+    # To call all 128 tokens alike takes 7 bits. So early the large net is far behind, and the grown one is less so.
+    assert bits["1 block"] < bits["1 → 4, scaled copies at 20%"] < bits["4 blocks"] < 6
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("<!-- END figures -->\nafter\n")
+    assert "| 2 blocks | 0.004 | 0 | not run |" in text
+    assert "old" not in text

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
 from espalier_operator.actions import (
     Action,
@@ -26,6 +27,7 @@ from espalier_operator.facts import (
     NOWHERE,
     Ended,
     JobFacts,
+    NamespaceLimit,
     Node,
     Placement,
     Promise,
@@ -58,6 +60,8 @@ class Cluster:
         self.placements: Mapping[str, Placement] = {}
         self.policy_memory: Mapping[str, Any] = {}
         self.queues: tuple[Queue, ...] = ()
+        self.gpu_limit: int | None = None
+        """What a ResourceQuota of the namespace `ns` allows of GPUs; None: there is none."""
         self.rules = Rules()
         self.raised_at: dict[str, list[float]] = {}
         self._names: Counter[str] = Counter()
@@ -71,10 +75,17 @@ class Cluster:
             promises=tuple(self.promises.values()),
             jobs=tuple(self.jobs.values()),
             queues=self.queues,
+            namespace_limits=() if self.gpu_limit is None else (self._limit(self.gpu_limit),),
             placements=self.placements,
             rules=self.rules,
             policy_memory=self.policy_memory,
         )
+
+    def _limit(self, hard: int) -> NamespaceLimit:
+        """Return the quota as the API server counts: pods that the scheduler has not seen yet are in it."""
+        pods = (*self.workers.values(), *self.unseen.values())
+        used = sum(pod.gpus for pod in pods if pod.job is not None)
+        return NamespaceLimit(namespace="ns", quota="team", resource=DEFAULT_GPU_RESOURCE, hard=hard, used=used)
 
     # ---- the world moves
 

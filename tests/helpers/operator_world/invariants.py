@@ -103,6 +103,7 @@ def check(
             case _:
                 pass
     _quotas_hold(snapshot, plan, jobs)
+    _namespaces_hold(snapshot, plan, jobs, now)
     named = {action.job for action in plan.actions} | set(plan.refusals)
     for job in snapshot.jobs:
         _demand(job.finished or job.key in named, 8, f"{job.key} gets neither action nor reason")
@@ -137,6 +138,29 @@ def _waits_for(holder: JobFacts, plan: Plan, jobs: Mapping[str, JobFacts]) -> li
     refused = [jobs[refusal.job] for refusal in plan.refusals.values() if refusal.reason in reasons]
     waiting = [job for job in refused if job.admitted_at is None]
     return [job.key for job in waiting if job.terms.gpu_type in (None, holder.gpu_type)]
+
+
+def _namespaces_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts], now: float) -> None:
+    """What is granted fits into the ResourceQuotas beside all pods, those that are still to be made among them."""
+    for limit in snapshot.namespace_limits:
+        inside = {key: job for key, job in jobs.items() if key.startswith(f"{limit.namespace}/")}
+        new = sum(_base_gpus(inside[a.job]) for a in plan.actions if isinstance(a, Admit) and a.job in inside)
+        for action in plan.actions:
+            if isinstance(action, GrantExtra) and action.job in inside:
+                new += (action.extra - inside[action.job].extra) * inside[action.job].terms.gpus_per_worker
+        held = sum(worker.gpus for worker in snapshot.workers if worker.job in inside)
+        promised = {promise.job for promise in snapshot.promises if now < promise.expires_at}
+        for key, job in inside.items():
+            if job.admitted_at is None or job.finished or job.stopping is not None or job.ended is not None:
+                continue
+            if any(action.job == key and isinstance(action, Requeue | Finish | Fail | Stop) for action in plan.actions):
+                continue
+            live = [w for w in snapshot.workers if w.job == key and w.state is not WorkerState.TERMINATING]
+            missing = max(0, job.terms.min_replicas - sum(worker.role is Role.BASE for worker in live))
+            if key in promised and job.reclaim is None:
+                missing += max(0, job.extra - sum(worker.role is Role.EXTRA for worker in live))
+            held += missing * job.terms.gpus_per_worker
+        _demand(new == 0 or held + new <= limit.hard, 11, f"{limit.namespace} is granted more than its ResourceQuota")
 
 
 def _quotas_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts]) -> None:

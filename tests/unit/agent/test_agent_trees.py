@@ -11,12 +11,12 @@ import torch
 from click.testing import CliRunner
 
 from espalier_agent.commands.agent import agent
-from espalier_agent.data import carried_tables, named_architecture
+from espalier_agent.data import carried_corpus, carried_tables, named_architecture
 from espalier_agent.learners.learning import LearningError
 from espalier_agent.learners.registry import LEARNERS
 from espalier_agent.learners.trees import LEARNER
 from espalier_agent.policies.advice import advise, decide
-from espalier_agent.policies.files import load_policy, save_policy
+from espalier_agent.policies.files import default_policy, load_policy, save_policy
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.tree_ensemble import NODES, TreesNetwork, evaluated, squashed
 from espalier_agent.policies.tree_features import STATIC, UNKNOWN, Facts, static_features
@@ -34,7 +34,7 @@ def record(family: int, seed: int) -> CaseRecord:
     chance = np.random.default_rng([family, seed])
 
     def moment(share: float) -> MomentRecord:
-        gains = [0.0, 0.06 if share < 0.5 else -0.05, 0.0, -0.06]
+        gains = [0.0, 0.06 if share < 0.5 else -0.05, -0.02, -0.06]
         actions = (Action.nothing(), *offered(model))
         arms = tuple(
             ArmRecord(action=action, accuracy=0.5 + gain + float(chance.normal(0, 0.003)), step_cost=1.0)
@@ -179,3 +179,30 @@ def test_the_network_reads_several_models_at_once(policy: Policy) -> None:
         one = policy.network.prepare([model], policy.vocabulary)
         alone = policy.network.logits(one, torch.tensor([0]), times[0][:1], times[1][:1])
         assert torch.allclose(alone[0], together[place])
+
+
+def test_the_shipped_policy_answers_by_trees_for_models_that_it_has_never_met() -> None:
+    shipped = default_policy()
+    met = AdviceRequest(job="j", architecture=MODELS["cnn1"], time_left_seconds=50, time_budget_seconds=100)
+    assert advise(shipped, met, "a").policy == shipped.identity
+    layers = tuple(
+        layer.model_copy(update={"attributes": {**layer.attributes, "out_features": 77}})
+        if layer.operator == "Linear"
+        else layer
+        for layer in met.architecture.layers
+    )
+    stranger = met.model_copy(update={"architecture": met.architecture.model_copy(update={"layers": layers})})
+    answer = advise(shipped, stranger, "b")
+    assert shipped.strangers is not None
+    assert answer.policy == shipped.strangers.identity
+    assert shipped.strangers.strangers is None
+
+
+def test_the_carried_trees_are_what_their_command_makes() -> None:
+    strangers = default_policy().strangers
+    assert strangers is not None
+    tables = [table for name in ("lamelas", "digits", "cifar8") for table in carried_tables(name)]
+    again = LEARNER.with_corpora([carried_corpus("growth")]).learn(tables, seed=0, name="unseen")
+    assert again.lineage == strangers.lineage
+    for name, values in strangers.network.state_dict().items():
+        assert torch.allclose(values, again.network.state_dict()[name], atol=1e-5), name

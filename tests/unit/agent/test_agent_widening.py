@@ -213,6 +213,7 @@ SMALL: dict[str, dict[str, int]] = {
     "reinforce": {"episodes": 20, "episodes_per_update": 10},
     "ppo": {"episodes": 20, "episodes_per_update": 10},
     "dqn": {"episodes": 20, "episodes_per_update": 10},
+    "trees": {},
 }
 
 
@@ -224,7 +225,7 @@ def test_every_learner_takes_tables_with_widenings(
     config = learner.recipe(None).model_copy(update=SMALL[name])
     policy = learner.learn(
         [widened, make_table(lambda actions: 0.1 * actions[0], points=4)],
-        config=config, encoder="graph", seed=1, name=name,
+        config=config, encoder="trees" if name == "trees" else "graph", seed=1, name=name,
     )  # fmt: skip
     assert policy.network.config.widening
     assert evaluate(policy, [widened]).tables[0].rank >= 1

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from espalier_api.advice import Action, offered
-from espalier_api.trials import slice_of
 from espalier_cli.judge.case import Case, CaseFile
-from espalier_cli.judge.course import Course
+from espalier_cli.judge.course import Course, Slice
 from espalier_cli.judge.deciding import Setting, chosen, decided
 
 
@@ -39,7 +38,7 @@ def test_a_course_that_was_copied_and_grown_goes_on_as_if_it_had_not_been() -> N
 
 def test_the_rate_falls_to_zero_within_a_slice() -> None:
     course = Course.begin(case("values"), 0)
-    part = slice_of(0.0, course.budget, 0.5)
+    part = Slice(0.0, course.budget / 2)
     course.advance(part.ends, within=part)
     assert course.steps == 6
     assert course.network.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 6)

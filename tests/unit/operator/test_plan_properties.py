@@ -68,6 +68,7 @@ class PlannerMachine(RuleBasedStateMachine):
         sizes=st.sampled_from(((1,), (1,), (1, 2, 4))),
         constraints=st.sampled_from(((ANYWHERE,), CONSTRAINTS)),
         queues=st.sampled_from(((), (), QUEUES)),
+        gpu_limit=st.sampled_from((None, None, 3, 6)),
         policy=st.sampled_from(POLICIES),
         nodes=st.lists(st.integers(1, 6), min_size=1, max_size=3),
         jobs=st.data(),
@@ -77,11 +78,13 @@ class PlannerMachine(RuleBasedStateMachine):
         sizes: tuple[int, ...],
         constraints: tuple[Constraints, ...],
         queues: tuple[Queue, ...],
+        gpu_limit: int | None,
         policy: Policy,
         nodes: list[int],
         jobs: st.DataObject,
     ) -> None:
         self.sizes, self.constraints, self.cluster.queues, self.policy = sizes, constraints, queues, policy
+        self.cluster.gpu_limit = gpu_limit
         for gpus in nodes:
             self.add_node(gpus, GPU_TYPES[0])
         for _ in range(2):
@@ -263,7 +266,7 @@ class PlannerMachine(RuleBasedStateMachine):
             allowed = job.terms.max_replicas - job.terms.min_replicas if useful else 0
             assert job.extra <= allowed or job.stopping is not None, "invariant 5: the rest is given back"
         refused = any(job.refused_since is not None or job.stopping is not None for job in self.cluster.jobs.values())
-        if self.sizes != (1,) or self.cluster.promises or refused or self.cluster.queues:
+        if self.sizes != (1,) or self.cluster.promises or refused or self.cluster.queues or self.cluster.gpu_limit:
             return
         snapshot = self.cluster.snapshot()
         waiting = [

@@ -169,7 +169,8 @@ KIND = "('ResNet-18 (batch size 16)', 1)"
     ("field", "value", "complaint"),
     [
         (0, "Unheard of", "t.trace:1: job type: is 'Unheard of'; with 1 GPUs it is not in"),
-        (5, "0", "t.trace:1: steps: is '0'; it must be a number greater than 0"),
+        (5, "-1", "t.trace:1: steps: is '-1'; it must be a number of at least 0"),
+        (5, "0", "t.trace: has no jobs"),  # one without steps is left out
         (6, "1.5", "t.trace:1: GPUs: is '1.5'; it must be a whole number"),
         (7, "0.5", "t.trace:1: weight: is '0.5'; it must be a whole number"),
         (9, "soon", "t.trace:1: arrival: is 'soon'; it must be a number"),

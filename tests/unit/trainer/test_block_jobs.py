@@ -73,23 +73,36 @@ def test_the_heuristic_adds_a_block_where_it_may_only_do_that(run, blocks):
     assert (grown.action, grown.result) == ("AddBlock(3)", AdaptationResult.GROWN)
 
 
-def test_the_shipped_policy_answers_and_gives_blocks_no_probability(run, blocks):
+def test_the_shipped_policy_answers_and_weighs_blocks_too(run, blocks):
     advisor = Scripted(())
     run(blocks(maxAdaptations=1), advisor=advisor, up_at=0.1)
     (asked,) = advisor.asked
     assert ADD in asked.actions()
     answer = decide(default_policy(), asked)
     assert answer.action in asked.actions()
-    given = {one.action.kind: one.probability for one in answer.probabilities}
-    assert given.get("AddBlock", 0.0) == 0.0
+    given = {one.action: one for one in answer.probabilities}
+    assert 0 < given[ADD].probability < 1
+    assert given[ADD].gain is not None
+    assert asked.places
+    assert asked.batch_size
 
 
-def test_a_job_that_also_widens_gets_no_blocks_and_says_why(run, blocks):
-    advisor = Scripted(())
-    done = run(blocks(actions=["Deepen", "Widen", "AddBlock"], maxAdaptations=1), advisor=advisor, up_at=0.1)
-    assert {action.kind for action in advisor.asked[0].actions()} == {"Deepen", "Widen", "Nothing"}
-    (warning,) = [event for event in done.reporter.events if isinstance(event, Warned)]
-    assert "allow Widen or AddBlock, not both" in warning.message
+def test_a_job_grows_by_layers_blocks_and_channels_and_goes_on_after_a_stop(run, blocks, tmp_path, stop_after):
+    script = (ADD, Action.widen("0", 16), ADD)
+    job = blocks(actions=["Deepen", "Widen", "AddBlock"])
+    advisor = Scripted(script)
+    whole = run(job, advisor=advisor, up_at=0.1)
+    assert {action.kind for action in advisor.asked[0].actions()} == {"Deepen", "Widen", "AddBlock", "Nothing"}
+    assert {one.result for one in whole.result.adaptations} == {AdaptationResult.GROWN}
+    assert not [event for event in whole.reporter.events if isinstance(event, Warned)]
+    first = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run", stop=stop_after(71))
+    assert first.result.phase is TrainerPhase.STOPPED
+    second = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run")
+    wanted, found = (done.trainer.network for done in (whole, second))
+    assert found.architecture == wanted.architecture
+    tensors = found.module.state_dict()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in wanted.module.state_dict().items())
+    assert tensors["3_added_1.conv1.weight"].shape[1] == 16
 
 
 def test_scaled_growth_tells_how_far_the_loss_jumps(run, blocks):

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -332,3 +333,35 @@ member.Group = group
     trains_on(place)
     assert first_epoch_of_the_second_leader(place) >= before
     assert again.is_alive()
+
+
+def test_processes_get_a_block_more_together(
+    workplace: Callable[..., Workplace], elastic: Callable[..., AdaptiveTrainingJob], tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"{number} and one are {number + 1}. " for number in range(500)))
+    job = elastic(
+        adaptation={"actions": ["AddBlock"], "maxAdaptations": 1, "fallback": "Heuristic"},
+        training={
+            "task": "LanguageModel",
+            "model": {"name": "gpt", "options": {"width": 16}},
+            "dataset": {"name": "text", "path": str(tmp_path / "text.txt"), "options": {"context": 16, "windows": 80}},
+            "batchSize": 8,
+            "elasticBatch": "keepGlobal",
+            "schedule": {"name": "Constant"},
+        },
+    )
+    place = workplace(job)
+    place.allocate(1)
+    leader = place.start()
+    until(lambda: steps(place) > 5, place)
+    place.start(0)
+    until(lambda: "is ready" in place.logs(0), place)
+    place.allocate(2)
+    finished = until(lambda: [one for one in place.events() if one.type == "AdaptationFinished"], place)
+    assert [(one.adaptation.action, one.adaptation.result) for one in finished] == [("AddBlock(blocks.0)", "Grown")]
+    until(lambda: worlds(place) == [2], place)
+    trains_on(place)
+    assert worlds(place) == [2], "nobody left because its model is another"
+    os.kill(leader.pid, signal.SIGTERM)
+    leader.join(20)
+    assert leader.exitcode == 143

@@ -248,6 +248,7 @@ def test_two_optimizers_take_a_backward_each_and_grow(
     held = {id(parameter) for each in two for parameter in each.param_groups[0]["params"]}
     assert held == {id(parameter) for parameter in model.parameters()}
     assert len(two[0].state) == 6
+    assert OwnState(model, two, []).identity("j", 1, 1, 0).optimizer == "Adam and SGD"
     again, theirs = train(2)
     assert torch.equal(weights(model), weights(again))
     steps = [sorted(float(each["step"]) for each in optimizer.state.values()) for optimizer in (two[0], theirs[0])]

@@ -16,6 +16,8 @@ NAMED_MODELS: Final = ("cnn1", "cnn2")
 
 POLICY_FOLDER: Final = "policies/default"
 """Folder of the shipped policy, in this package."""
+STRANGERS_FOLDER: Final = "policies/unseen"
+"""Folder of the policy that answers for models with layers that the shipped one has never met."""
 
 
 @cache

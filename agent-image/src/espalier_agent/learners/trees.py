@@ -8,7 +8,7 @@ is: by how many deviations of the trees the expected gain is lowered, and how mu
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.growth import operation_names
+from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth_corpus import GrowthCorpus
 from espalier_api.outcomes import OutcomeTable
 
@@ -38,14 +39,14 @@ CAUTIONS: Final = (0.0, 0.25, 0.5, 1.0)
 NEEDED: Final = (0.0, 0.05, 0.1, 0.2, 0.3)
 """What may be needed to beat nothing, squashed: .1 is a gain of .003."""
 HARM: Final = 0.002
-HARM_WEIGHT: Final = 0.01
-"""How much regret a share of harm is worth when caution is chosen: one decision in ten that does harm, .001."""
+HARM_BAR: Final = 0.1
+"""Share of the decisions that may end more than `HARM` below doing nothing, when caution is chosen."""
 
 
 class TreesConfig(Record):
     """How trees are learnt."""
 
-    least_weight: float = Field(default=4.0, gt=0)
+    least_weight: float = Field(default=1.5, gt=0)
     """Of the rows in a leaf; a growth of a case counts 1 over its seeds."""
     features: float = Field(default=0.5, gt=0, le=1)
     """Share of the features that are looked at for each split."""
@@ -69,6 +70,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    kind: str
     features: list[float]
     gain: float
     weight: float
@@ -111,7 +113,7 @@ class TreesLearner(Learner):
             *(case.architecture for corpus in self.corpora for case in corpus.cases if case.architecture is not None),
             *(state.architecture for tree in trees for state in tree.states[:1]),
         ]
-        network = _network(architectures)
+        network = _network(architectures, {row.kind for row in found} - {DEEPEN.name})
         _fit(network, rows, config, seed, progress)
         start = LearningStart(
             tuple(tables), seed, network, Vocabulary.build(architectures, DEFAULT_EMBEDDING_SEED), games=[]
@@ -121,9 +123,10 @@ class TreesLearner(Learner):
         )
 
 
-def _network(architectures: Sequence[Architecture]) -> TreesNetwork:
+def _network(architectures: Sequence[Architecture], operations: Iterable[str]) -> TreesNetwork:
+    """Return trees that score the operations which they learn from, and no others."""
     points = max((len(one.growth_points) for one in architectures), default=1)
-    config = NetworkConfig.scoring("trees", max(1, points), [name for name in operation_names() if name != "Deepen"])
+    config = NetworkConfig.scoring("trees", max(1, points), [one for one in operation_names() if one in operations])
     network = PolicyNetwork.of(config)
     if not isinstance(network, TreesNetwork):
         raise TypeError(f"encoder trees is {type(network).__name__}")
@@ -200,7 +203,7 @@ def _rows(
     static, dynamic = static_features(architecture, facts), dynamic_features(architecture, facts)
     for action, gain in gains.items():
         if action in static:
-            yield _Row([*static[action].tolist(), share, *dynamic], gain, weight, family, decision)
+            yield _Row(action.kind, [*static[action].tolist(), share, *dynamic], gain, weight, family, decision)
 
 
 def _stacked(rows: Sequence[_Row]) -> Rows:
@@ -261,19 +264,21 @@ def _choose_caution(network: TreesNetwork, rows: Rows, left_out: npt.NDArray[np.
     apart = np.where(left_out[:, judged], values, np.nan)
     mean, deviation = np.nanmean(apart, axis=0), np.nanstd(apart, axis=0)
     gains, decisions = rows.gains[judged], rows.decisions[judged]
-    best: tuple[float, float, float] | None = None
-    for caution in CAUTIONS:
-        for needed in NEEDED:
-            cost = _cost(mean - caution * deviation, needed, gains, decisions)
-            # Of equal ones the more cautious.
-            if best is None or cost <= best[0]:
-                best = (cost, caution, needed)
-    if best is not None:
-        network.get_buffer("caution")[0], network.get_buffer("needed")[0] = best[1], best[2]
+    found = {
+        (caution, needed): _followed(mean - caution * deviation, needed, gains, decisions)
+        for caution in CAUTIONS
+        for needed in NEEDED
+    }
+    # The least regret among those that do little harm; of equal ones the most cautious.
+    allowed = {setting: regret for setting, (regret, harm) in found.items() if harm <= HARM_BAR}
+    if not allowed:
+        allowed = {(CAUTIONS[-1], NEEDED[-1]): 0.0}
+    caution, needed = min(allowed, key=lambda setting: (allowed[setting], -setting[0], -setting[1]))
+    network.get_buffer("caution")[0], network.get_buffer("needed")[0] = caution, needed
 
 
-def _cost(scores: Floats, needed: float, gains: Floats, decisions: npt.NDArray[np.int64]) -> float:
-    """Return the mean regret of following the scores, and what the harm weighs."""
+def _followed(scores: Floats, needed: float, gains: Floats, decisions: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """Return the mean regret of following the scores, and the share of decisions in which that does harm."""
     total = harm = 0.0
     numbers = np.unique(decisions)
     for number in numbers:
@@ -282,7 +287,7 @@ def _cost(scores: Floats, needed: float, gains: Floats, decisions: npt.NDArray[n
         gain = float(gains[of][place]) if scores[of][place] > needed else 0.0
         total += max(0.0, float(gains[of].max())) - gain
         harm += gain < -HARM
-    return (total + HARM_WEIGHT * harm) / len(numbers)
+    return total / len(numbers), harm / len(numbers)
 
 
 def _train(start: LearningStart, config: TreesConfig, progress: ProgressCallback) -> int:

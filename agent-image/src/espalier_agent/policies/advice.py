@@ -36,6 +36,7 @@ def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = Non
     generator of that seed. Never fails: unknown layers are embedded from their attributes, a model without growth
     points or with none allowed is left as it is.
     """
+    policy = policy.answering(request.architecture)
     actions = request.actions()
     probabilities, gains = _estimates(policy, request, actions)
     chosen = _greedy(probabilities) if sample_seed is None else _sampled(probabilities, sample_seed)
@@ -52,6 +53,7 @@ def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = Non
 
 def advise(policy: Policy, request: AdviceRequest, decision_id: str) -> AdviceResponse:
     """Return the greedy decision as the answer to a consultation."""
+    policy = policy.answering(request.architecture)
     return answer_of(policy, decide(policy, request), decision_id)
 
 

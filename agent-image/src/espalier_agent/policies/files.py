@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Final
@@ -192,8 +193,12 @@ def _read_policy_file(path: Path) -> PolicyDocument:
 
 
 def default_policy() -> Policy:
-    """Return the policy that Espalier ships."""
-    with as_file(files(data.__name__).joinpath(*data.POLICY_FOLDER.split("/"))) as folder:
+    """Return the policy that Espalier ships: one for the models of its tables, and one for all others."""
+    return replace(_carried(data.POLICY_FOLDER), strangers=_carried(data.STRANGERS_FOLDER))
+
+
+def _carried(name: str) -> Policy:
+    with as_file(files(data.__name__).joinpath(*name.split("/"))) as folder:
         return load_policy(folder)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_api.advice import PolicyVersion
+from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 
 DEFAULT_EMBEDDING_SEED: Final = 0
@@ -64,6 +65,14 @@ class Policy:
     network: PolicyNetwork
     vocabulary: Vocabulary
     lineage: Lineage
+    strangers: Policy | None = field(default=None, compare=False)
+    """Answers for models with layers that this policy has never met; None: it answers for them, too."""
+
+    def answering(self, architecture: Architecture) -> Policy:
+        """Return the policy that answers for a model."""
+        if self.strangers is None or not self.vocabulary.unknown(architecture):
+            return self
+        return self.strangers
 
     @property
     def identity(self) -> PolicyVersion:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from espalier_agent.policies.network import Gains, NetworkConfig, PolicyNetwork, Prepared
-from espalier_agent.policies.tree_features import DYNAMIC, STATIC, Facts, dynamic_features, static_features
+from espalier_agent.policies.tree_features import DYNAMIC, FEATURES, STATIC, Facts, dynamic_features, static_features
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_api.advice import Action, ActionColumns, AdviceRequest
 from espalier_api.architecture import Architecture
@@ -107,7 +107,7 @@ class TreesNetwork(PolicyNetwork):
         dynamic = torch.cat([share[:, None], prepared["dynamic"][models]], dim=1).numpy()
         count, growths, _ = static.shape
         spread = np.broadcast_to(dynamic[:, None], (count, growths, len(DYNAMIC)))
-        rows = np.concatenate([static, spread], axis=2).reshape(count * growths, -1)
+        rows = np.concatenate([static, spread], axis=2).reshape(count * growths, len(FEATURES))
         return evaluated(self.arrays(), rows).reshape(TREES, count, growths)
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:

@@ -7,6 +7,7 @@ has met are read as well. What is not known is `UNKNOWN`, which trees can split 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from espalier_api.advice import Action, AdviceRequest, offered
-from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, Layer
+from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthPoint, Layer
 from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
@@ -92,12 +93,16 @@ def static_features(architecture: Architecture, facts: Facts) -> dict[Action, Ve
     model = _Model(architecture, facts)
     found: dict[Action, Vector] = {}
     mixed: set[str] = set()
+    alike = Counter(action.kind for action in growths)
+    before: Counter[str] = Counter()
+    whole = model.whole(len(growths))
     for action in growths:
-        alike = [one for one in growths if one.kind == action.kind]
-        row = model.features(action, alike.index(action) / max(1, len(alike) - 1), first=action.kind not in mixed)
+        share = before[action.kind] / max(1, alike[action.kind] - 1)
+        before[action.kind] += 1
+        row = model.features(action, share, first=action.kind not in mixed)
         if row[STATIC.index("mixes places")]:
             mixed.add(action.kind)
-        found[action] = np.array([*row, *model.whole(len(growths))], dtype=np.float32)
+        found[action] = np.array([*row, *whole], dtype=np.float32)
     return found
 
 
@@ -119,6 +124,7 @@ class _Model:
     def __init__(self, architecture: Architecture, facts: Facts) -> None:
         self._architecture = architecture
         self._layers = {layer.name: layer for layer in architecture.layers}
+        self._points: dict[str | None, GrowthPoint] = {point.id: point for point in architecture.growth_points}
         self._known = bool(facts.places)
         self._batch = facts.batch_size or BATCH_SIZE
         self._places = places_of_all(architecture, facts.places)
@@ -130,9 +136,11 @@ class _Model:
             before = max((self._mixed[name] for name in layer.inputs), default=0)
             self._mixed[layer.name] = before + mixes(layer)
         self._furthest = max(1, *self._reached.values())
+        self._most_mixed = max(self._mixed.values())
         widths = [_width(layer) for layer in architecture.layers if layer.operator in WEIGHT_OPERATORS]
         # The last one is the number of classes.
-        self._widths = [width for width in widths[:-1] if width] or [1]
+        widths = [width for width in widths[:-1] if width] or [1]
+        self._widest, self._narrowest = max(widths), min(widths)
         self._parameters = max(1, architecture.parameters)
 
     def features(self, action: Action, share: float, *, first: bool) -> list[float]:
@@ -164,10 +172,10 @@ class _Model:
             min(max(0.0, seconds) / self._seconds, 8.0) if self._known else UNKNOWN,
             math.log2(here) if self._known else UNKNOWN,
             math.log2(1 + width),
-            width / max(self._widths),
-            width / min(self._widths),
+            width / self._widest,
+            width / self._narrowest,
             self._mixed[after],
-            max(self._mixed.values()),
+            self._most_mixed,
             grown,
         ]
 
@@ -190,7 +198,7 @@ class _Model:
         """Return the layers that a growth adds, the layer after which, and how often it was grown there."""
         architecture = self._architecture
         if action.kind == DEEPEN.name:
-            point = architecture.growth_point(str(action.target))
+            point = self._points[action.target]
             return point.insertion, point.after, point.grown
         if action.kind == ADD_BLOCK.name:
             run = next(one for one in architecture.blocks or () if one.id == action.target)

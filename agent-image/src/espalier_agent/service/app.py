@@ -52,12 +52,14 @@ class PolicyDescription(Record):
 
     policy: PolicyVersion
     growth_points: int
-    """Growth points that a policy with the `lstm` encoder decides about; `graph` serves any number."""
+    """Growth points that a policy with the `lstm` encoder decides about; the others serve any number."""
     widening: bool = False
     """Whether it decides about groups of channels, too; without it none is ever widened."""
     vocabulary_size: int
     """Distinct layers that it has learnt from; others are embedded from their attributes."""
     lineage: Lineage
+    strangers: PolicyVersion | None = None
+    """The policy that answers for models with layers outside this one's vocabulary, if there is one."""
     exploration: float = 0.0
     """Share of the decisions that are drawn uniformly from what is allowed, to learn what comes of it."""
     shadow: PolicyVersion | None = None
@@ -139,7 +141,7 @@ def _add_routes(app: FastAPI, metrics: Metrics) -> None:
         """Advise on one consultation. Any model is answered; what cannot be grown is left as it is."""
         begun = time.perf_counter()
         # Taken once: an answer is by one policy, though another may take its place meanwhile.
-        policy = serving.policy.current
+        policy = serving.policy.current.answering(request.architecture)
         decision_id = str(uuid.uuid4())
         decision = explored(decide(policy, request), serving.exploration, decision_id)
         answer = answer_of(policy, decision, decision_id)
@@ -202,6 +204,7 @@ def _add_routes(app: FastAPI, metrics: Metrics) -> None:
             vocabulary_size=len(policy.vocabulary),
             lineage=policy.lineage,
             exploration=serving.exploration.share,
+            strangers=None if policy.strangers is None else policy.strangers.identity,
             shadow=None if serving.shadow is None else serving.shadow.policy.current.identity,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from espalier_api.architecture import Architecture, BlockPoint, GrowthError, Layer
+from espalier_api.growth.block_channels import Copies, continued
 from espalier_api.growth.operation import GrowthOperation, Target
 
 
@@ -90,11 +91,22 @@ def block_added(architecture: Architecture, point_id: str) -> Architecture:
         inputs = tuple(rewired.get(name, name) for name in layer.inputs)
         layers.append(layer if inputs == layer.inputs else layer.model_copy(update={"inputs": inputs}))
         layers.extend(waiting.get(layer.name, ()))
+    channels = architecture.channels
+    if channels is not None:
+        handed = dict(zip(point.reads, point.gives, strict=True))
+        copies = Copies(
+            owned=frozenset(layer.name for layer in architecture.layers if owner_of(layer.name, point.copied)),
+            renamed=renamed,
+            read=lambda name: handed[name] if name in handed else renamed(name),
+            rewired=rewired,
+            order={layer.name: place for place, layer in enumerate(layers)},
+        )
+        channels = continued(channels, copies)
     return Architecture(
         layers=tuple(layers),
         outputs=tuple(rewired.get(name, name) for name in architecture.outputs),
         growth_points=architecture.growth_points,
-        channels=architecture.channels,
+        channels=channels,
         blocks=tuple(_after(other, point, new, rewired) for other in architecture.blocks or ()),
         targets=architecture.targets,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from espalier_api.architecture import Architecture, Layer
+from espalier_api.growth.block import owner_of
 from espalier_api.growth.channel_insertion import inserted
 from espalier_api.growth.operation import GrowthOperation, Target
 
@@ -74,8 +76,11 @@ def deepened(architecture: Architecture, point_id: str) -> Architecture:
         if other.after == point.after:
             update["after"] = output
         points.append(other.model_copy(update=update) if update else other)
+    outputs = rewired(architecture.outputs)
     blocks = architecture.blocks and tuple(
-        run.model_copy(update={"reads": rewired(run.reads), "gives": rewired(run.gives)}) for run in architecture.blocks
+        run.model_copy(update={"reads": rewired(run.reads)})
+        for run in architecture.blocks
+        if not _returned(output, owner_of(output, run.copied), layers, outputs)
     )
     channels = None
     if architecture.channels is not None and point.channels is not None:
@@ -83,9 +88,16 @@ def deepened(architecture: Architecture, point_id: str) -> Architecture:
         channels = inserted(architecture.channels, point.channels.renamed(absolute), point.after, output, reads)
     return Architecture(
         layers=tuple(layers),
-        outputs=rewired(architecture.outputs),
+        outputs=outputs,
         growth_points=tuple(points),
         channels=channels,
         blocks=blocks,
         targets=architecture.targets,
     )
+
+
+def _returned(name: str, block: str | None, layers: Sequence[Layer], outputs: Sequence[str]) -> bool:
+    """Return whether a new layer is what a block returns: then the block is no sum any more, and its run has ended."""
+    if block is None:
+        return False
+    return name in outputs or any(name in layer.inputs and owner_of(layer.name, (block,)) is None for layer in layers)

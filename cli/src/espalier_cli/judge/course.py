@@ -19,7 +19,6 @@ from espalier_api.advice import Action
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.job import Insertion
 from espalier_api.step_cost import step_seconds
-from espalier_api.trials import Slice
 from espalier_cli.judge.case import Case, CaseError, Split
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.network import Network, new_network
@@ -40,6 +39,19 @@ class Score:
     """Share of targets that have the largest output; where targets are regressed on, R², not below 0."""
     loss: float
     """Mean cross entropy, or mean squared error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Part of a budget in which a trial trains, in steps of the starting model."""
+
+    begins: float
+    ends: float
+
+    def rate(self, initial: float, used: float) -> float:
+        """Return the learning rate in the slice: from `initial` linearly to 0."""
+        span = self.ends - self.begins
+        return initial * min(1.0, max(0.0, (self.ends - used) / span)) if span > 0 else 0.0
 
 
 @dataclass

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier_agent.policies.files import open_policy
+from espalier_api.growth_corpus import CaseRecord
 from espalier_cli.judge.case import Case, CaseError, Cases
 from espalier_cli.judge.deciding import Setting
+from espalier_cli.judge.records import TrialsRecord
 from espalier_cli.judge.running import Runner, Watcher
 from espalier_cli.judge.tasks import Arms, Trials
 from espalier_cli.judge.trialling import version_of
@@ -33,14 +35,17 @@ class Judgement:
 
     def verdict(self, watcher: Watcher) -> Verdict:
         """Train all that is missing, and judge; raises `CaseError`, and `PolicyError` for an unusable policy."""
+        return judged(decisions_of(*self.records(watcher)))
+
+    def records(self, watcher: Watcher, *, trials: bool = True) -> tuple[list[CaseRecord], list[TrialsRecord]]:
+        """Train all that is missing; return arms, and trials where they are wanted. Raises as `verdict`."""
         version = version_of(open_policy(self.policy))
         places = {case.name: place for place, case in enumerate(self.cases)}
         arms = [Arms(place, seed, self.setting) for seed in range(self.seeds) for place in range(len(self.cases))]
         with Runner(self.make, self.cases, self.folder, self.parallel) as runner:
-            records = runner.run(arms, watcher, time.monotonic)
-            tasks = [Trials(places[record.case], record, self.setting, self.policy, version) for record in records]
-            trials = runner.run(tasks, watcher, time.monotonic)
-        return judged(decisions_of(records, trials))
+            found = runner.run(arms, watcher, time.monotonic)
+            tasks = [Trials(places[record.case], record, self.setting, self.policy, version) for record in found]
+            return found, runner.run(tasks, watcher, time.monotonic) if trials else []
 
 
 def made(make: Cases) -> Sequence[Case]:

@@ -26,8 +26,6 @@ class TrialRecord(Record):
     confirm_accuracy: float
     race_winner: Action
     race_accuracy: float
-    losses: tuple[float | None, ...] = ()
-    """Validation losses of the race's first round: of nothing, then of the growths."""
 
 
 class TrialsRecord(Record):

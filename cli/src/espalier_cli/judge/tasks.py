@@ -9,11 +9,11 @@ from pathlib import Path
 from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Policy
 from espalier_api.growth_corpus import CaseRecord
-from espalier_api.trials import CONFIRM_SHARE, RACE_ROUNDS
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.deciding import Setting, decided
 from espalier_cli.judge.records import TrialsRecord, key_of
 from espalier_cli.judge.trialling import RACE_GPUS, tried
+from espalier_trainer.trials.rules import SHARES
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Trials:
     def file(self, case: Case) -> str:
         """Return the file's name."""
         setting = self.setting
-        rules = (CONFIRM_SHARE, RACE_ROUNDS, RACE_GPUS)
+        rules = (sorted(SHARES.items()), RACE_GPUS)
         return key_of(
             case, self.arms.seed, "trials", self.version, setting.moments, setting.operations, setting.most, rules
         )

@@ -11,6 +11,7 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from espalier_api.advice import Action
@@ -84,8 +85,17 @@ class Verdict:
         }
 
 
-def decisions_of(arms: Sequence[CaseRecord], trials: Sequence[TrialsRecord] = ()) -> tuple[Decision, ...]:
-    """Gather the seeds of each case and moment; without trials there are the advisors none and first alone."""
+Rule = Callable[[CaseRecord, MomentRecord], Action]
+"""What somebody advises at a moment, without trials."""
+
+
+def decisions_of(
+    arms: Sequence[CaseRecord], trials: Sequence[TrialsRecord] = (), rules: Mapping[str, Rule] = MappingProxyType({})
+) -> tuple[Decision, ...]:
+    """Gather the seeds of each case and moment.
+
+    The advisors are none and first, those of `rules`, and with trials of all seeds also those that these need.
+    """
     tried = {(one.case, one.seed): one for one in trials}
     found = []
     for case in dict.fromkeys(record.case for record in arms):
@@ -100,6 +110,10 @@ def decisions_of(arms: Sequence[CaseRecord], trials: Sequence[TrialsRecord] = ()
                 "none": tuple(one[_NOTHING] for one in outcomes),
                 "first": tuple(one[common[1] if len(common) > 1 else _NOTHING] for one in outcomes),
             }
+            for name, rule in rules.items():
+                advised[name] = tuple(
+                    one[str(rule(record, record.moments[place]))] for one, record in zip(outcomes, seeds, strict=True)
+                )
             if len(pairs) == len(seeds):
                 for name, read in _TRIED.items():
                     advised[name] = tuple(read(one, trial) for one, trial in pairs)

@@ -148,7 +148,7 @@ class OwnState:
             job=job,
             model=signature_of(self.model),
             dataset=f"{examples} examples",
-            optimizer=type(self.optimizer).__name__,
+            optimizer=" and ".join(type(each).__name__ for each in members_of(self.optimizer)),
             batch_size=batch_size,
             seed=seed,
         )

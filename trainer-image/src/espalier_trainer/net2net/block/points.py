@@ -10,7 +10,7 @@ from torch import nn
 from espalier_api.architecture import BlockPoint, GrowthError
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.block.insertion import Place, add_blocks
-from espalier_trainer.net2net.block.projections import Closing, NotClosedError, closing
+from espalier_trainer.net2net.block.projections import MARK, Closing, NotClosedError, closing
 from espalier_trainer.net2net.block.runs import Run, candidates
 from espalier_trainer.net2net.block.trial import block_point, check_layers, misfits, not_identities, with_choice
 from espalier_trainer.net2net.blocks import base_class
@@ -178,7 +178,9 @@ def _found(
         if not isinstance(found, NotClosedError):
             places.append(found[0])
             choices[run.id] = found[1]
-        elif run.listed and (len(run.keys) > 1 or found.is_block or _may_be_residual(model, graph, run)):
+        elif (run.listed or hasattr(model.get_submodule(run.id), MARK)) and (
+            len(run.keys) > 1 or found.is_block or _may_be_residual(model, graph, run)
+        ):
             refused.append(_refusal(model, run, str(found), found.remedy))
     return places, choices, refused
 

@@ -9,7 +9,7 @@ nearest to the sum first; a trial on values has the last word.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -60,6 +60,10 @@ _PROJECTIONS: Mapping[type[nn.Module], tuple[str, ...]] = {
 """The last layers of modules that a trace sees as one operation."""
 
 
+MARK = "closed_by"
+"""Attribute of a block, or of its class, that names the parameters which close it, where the walk finds none."""
+
+
 class NotClosedError(Exception):
     """No parameters close a block. The text says why; the remedy says what would help."""
 
@@ -86,9 +90,30 @@ class Closing:
 
 def closing(model: nn.Module, graph: Graph, block: str, span: Span) -> Closing:
     """Return how one call of a block is closed; raises `NotClosedError`."""
-    if not span.outputs:
+    if not span.outputs or not span.outputs[0]:
         raise NotClosedError("it returns no tensor", "return the tensor that the next block reads, first")
+    names = getattr(model.get_submodule(block), MARK, None)
+    if names is not None:
+        return _marked(model, graph, block, span, names)
     return _Walk(dict(model.named_modules()), graph, block, span).closing()
+
+
+def _marked(model: nn.Module, graph: Graph, block: str, span: Span, names: Iterable[str]) -> Closing:
+    """Return what a block says of itself: a trial on values shows whether it is right."""
+    known = dict(model.get_submodule(block).named_parameters())
+    chosen = [names] if isinstance(names, str) else list(names)
+    for name in chosen:
+        if name not in known:
+            raise NotClosedError(
+                f"its `{MARK}` names {name!r}, which is no parameter of it",
+                "name parameters as the block's `named_parameters` does",
+                is_block=True,
+            )
+    shape = graph.operations[span.outputs[0]].shape
+    for entry, read in enumerate(span.inputs):
+        if read and graph.operations[read].shape == shape:
+            return Closing(read, entry, (frozenset(f"{block}.{name}" for name in chosen),))
+    raise NotClosedError("it is given no tensor of its output's shape", "let it return the shape that it is given")
 
 
 class _Walk:
@@ -112,6 +137,13 @@ class _Walk:
                 raise NotClosedError("nothing is added to what it was given", "let it add a branch: `x + f(x)`")
             ways = [self._zero(branch, frozenset()) for branch in branches]
             for branch, found in zip(branches, ways, strict=True):
+                if not found and self._is_frozen(branch):
+                    raise NotClosedError(
+                        f"the branch that ends in {branch.operator} {branch.name!r} is frozen there, so a new block "
+                        "whose last projection is zero would never learn",
+                        "let that layer train (`requires_grad_(True)`), or merge its adapters before growth",
+                        is_block=True,
+                    )
                 if not found:
                     raise NotClosedError(
                         f"the branch that ends in {branch.operator} {branch.name!r} has no last projection that could "
@@ -201,6 +233,11 @@ class _Walk:
             for layer in next(found for kind, found in _PROJECTIONS.items() if isinstance(module, kind))
             for name, _ in module.get_submodule(layer).named_parameters()
         )
+
+    def _is_frozen(self, operation: Operation) -> bool:
+        module = None if operation.module is None else self._modules[operation.module]
+        own = [] if module is None else list(module.parameters())
+        return bool(own) and not any(parameter.requires_grad for parameter in own)
 
     def _own(self, path: str) -> bool:
         """Return whether a parameter is one of the block's that trains."""

@@ -85,7 +85,8 @@ def _runs_of(path: str, container: nn.Module) -> Iterator[Run]:
     for signature, group in groupby(children, key=lambda one: _signature(one[1])):
         members = list(group)
         place += len(members)
-        if signature is not None and (listed or members[-1][0][-1:].isdecimal()):
+        named = isinstance(container, nn.ModuleDict) or members[-1][0][-1:].isdecimal()
+        if signature is not None and (listed or named):
             yield Run(
                 container=path,
                 keys=tuple(key for key, _ in members),

@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from espalier_api.advice import Action
-from espalier_api.architecture import Architecture, GrowthError
-from espalier_api.growth.block import ADD_BLOCK
+from espalier_api.architecture import Architecture
+from espalier_api.growth.block import ADD_BLOCK, owner_of
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.block.points import add_block, is_whole, tried_places, untried_places
 from espalier_trainer.net2net.block.trial import block_point
@@ -30,11 +30,9 @@ class BlockAdded(GrowthStep):
     def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
         """Return the description with its runs of blocks; see `GrowthStep.described`.
 
-        Each run is tried on values, unless `before` lists those that passed. Raises `GrowthError` for a model that may
-        be widened: the channels of new blocks would have to join its groups.
+        Each run is tried on values, unless `before` lists those that passed. Groups of channels within one block of a
+        run are left out: widening one would make the blocks unequal.
         """
-        if architecture.channels is not None:
-            raise GrowthError("a model that may be widened gets no whole blocks; allow Widen or AddBlock, not both")
         whole = is_whole(traced.insertion)
         if before is None:
             places = list(tried_places(traced.model, traced.graph, traced.example_input, whole=whole).found)
@@ -42,7 +40,18 @@ class BlockAdded(GrowthStep):
             known = {point.id: place for place, point in enumerate(before.blocks or ())}
             found, _ = untried_places(traced.model, traced.graph, whole=whole)
             places = sorted((one for one in found if one.id in known), key=lambda one: known[one.id])
-        return architecture.model_copy(update={"blocks": tuple(block_point(place, whole=whole) for place in places)})
+        update: dict[str, object] = {"blocks": tuple(block_point(place, whole=whole) for place in places)}
+        channels = architecture.channels
+        if channels is not None and before is None:
+            blocks = [block for place in places for block in place.run.blocks]
+            update["channels"] = channels.without(
+                {
+                    group.id
+                    for group in channels.groups
+                    if any(all(owner_of(name, (block,)) for name in group.carriers) for block in blocks)
+                }
+            )
+        return architecture.model_copy(update=update)
 
     @classmethod
     def planned(cls, action: Action, architecture: Architecture, insertion: Insertion, seed: int) -> Self:

@@ -1,0 +1,127 @@
+"""Does the shipped policy know where to grow? Judged on the families of `unseen_models`, which it has not met.
+
+Beside it: never growing, always the first growth, the growth that mixes places first, and other policies. A family is
+judged by what its decisions cost: test accuracy below the best arm. `--quick` judges a few families, in a minute.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from espalier_agent.policies.files import open_policy
+from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.tree_features import STATIC, Facts, static_features
+from espalier_api.advice import Action
+from espalier_api.growth_corpus import CaseRecord, MomentRecord
+from espalier_cli.collect.progress_line import ProgressLine
+from espalier_cli.judge.case import Case, CaseFile
+from espalier_cli.judge.deciding import Setting
+from espalier_cli.judge.judging import Judgement
+from espalier_cli.judge.running import cores
+from espalier_cli.judge.trialling import proposal
+from espalier_cli.judge.verdict import Rule, Verdict, decisions_of, judged
+
+MODELS = Path(__file__).with_name("unseen_models.py")
+QUICK = 8
+"""Families of the quick form."""
+BARS = (("advice", 0.6, "before delay"), ("confirm", 0.75, "with the delay of one extra GPU"))
+HARM_BAR = 0.15
+_MIXES_FIRST = STATIC.index("first that mixes places")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the cases: those of cheap, different families."""
+
+    count: int | None
+    """How many; None: all."""
+
+    def __call__(self) -> tuple[Case, ...]:
+        """Make them."""
+        cases = CaseFile(str(MODELS))()
+        if self.count is None:
+            return cases
+        half = cases[: len(cases) // 2]
+        return tuple(sorted(half, key=lambda case: case.steps * _width(case))[: self.count])
+
+
+def _width(case: Case) -> int:
+    return sum(parameter.numel() for parameter in case.built(0).parameters())
+
+
+def mixing(record: CaseRecord, moment: MomentRecord) -> Action:
+    """Return the first growth that lets places see each other: the best fixed rule that was measured before."""
+    if record.architecture is None:
+        return Action.nothing()
+    features = static_features(record.architecture, Facts())
+    actions = [arm.action for arm in moment.arms]
+    return next((one for one in actions if one.grows and features[one][_MIXES_FIRST]), Action.nothing())
+
+
+def advised_by(policy: Policy) -> Rule:
+    """Return what a policy advises without trials."""
+    return lambda record, moment: proposal(policy, record, moment).action
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A few families, one seed.")
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--most", type=click.IntRange(min=1), default=3, show_default=True, help="Growths tried of each model.")
+@click.option("--trials/--no-trials", default=True, show_default=True, help="Also judge Confirm and Race.")
+@click.option("--policy", "others", multiple=True, type=click.Path(path_type=Path), help="Another policy. Repeatable.")
+@click.option("--work-dir", type=click.Path(path_type=Path), default=Path("runs/unseen"), show_default=True)
+@click.option("--parallel", type=click.IntRange(min=1), help="[default: the number of cores]")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False))
+def main(
+    quick: bool,
+    seeds: int,
+    most: int,
+    trials: bool,
+    others: tuple[Path, ...],
+    work_dir: Path,
+    parallel: int | None,
+    picture: Path | None,
+) -> None:
+    """Judge the shipped policy on families that it has not met."""
+    part = Part(QUICK if quick else None)
+    judgement = Judgement(part, part(), 1 if quick else seeds, Setting(most=most), work_dir, parallel or cores())
+    records, tried = judgement.records(ProgressLine("trainings"), trials=trials)
+    rules: dict[str, Rule] = {"mixes first": mixing}
+    if not trials:
+        rules["advice"] = advised_by(open_policy(None))
+    for folder in others:
+        policy = open_policy(folder)
+        rules[policy.name] = advised_by(policy)
+    verdict = judged(decisions_of(records, tried, rules))
+    show(verdict)
+    if picture is not None:
+        from espalier_cli.judge.picture import draw
+
+        draw(verdict, picture)
+    if quick and verdict.regret["advice"] > max(verdict.regret["none"], verdict.regret["first"]):
+        sys.exit("the advice is worse than both never and always growing")
+
+
+def show(verdict: Verdict) -> None:
+    """Print the table, and whether the bars are reached."""
+    print(f"{verdict.cases} cases of {verdict.families} families, {len(verdict.decisions)} decisions")
+    print(f"{'advisor':<14} {'regret':>7} {'95 %':>16} {'worse than none':>16}")
+    for name, regret in verdict.regret.items():
+        low, high = verdict.interval[name]
+        print(f"{name:<14} {regret:>7.4f} {low:>7.4f} to {high:.4f} {verdict.worse[name]:>15.0%}")
+    for (name, simple), (mean, low, high) in verdict.paired.items():
+        print(f"{name} - {simple}: {mean:+.4f} ({low:+.4f} to {high:+.4f})")
+    simple = min(verdict.regret["none"], verdict.regret["first"])
+    for name, bar, when in BARS:
+        if name in verdict.regret and simple > 0:
+            share, harm = verdict.regret[name] / simple, verdict.worse[name]
+            reached = "reached" if share <= bar and harm <= HARM_BAR else "missed"
+            print(f"{name}, {when}: {share:.0%} of the better simple rule (bar {bar:.0%}), harm {harm:.0%}: {reached}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Models that nobody named: each grows exactly at every place that is offered, or is refused; never a crash."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations, weight_norm
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from espalier_trainer.net2net import (
+    ExampleInput,
+    GrowthError,
+    add_block,
+    block_points,
+    deepen,
+    growth_points,
+    refused_blocks,
+    refused_deepenings,
+    refused_widenings,
+    widen,
+    widening_groups,
+)
+from espalier_trainer.net2net.modules import as_arguments
+
+
+class Unit(nn.Module):
+    """A pre-norm residual block."""
+
+    def __init__(self, layer: Callable[[int, int], nn.Module] = nn.Linear) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up, self.act, self.down = layer(8, 16), nn.SiLU(), layer(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        result: Tensor = x + self.down(self.act(self.up(self.norm(x))))
+        return result
+
+
+class Net(nn.Module):
+    """A stem, a list of blocks, a head; `ways` says how the blocks are run."""
+
+    def __init__(self, blocks: nn.Module, run: Callable[[Any, Tensor], Tensor], stem: nn.Module | None = None) -> None:
+        super().__init__()
+        self.stem = stem or nn.Linear(4, 8)
+        self.blocks, self._run = blocks, run
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., 3)."""
+        result: Tensor = self.head(self._run(self.blocks, functional.relu(self.stem(x))))
+        return result
+
+
+class Named(nn.Module):
+    """Takes keyword arguments only, and returns a dictionary, a tuple and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net(nn.ModuleList([Unit(), Unit()]), _in_turn)
+
+    def forward(self, *, values: Tensor, scale: float = 1.0) -> dict[str, Any]:
+        """Return logits and more."""
+        found = self.net(values) * scale
+        return {"logits": found, "more": (found.softmax(-1), None), "count": 3}
+
+
+class Adapted(nn.Module):
+    """A frozen layer with an adapter of low rank."""
+
+    def __init__(self, given: int, made: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(given, made).requires_grad_(False)
+        self.down, self.up = nn.Linear(given, 2, bias=False), nn.Linear(2, made, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., made)."""
+        result: Tensor = self.base(x) + self.up(self.down(x))
+        return result
+
+
+class Remembering(nn.Module):
+    """A buffer takes the size of what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(0))
+        self.first, self.act, self.last = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., 3)."""
+        found = self.act(self.first(x))
+        if self.seen.numel() != found.numel():
+            self.seen = torch.zeros_like(found)
+        self.seen = 0.5 * self.seen + found.detach()
+        result: Tensor = self.last(found)
+        return result
+
+
+class Tied(nn.Module):
+    """Reads and writes with one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.units, self.head = nn.Embedding(20, 8), nn.Sequential(Unit()), nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Return (..., 20)."""
+        result: Tensor = self.head(self.units(self.embedding(words)))
+        return result
+
+
+def _in_turn(blocks: Any, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def _twice(blocks: Any, x: Tensor) -> Tensor:
+    return _in_turn(blocks, _in_turn(blocks, x))
+
+
+def _checkpointed(blocks: Any, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=False)
+    return x
+
+
+def _by_number(blocks: Any, x: Tensor) -> Tensor:
+    result: Tensor = blocks[1](blocks[0](x))
+    return result
+
+
+def _units(**options: Any) -> nn.ModuleList:
+    return nn.ModuleList([Unit(**options), Unit(**options)])
+
+
+def _one_thrice() -> nn.ModuleList:
+    unit = Unit()
+    return nn.ModuleList([unit, unit, unit])
+
+
+def _compiled_within() -> nn.Module:
+    blocks = _units()
+    blocks[0].compile(backend="eager")
+    return Net(blocks, _in_turn)
+
+
+def _hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[1].register_forward_hook(lambda _module, _args, result: 2 * result)
+    return model
+
+
+ROWS = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(1))
+STRANGERS: dict[str, tuple[Callable[[], nn.Module], ExampleInput, int]] = {
+    "tied": (Tied, torch.arange(12).reshape(2, 6), 1),
+    "called twice": (lambda: Net(_units(), _twice), ROWS, 1),
+    "one module thrice": (lambda: Net(_one_thrice(), _in_turn), ROWS, 0),
+    "keywords and dictionaries": (Named, {"values": ROWS, "scale": 0.5}, 1),
+    "buffer resized": (Remembering, ROWS, 0),
+    "nested": (lambda: Net(nn.ModuleDict({"a": nn.Sequential(Unit(), Unit())}), lambda d, x: d["a"](x)), ROWS, 1),
+    "weight norm": (lambda: Net(_units(), _in_turn, parametrizations.weight_norm(nn.Linear(4, 8))), ROWS, 1),
+    "old weight norm": (lambda: Net(_units(), _in_turn, weight_norm(nn.Linear(4, 8))), ROWS, 1),
+    "adapters": (lambda: Net(_units(layer=Adapted), _in_turn), ROWS, 0),
+    "checkpointing": (lambda: Net(_units(), _checkpointed), ROWS, 1),
+    "by number": (lambda: Net(_units(), _by_number), ROWS, 0),
+    "compiled within": (_compiled_within, ROWS, 1),
+    "hook": (_hooked, ROWS, 0),
+}
+
+
+def _outputs(model: nn.Module, example: ExampleInput, *, training: bool) -> list[Tensor]:
+    args, kwargs = as_arguments(example)
+    result = copy.deepcopy(model).train(training)(*args, **kwargs)
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.sweep("models that nobody named")
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_stranger_grows_exactly_or_is_refused_with_a_reason(name: str) -> None:
+    torch.manual_seed(0)
+    build, example, runs = STRANGERS[name]
+    model = build()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    grown = [deepen(model, point.id, example) for point in growth_points(model, example)]
+    blocks = block_points(model, example)
+    assert len(blocks) == runs
+    grown += [add_block(model, point.id, example) for point in blocks]
+    for group in widening_groups(model, example):
+        grown.append(widen(model, group, group.next_width, example, seed=1))
+    for each in grown:
+        for training in (False, True):
+            pairs = zip(
+                _outputs(model, example, training=training), _outputs(each, example, training=training), strict=True
+            )
+            for one, other in pairs:
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    refused = [*refused_deepenings(model, example).values(), *refused_widenings(model, example).values()]
+    assert all(one.reason and one.remedy for one in (*refused, *refused_blocks(model, example)))
+    after = model.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_a_compiled_model_is_refused_with_what_to_grow() -> None:
+    model = torch.compile(Net(_units(), _in_turn), backend="eager")
+    with pytest.raises(GrowthError, match="grow its `._orig_mod` and wrap the result again"):
+        growth_points(model, ROWS)
+
+
+def test_frozen_projections_are_named() -> None:
+    (refusal,) = refused_blocks(STRANGERS["adapters"][0](), ROWS)
+    assert "is frozen there" in refusal.reason
+    assert "merge its adapters" in refusal.remedy
+
+
+class Stacked(Unit):
+    """Adds by a sum over a stack, which is no addition that the trace could follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        return torch.stack([x, self.down(self.act(self.up(self.norm(x))))]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (None, "is no sum of what it was given"),
+        (("down.weight", "down.bias"), ""),
+        (("up.weight",), "it still changes what it is given"),
+        (("out.weight",), "'out.weight', which is no parameter of it"),
+    ],
+)
+def test_a_block_may_name_what_closes_it(names: tuple[str, ...] | None, reason: str) -> None:
+    torch.manual_seed(0)
+    kind = type("Marked", (Stacked,), {} if names is None else {"closed_by": names})
+    model = Net(nn.ModuleDict({"first": kind(), "second": kind()}), lambda blocks, x: _in_turn(blocks.values(), x))
+    points = [point.id for point in block_points(model, ROWS)]
+    assert points == ([] if reason else ["blocks.first"])
+    if names is not None and reason:
+        with pytest.raises(GrowthError, match=reason):
+            add_block(model, "blocks.first", ROWS)
+    elif not reason:
+        grown = add_block(model, "blocks.first", ROWS)
+        assert list(dict(grown.blocks.named_children())) == ["first", "second", "second_added_0"]
+        assert torch.equal(grown(ROWS), model(ROWS))

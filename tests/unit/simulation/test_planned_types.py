@@ -20,6 +20,8 @@ from espalier_operator.simulation.planned_types import planned_types
 from espalier_operator.simulation.typed import TypedNode
 from espalier_operator.simulation.typed_jobs import Kind, TypedJob
 
+pytestmark = pytest.mark.slow
+
 NODES = (TypedNode("fast", 2), TypedNode("slow", 2), TypedNode("slow", 2))
 GPUS = {"fast": 2, "slow": 4}
 POLICIES = ("fair", "fifo", "las:thresholds=600/1200", "gittins:quantum=60", "optimus", "goodput", "gavel", "gandiva")

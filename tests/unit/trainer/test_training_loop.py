@@ -276,7 +276,7 @@ def test_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint
 def test_weights_that_are_not_finite_are_never_saved(run, make_job, tmp_path, monkeypatch):
     real = steps.optimize
 
-    def poisoned(network, inputs, labels, judge=None):
+    def poisoned(network, inputs, labels, *rest):
         loss = real(network, inputs, labels)
         with torch.no_grad():
             next(network.module.parameters()).view(-1)[0] = math.nan

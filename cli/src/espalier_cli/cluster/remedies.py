@@ -106,8 +106,8 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         (_AGENT,),
     ),
     Reason.ACTIONS_UNKNOWN: Remedy(
-        "set adaptation.fallback to Heuristic or Random, allow an action that the policy knows in adaptation.actions, "
-        "or serve a policy that has learned them",
+        "Set adaptation.fallback to Heuristic or Random, allow an action that the policy knows in adaptation.actions, "
+        "or serve a policy that has learned them.",
         (_AGENT,),
     ),
     Reason.ILLEGAL_ADVICE: Remedy(

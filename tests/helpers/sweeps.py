@@ -16,8 +16,9 @@ from typing import TypeVar
 Case = TypeVar("Case")
 
 SAMPLES = {
-    "torchvision models": 3,
-    "blocks of torchvision, timm and Hugging Face": 5,
+    "torchvision models": 2,
+    "blocks of torchvision, timm and Hugging Face": 3,
+    "loops of other libraries": 1,
     "models of the zoo": 2,
     "models that nobody named": 4,
     "values of the chart": 3,

@@ -23,6 +23,7 @@ BATCHES = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4, dtype=torch
 QUIET = "import warnings\nwarnings.simplefilter('ignore')\n"
 
 
+@pytest.mark.sweep("loops of other libraries")
 @pytest.mark.parametrize(("name", "grown"), [("accelerate", 8), ("lightning", 8), ("transformers", 4)])
 def test_workers_join_and_the_model_grows(scripted: Callable[..., Workplace], name: str, grown: int) -> None:
     (job,) = load_jobs(LOOPS / f"{name}.yaml")

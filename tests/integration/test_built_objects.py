@@ -153,7 +153,7 @@ def test_the_longest_name_is_taken_with_all_that_is_made_of_it(cluster, namespac
 
 
 def test_the_largest_job_that_is_not_refused_is_taken(cluster, namespace):
-    options = {"text": "x" * 248_900}
+    options = {"text": "x" * 248_500}
     job = stored(cluster, namespace, {"training": {"model": {"name": "digits", "options": options}}})
     for manifest in owned_objects(job):
         try_out(cluster, manifest, keep=True)

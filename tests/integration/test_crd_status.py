@@ -21,7 +21,7 @@ from espalier_api.measurements import (
     Speed,
 )
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm, Metric
 from espalier_api.status import (
     MAX_ADAPTATIONS_KEPT,
     Condition,
@@ -35,6 +35,7 @@ from espalier_api.status import (
     TimeBudgetStatus,
     TrainingStatus,
 )
+from espalier_api.task import Score
 
 
 def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: str) -> None:
@@ -70,6 +71,9 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
         accuracy_after=1.0,
         loss_before=0.5,
         loss_after=1e300,
+        score_before=Score(measure="r2", value=-1e300),
+        score_after=Score(measure="r2", value=1.0),
+        arms=(Arm(action="Nothing", loss=1e300, steps=2**53, seconds=0.5, message="-"),),
         seconds=0.0,
     )
     status = JobStatus(
@@ -80,7 +84,13 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
         completion_time=moment,
         time_budget=TimeBudgetStatus(used_seconds=0.1, remaining_seconds=31_536_000, gpu_seconds_used=1e15),
         allocation=Allocation(
-            generation=7, replicas=3, gpus=6, direction=Direction.DOWN, reason=Reason.GPU_LOST, deadline=moment
+            generation=7,
+            replicas=3,
+            gpus=6,
+            direction=Direction.DOWN,
+            reason=Reason.GPU_LOST,
+            deadline=moment,
+            traceparent=f"00-{'a' * 32}-{'b' * 16}-01",
         ),
         training=TrainingStatus(
             epoch=2,

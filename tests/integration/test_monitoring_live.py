@@ -39,6 +39,7 @@ from espalier_api.report import (
     Adaptation,
     AdaptationResult,
     AdaptationSource,
+    Arm,
     Metric,
     Report,
     TrainerPhase,
@@ -299,7 +300,7 @@ def _play(run: Run) -> None:
     place = f'{{namespace="{world.namespace}", job_name="grows"}}'
     _until_scraped(run, f"espalier_job_steps_total{place} == 20 and espalier_job_adaptations_total{place} == 0")
     grown = _adaptation("d-1", AdaptationSource.AGENT, None).model_copy(
-        update={"accuracy_before": 0.5, "accuracy_after": 0.75}
+        update={"accuracy_before": 0.5, "accuracy_after": 0.75, "arms": (Arm(action="Nothing", loss=1.0, steps=5),)}
     )
     again = _adaptation("d-2", AdaptationSource.FALLBACK, Reason.AGENT_UNAVAILABLE)
     report = report.model_copy(update={"step": 30, "depth": 5, "parameters": 200, "adaptations": (grown, again)})

@@ -21,7 +21,10 @@ class Prints:
 
     def __init__(self, job: str, log: Path) -> None:
         self._job, self._log = job, log
-        self._place = log.stat().st_size if log.exists() else 0
+        try:
+            self._place = log.stat().st_size
+        except OSError:  # there is none yet; a folder that cannot be is for whoever makes it to report
+            self._place = 0
         self._begun = b""
         """The last line, as long as it has no end."""
         self._told: set[str] = set()

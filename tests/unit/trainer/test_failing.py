@@ -247,7 +247,8 @@ def test_the_older_checkpoint_gives_way_where_three_do_not_fit(workplace, make_j
 
 def test_a_new_job_of_the_same_name_goes_on_from_the_checkpoint_of_one_that_failed(workplace, make_job, tmp_path):
     """So on Kubernetes, where a job is created again: the other job's UID, its attempts begin at 0."""
-    (tmp_path / "users.py").write_text(USERS)
+    later = 'self.seen = vars(self).get("seen", 0) + 1\n            if self.seen > 300: raise TypeError'
+    (tmp_path / "users.py").write_text(USERS.replace("raise TypeError", later))
     job = make_job(
         training={"model": {"entrypoint": "users:bad_later"}},
         timeBudgetSeconds=1.5,

@@ -153,6 +153,13 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
             "fieldPath": ".adaptation",
         },
         {
+            "rule": "!has(self.adaptation) || !has(self.adaptation.trials) || self.adaptation.trials == 'Off' || "
+            "(has(self.training) && has(self.training.elasticBatch))",
+            "message": "is missing, so extra workers take no part and adaptation.trials has none to try with; set it to "
+            "keepGlobal, or adaptation.trials to Off",
+            "fieldPath": ".training.elasticBatch",
+        },
+        {
             "rule": "self.controllerName == oldSelf.controllerName",
             "message": "is immutable; apply the job under another name, or delete it first",
             "fieldPath": ".controllerName",

@@ -155,8 +155,8 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         {
             "rule": "!has(self.adaptation) || !has(self.adaptation.trials) || self.adaptation.trials == 'Off' || "
             "(has(self.training) && has(self.training.elasticBatch))",
-            "message": "is missing, so extra workers take no part and adaptation.trials has none to try with; set it to "
-            "keepGlobal, or adaptation.trials to Off",
+            "message": "is missing, so extra workers take no part and adaptation.trials has none to try with; set "
+            "it to keepGlobal, or adaptation.trials to Off",
             "fieldPath": ".training.elasticBatch",
         },
         {

@@ -21,10 +21,35 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 SHORTER = {
     " espalier run ": "--time-budget 3",
-    " espalier agent learn ": "--set updates=20",
-    " espalier agent collect ": "--time-budget 0.5 --seeds 1 --decisions 1 --step-cost 2,1,1,1",
+    " espalier agent learn --outcomes ": "--set updates=20",
+    " espalier agent learn --from": "--set updates=20",
+    " espalier agent collect examples": "--time-budget 0.5 --seeds 1 --decisions 1 --step-cost 2,1,1,1",
+    " espalier agent collect --corpus ": "--seeds 1 --moments 50% --corpus cases.py",
+    " espalier agent judge --model ": "--seeds 1 --moments 50% --most 2 --budget 40",
 }
 """What is added to commands that take their time otherwise."""
+CASES = """
+import torch
+from torch import nn
+
+
+def cases():
+    for width in (3, 6):
+        inputs = torch.randn(96, 4, generator=torch.Generator().manual_seed(width))
+        split = inputs, (inputs[:, 0] * inputs[:, 1] > 0).long()
+        yield {
+            "name": f"mlp {width}",
+            "family": "mlp",
+            "module": lambda seed, width=width: nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2)),
+            "train": split,
+            "validation": split,
+            "test": split,
+            "steps": 20,
+            "batchSize": 32,
+            "optimizer": {"name": "Adam", "learningRate": 0.01},
+        }
+"""
+"""A corpus in place of one that takes hours."""
 
 
 class Laptop:
@@ -140,6 +165,7 @@ def test_the_other_python_blocks_run(laptop: Laptop) -> None:
 
 def test_the_page_on_your_own_policy(laptop: Laptop) -> None:
     local = read("own-policy.md").partition("\n## On a cluster\n")[0]
+    (laptop.folder / "cases.py").write_text(CASES)
     for command in commands(local):
         laptop.type(command)
     assert json.loads((laptop.folder / "tables" / "digits.json").read_text())["sequences"]

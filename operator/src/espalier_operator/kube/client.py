@@ -88,7 +88,12 @@ class Client:
                 if not refusal.status.is_expired or not pages.restart():
                     raise
             else:
-                if (listing := pages.take(page)) is not None:
+                try:
+                    listing = pages.take(page)
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    # A server that starts or stops, and what stands before it, answer so now and then.
+                    raise BackendError(f"list {resource.path(namespace)}: the answer is no list: {error!r}") from error
+                if listing is not None:
                     return listing
 
     async def serves(self, resource: Resource) -> bool:
@@ -198,7 +203,10 @@ class Client:
                 code = answer.code
                 if 200 <= code < 300:
                     self._count(verb, resource, code, begun)
-                    return read(answer.body)
+                    try:
+                        return read(answer.body)
+                    except ValueError as error:  # the page of a proxy, or half an answer
+                        raise BackendError(f"{what}: the answer cannot be read: {error}") from error
                 refusal = ApiRefusalError(what, Status.of(code, answer.body))
                 trouble = str(refusal)
                 retry_after = _seconds(answer.headers.get("Retry-After"))

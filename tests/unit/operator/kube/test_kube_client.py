@@ -135,6 +135,18 @@ def test_a_list_is_read_page_by_page() -> None:
     ]
 
 
+def test_a_page_of_a_proxy_is_an_error_of_the_backend() -> None:
+    with pytest.raises(BackendError, match="the answer cannot be read"):
+        play(Script(web.Response(text="<html>welcome</html>")), lambda client: client.get(resources.PODS, "ns", "p"))
+
+
+@pytest.mark.parametrize("answer", [{}, {"metadata": {}}, {"metadata": {"resourceVersion": "x"}}, [], None])
+def test_an_answer_that_is_no_list_is_an_error_of_the_backend(answer: Any) -> None:
+    """As of an API server that stops; nothing is concluded from it."""
+    with pytest.raises(BackendError, match="list /api/v1/namespaces/ns/pods: the answer is no list"):
+        play(Script(web.json_response(answer)), lambda client: client.list(resources.PODS, "ns"))
+
+
 def test_a_list_whose_version_expires_is_read_in_one_answer() -> None:
     first = web.json_response({"metadata": {"resourceVersion": "7", "continue": "next"}, "items": []})
     whole = web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})

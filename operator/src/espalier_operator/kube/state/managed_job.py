@@ -315,6 +315,7 @@ class ManagedJob:
         observed = Observed(
             generation=self.job.generation,
             report=None if self._report is self._muted else self._report,
+            measured=self._measured,
             refusal=self.refusal,
             reading=self.program.reading,
             read_at=self.program.read_at,

@@ -288,6 +288,19 @@ def test_a_pod_that_fits_on_no_node_delays_nobody():
     assert [type(action) for action in planned.actions[1:]] == [GrantExtra]
 
 
+@pytest.mark.parametrize("memory", [65, 2**62])
+def test_a_pod_that_requests_more_than_any_node_has_delays_nobody(memory):
+    """kube-scheduler's message names GPUs, too, where other nodes lack them."""
+    node_ = node("n", 8, resources={"memory": 64, "pods": 110})
+    lucky = trains("lucky", extra=1)
+    pod = replace(foreign(7), constraints=Constraints(requests=(("memory", memory), ("pods", 1))))
+    planned = decide([node_], [lucky, job("next")], [*workers_of(lucky, "n"), pod])
+    assert [type(action) for action in planned.actions] == [Admit, GrantExtra]
+    fits = replace(pod, constraints=Constraints(requests=(("memory", 64), ("pods", 1))))
+    planned = decide([node_], [lucky, job("next")], [*workers_of(lucky, "n"), fits])
+    assert [type(action) for action in planned.actions] == [NoticeReclaim], "this one is waited for"
+
+
 @pytest.mark.parametrize("state", [PENDING, RUNNING, TERMINATING])
 def test_a_worker_holds_its_gpu_until_it_is_gone(state):
     ended = replace(trains("ended", high=1), finished=True)

@@ -37,6 +37,7 @@ leave.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -542,7 +543,15 @@ class _Tick:
 
     def _leaving(self, snapshot: Snapshot) -> set[str]:
         """Return the workers whose GPUs become free without another action."""
-        leaving = {worker.name for worker in snapshot.workers if worker.state is WorkerState.TERMINATING}
+        leaving = set()
+        for worker in snapshot.workers:
+            if worker.state is WorkerState.TERMINATING:
+                begin, end = worker.leaves_between()
+                if begin <= self._now < end:
+                    leaving.add(worker.name)
+                for time in (begin, end):
+                    if self._now < time < math.inf:
+                        self._wake(time)
         stays = {job.key for job in self._running if job.stopping is None}
         over = {job.key for job in snapshot.jobs} - stays
         if over:

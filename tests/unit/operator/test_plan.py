@@ -530,6 +530,21 @@ def test_gpus_on_their_way_back_are_reclaimed_only_once():
     assert refused(planned)["giving"] is Reason.RECLAIM_PENDING
 
 
+@pytest.mark.parametrize(
+    ("leaves_in", "waits"), [(30, True), (-59, True), (-61, False), (599, True), (601, False), (10**9, False)]
+)
+def test_a_pod_whose_grace_period_is_a_year_or_long_over_is_not_waited_for(leaves_in, waits):
+    """Whoever deletes a pod says for how long it may hold its GPUs; others were let wait for that."""
+    holder, leaves_at = trains("holder", extra=1, high=2), NOW + leaves_in
+    stays = replace(foreign(1, "n"), state=TERMINATING, leaves_at=leaves_at)
+    planned = decide([node("n", 3)], [holder, job("next")], [*workers_of(holder, "n"), stays])
+    asked = NoticeReclaim(job="holder", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+    assert planned.actions == (() if waits else (asked,))
+    if waits:
+        assert planned.wake_at is not None
+        assert NOW < planned.wake_at <= leaves_at + 60, "it is decided again once the pod hangs"
+
+
 def test_what_is_acknowledged_is_released_and_what_is_overdue_is_taken():
     reclaim = Reclaim(extra=0, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB)
     giving = trains("giving", extra=1, generation=3, acknowledged_generation=2, reclaim=reclaim)

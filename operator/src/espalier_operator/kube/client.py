@@ -78,9 +78,17 @@ class Client:
         self.requests: Counter[tuple[str, str, int]] = Counter()
         """Tries by verb, resource and HTTP code; 0 where no answer came."""
 
-    async def list(self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = "") -> Listing:
-        """Return all objects that the selectors choose."""
-        pages = Pages(PAGE, labels, fields)
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        keep: Callable[[Raw], Raw] = lambda raw: raw,
+    ) -> Listing:
+        """Return all objects that the selectors choose, of each what `keep` returns of it when its page has come."""
+        pages = Pages(PAGE, labels, fields, keep)
         while True:
             try:
                 page = await self._request("list", "GET", resource, resource.path(namespace), query=pages.query)

@@ -135,6 +135,20 @@ def test_a_list_is_read_page_by_page() -> None:
     ]
 
 
+def test_of_a_list_only_what_is_wanted_is_kept() -> None:
+    """All pods of a large cluster would take half a gigabyte."""
+    items = [{"metadata": {"name": name}, "spec": "x" * 1000} for name in "ab"]
+    script = Script(web.json_response({"metadata": {"resourceVersion": "7"}, "items": items}))
+    seen: list[Any] = []
+
+    def keep(raw: Any) -> Any:
+        seen.append(raw)
+        return raw["metadata"]
+
+    found, _ = play(script, lambda client: client.list(resources.PODS, "ns", keep=keep))
+    assert (found.items, found.version, seen) == ([{"name": "a"}, {"name": "b"}], 7, items)
+
+
 def test_a_page_of_a_proxy_is_an_error_of_the_backend() -> None:
     with pytest.raises(BackendError, match="the answer cannot be read"):
         play(Script(web.Response(text="<html>welcome</html>")), lambda client: client.get(resources.PODS, "ns", "p"))

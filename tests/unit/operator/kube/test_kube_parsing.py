@@ -454,6 +454,7 @@ def test_preempted_by_the_scheduler_and_on_its_way_out():
         JOB, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
     )
     raw["metadata"]["deletionTimestamp"] = time_at(EPOCH + 5)
+    assert parse_pod(raw, SETTINGS).leaves_at == EPOCH + 5
     pod = pod_of(raw)
     assert (pod.disrupted, pod.deleting, pod.done) == (True, True, False)
 

@@ -90,6 +90,8 @@ class Pod:
     gated: bool
     """It has scheduling gates: it does not want a node yet."""
     deleting: bool
+    leaves_at: float | None
+    """When its grace period ends, if it is being deleted."""
     overran: bool
     """It was ended because it exceeded a limit of its own template: of its storage, or of its time."""
     disrupted: bool
@@ -127,6 +129,12 @@ class Pod:
     def done(self) -> bool:
         """Whether its worker has ended for good, though another container may still run."""
         return self.ended or self.exit_code is not None
+
+
+def concerns_gpus(raw: Raw, settings: KubeSettings) -> bool:
+    """Return whether a pod requests GPUs, or claims to be a worker of a job."""
+    spec = mapping(raw, "spec")
+    return any(request_of(spec, each) for each in settings.gpu_resources) or owner_of(raw) is not None
 
 
 def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
@@ -168,6 +176,7 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         pinned_to=None if owner is None else gpus.place_of(required_node(spec), resource, settings),
         gated=any(entries(spec, "schedulingGates")),
         deleting=metadata.get("deletionTimestamp") is not None,
+        leaves_at=time(metadata, "deletionTimestamp"),
         overran=overran,
         disrupted=not overran
         and (

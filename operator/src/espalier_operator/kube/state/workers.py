@@ -135,6 +135,7 @@ def workers_of(key: str, pods: JobPods) -> Iterator[Worker]:
                 node=pod.place,
                 gpus=pod.gpus,
                 state=WorkerState.TERMINATING,
+                leaves_at=pod.leaves_at,
             )
 
 
@@ -157,6 +158,7 @@ def foreign_worker(pod: Pod) -> Worker | None:
         constraints=pod.constraints,
         pinned_to=pod.pinned_to if pod.node is None else None,
         is_rival=pod.owner is not None,
+        leaves_at=pod.leaves_at,
     )
 
 
@@ -206,6 +208,7 @@ def _worker(pod: Pod, job: str, role: Role, index: int, lost: Container[str]) ->
         pinned_to=pod.pinned_to if pod.node is None else None,
         gpus=pod.gpus,
         state=state,
+        leaves_at=None if pod.uid in lost else pod.leaves_at,
     )
 
 

@@ -136,6 +136,8 @@ class Worker:
     new workers, and is no reason to reclaim any."""
     leaves_at: float | None = None
     """When the grace period of one that terminates ends; None: that is not known, and it is about to."""
+    grace_seconds: float = 0.0
+    """That grace period."""
 
     def leaves_between(self) -> tuple[float, float]:
         """Return from when until when its GPUs count as about to be free, if it terminates.
@@ -144,7 +146,9 @@ class Worker:
         """
         if self.leaves_at is None:
             return -math.inf, math.inf
-        return self.leaves_at - LEAVING_SECONDS, self.leaves_at + HANGING_SECONDS
+        # The clock of the API server need not be ours: what leaves soon is not judged by it.
+        begin = self.leaves_at - LEAVING_SECONDS if self.grace_seconds > LEAVING_SECONDS else -math.inf
+        return begin, self.leaves_at + HANGING_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

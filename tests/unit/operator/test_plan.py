@@ -536,13 +536,17 @@ def test_gpus_on_their_way_back_are_reclaimed_only_once():
 def test_a_pod_whose_grace_period_is_a_year_or_long_over_is_not_waited_for(leaves_in, waits):
     """Whoever deletes a pod says for how long it may hold its GPUs; others were let wait for that."""
     holder, leaves_at = trains("holder", extra=1, high=2), NOW + leaves_in
-    stays = replace(foreign(1, "n"), state=TERMINATING, leaves_at=leaves_at)
+    stays = replace(foreign(1, "n"), state=TERMINATING, leaves_at=leaves_at, grace_seconds=10**9)
     planned = decide([node("n", 3)], [holder, job("next")], [*workers_of(holder, "n"), stays])
     asked = NoticeReclaim(job="holder", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
     assert planned.actions == (() if waits else (asked,))
     if waits:
         assert planned.wake_at is not None
         assert NOW < planned.wake_at <= leaves_at + 60, "it is decided again once the pod hangs"
+    else:  # by a clock that is far ahead of ours, the end of a short grace period
+        short = replace(stays, grace_seconds=30)
+        planned = decide([node("n", 3)], [holder, job("next")], [*workers_of(holder, "n"), short])
+        assert planned.actions == (() if leaves_in > 0 else (asked,))
 
 
 def test_what_is_acknowledged_is_released_and_what_is_overdue_is_taken():

@@ -92,6 +92,8 @@ class Pod:
     deleting: bool
     leaves_at: float | None
     """When its grace period ends, if it is being deleted."""
+    grace_seconds: float
+    """That grace period."""
     overran: bool
     """It was ended because it exceeded a limit of its own template: of its storage, or of its time."""
     disrupted: bool
@@ -177,6 +179,7 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         gated=any(entries(spec, "schedulingGates")),
         deleting=metadata.get("deletionTimestamp") is not None,
         leaves_at=time(metadata, "deletionTimestamp"),
+        grace_seconds=float(min(whole(metadata, "deletionGracePeriodSeconds") or 0, 2**31)),
         overran=overran,
         disrupted=not overran
         and (

@@ -136,6 +136,7 @@ def workers_of(key: str, pods: JobPods) -> Iterator[Worker]:
                 gpus=pod.gpus,
                 state=WorkerState.TERMINATING,
                 leaves_at=pod.leaves_at,
+                grace_seconds=pod.grace_seconds,
             )
 
 
@@ -159,6 +160,7 @@ def foreign_worker(pod: Pod) -> Worker | None:
         pinned_to=pod.pinned_to if pod.node is None else None,
         is_rival=pod.owner is not None,
         leaves_at=pod.leaves_at,
+        grace_seconds=pod.grace_seconds,
     )
 
 
@@ -209,6 +211,7 @@ def _worker(pod: Pod, job: str, role: Role, index: int, lost: Container[str]) ->
         gpus=pod.gpus,
         state=state,
         leaves_at=None if pod.uid in lost else pod.leaves_at,
+        grace_seconds=pod.grace_seconds,
     )
 
 

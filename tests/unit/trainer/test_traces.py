@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
 
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
 from espalier_api.documents import write_document
+from espalier_api.events import AdaptationFinished
 from espalier_api.job import Fallback
 from espalier_api.tracing import SignalTrace
 from espalier_trainer.advisor import FallbackPolicy, NoAgent, WithFallback
@@ -18,6 +20,7 @@ from espalier_trainer.allocations import AllocationFile
 from espalier_trainer.core.services import Services
 from espalier_trainer.models import build_model
 from espalier_trainer.ready.trainer import Trainer
+from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import DocumentScheduler
 from espalier_trainer.traces import SignalSpans, exporter_to, tracer_into
 from otlp import collecting
@@ -33,14 +36,17 @@ def allocated(path, job, *, traceparent: str | None = TRACE.traceparent, generat
 
 
 def test_a_run_adds_what_it_does_with_an_allocation_to_its_trace(make_job, digits, tmp_path) -> None:
-    job, path = make_job(adaptation={"maxAdaptations": 1, "fallback": "Heuristic"}), tmp_path / "allocation.json"
+    job = make_job(timeBudgetSeconds=3600, adaptation={"maxAdaptations": 1, "fallback": "Heuristic"})
+    path, reporter = tmp_path / "allocation.json", MemoryReporter()
     allocated(path, job)
     kept = InMemorySpanExporter()
     emit, end = tracer_into(SimpleSpanProcessor(kept), {"espalier.job.name": "t"})
     spans = SignalSpans(emit)
     services = Services(
         DocumentScheduler((AllocationFile(path, job, heard=spans.heard),), job),
-        advisor=WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0)),
+        reporter,
+        WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0)),
+        stop=lambda: any(isinstance(event, AdaptationFinished) for event in reporter.events),
         spans=spans,
     )
     model = build_model(job.spec.training.model, digits.classes, digits.example_input(), digits.task)
@@ -89,15 +95,21 @@ def test_what_names_no_trace_is_not_traced(make_job) -> None:
 def test_a_trainer_process_exports_by_otlp(workplace, make_job) -> None:
     with collecting() as collector:
         place = workplace(
-            make_job(timeBudgetSeconds=0.5, adaptation={"fallback": "Heuristic"}),
+            make_job(timeBudgetSeconds=3600, adaptation={"maxAdaptations": 1, "fallback": "Heuristic"}),
             prelude=f"os.environ['ESPALIER_TRACES_ENDPOINT'] = {collector.url!r}",
         )
         allocated(place.folder / "allocation.json", place.job)
         process = place.start()
+        deadline = time.monotonic() + 120
+        while not any(isinstance(event, AdaptationFinished) for event in place.events()):
+            assert process.is_alive(), place.log
+            assert time.monotonic() < deadline, place.log
+            time.sleep(0.02)
+        process.terminate()
         process.join(60)
-    assert process.exitcode == 0, place.log
+    assert process.exitcode == 143, place.log
     sent = collector.spans()
-    assert {"receive", "consult", "adapt"} <= {span.name for span in sent}
+    assert sorted(span.name for span in sent) == ["adapt", "consult", "receive"]
     assert {(span.trace_id, span.parent_span_id) for span in sent} == {
         (TRACE.trace_id.to_bytes(16), TRACE.span_id.to_bytes(8))
     }

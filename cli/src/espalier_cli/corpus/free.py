@@ -7,6 +7,7 @@ some have nothing but a head, and some lack nothing. Budgets are long enough tha
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Final
@@ -29,7 +30,7 @@ def free_model(kind: str, choices: int, inputs: Inputs) -> nn.Module:
 def free_steps(kind: str, chance: random.Random) -> int:
     """Draw a budget, in steps."""
     low, high = {"table": (500, 1200), "tokens": (250, 800), "image": (250, 700)}[kind]
-    return round(low * (high / low) ** chance.random())
+    return round(low * math.exp(chance.random() * math.log(high / low)))
 
 
 class _Draw:
@@ -48,7 +49,8 @@ class _Draw:
 
     def of(self, *choices: int) -> int:
         """Draw one."""
-        return self.chance.choice(choices)
+        index = self.chance.randrange(len(choices))
+        return choices[index]
 
     def likely(self, probability: float) -> bool:
         """Return whether something is the case."""

@@ -2,8 +2,9 @@
 
 Splits are drawn at random (extremely randomized trees, Geurts et al. 2006): few families with noisy gains are learnt
 from, and the mean of such trees follows their noise less. Each tree is learnt from a bootstrap over *families*: models
-of a family resemble each other, so only a family that a tree has not met shows what it knows of others. The families that a tree left out also decide how cautious the policy
-is: by how many deviations of the trees the expected gain is lowered, and how much is then needed to beat nothing.
+of a family resemble each other, so only a family that a tree has not met shows what it knows of others. The families
+that a tree left out also decide how cautious the policy is: by how many deviations of the trees the expected gain is
+lowered, and how much is then needed to beat nothing.
 """
 
 from __future__ import annotations

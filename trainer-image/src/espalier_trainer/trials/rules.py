@@ -52,7 +52,7 @@ _LIMIT: Final = 0.3
 """Of the logarithm of losses: a loss that is lower by half gains no more than one that is lower by a quarter."""
 _INTERVAL: Final = 2 * 1.2816
 """Width in standard deviations of the interval that a policy tells (four of five)."""
-_UNEXPLAINED: Final = 0.035
+_UNEXPLAINED: Final = 0.02
 """Deviation of gains that a policy's interval leaves out: its estimates differ less than models do."""
 
 

@@ -75,7 +75,8 @@ class Fallback(StrEnum):
     """Do not change the model."""
     RANDOM = "Random"
     HEURISTIC = "Heuristic"
-    """Deepen the first growth point while enough budget is left; widen the first group if only that is allowed."""
+    """Deepen at the first growth point whose layers mix places (a kernel above 1, recurrence, attention), else at the
+    first, while enough budget is left; without growth points that are allowed, the first group or run."""
 
 
 class OnReclaim(StrEnum):

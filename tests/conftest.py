@@ -1,10 +1,11 @@
-"""What every run of the tests begins with: the same signals, in CI the same examples, and the day's part of the sweeps.
+"""What every run of the tests begins with: signals, examples (in CI always the same), the day's part of the sweeps.
 
 Hypothesis explores other examples in every run on a person's machine, and plays the same ones in every run of CI.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -22,6 +23,18 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 # A change lands or not for what it does, not for what a run happened to draw.
 settings.register_profile("ci", settings.get_profile("busy"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "busy")
+
+
+# Modules and tests stay until the end, 700,000 objects. The garbage collector took a quarter of the time of the
+# collection of tests, and a tenth of theirs, to find nothing among them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, and leave out what is imported."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header() -> str:

@@ -34,6 +34,7 @@ def pytest_collection_finish() -> None:
     """Collect garbage from now on, and leave out what is imported."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
 
 

@@ -7,6 +7,7 @@ The marks' labels stand in a strip of their own above the curves; growths too cl
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,6 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from espalier_api.advice import Action
+from espalier_api.documents import write_bytes_atomically
 from espalier_api.events import (
     AdaptationFinished,
     AllocationChanged,
@@ -275,8 +277,6 @@ def _kind(event: AnyEvent) -> str:
 
 def _save(figure: Figure, path: Path) -> None:
     """Write the figure whole or not at all."""
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:] or "png", dpi=120)
+    write_bytes_atomically(path, drawn.getvalue())

@@ -80,8 +80,11 @@ class Order:
 
         One whose share is none, or of another type of GPU than it has, comes last.
         """
-        own, other = self._standings[job.key], self._standings[holder.key]
-        return self.waits(holder) or self.is_elsewhere(holder) or own.place < other.place
+        return self.waits(holder) or self.is_elsewhere(holder) or self.is_earlier(job, holder)
+
+    def is_earlier(self, job: JobFacts, other: JobFacts) -> bool:
+        """Return whether the share of `job` comes before that of `other`."""
+        return self._standings[job.key].place < self._standings[other.key].place
 
     def waits(self, job: JobFacts) -> bool:
         """Return whether the job is to have no workers."""

@@ -221,15 +221,16 @@ def test_a_job_starts_on_the_type_where_it_gains_most(policy: str) -> None:
     assert on(cluster) == {"gains": "fast", "same": "slow"}
 
 
-def test_under_goodput_jobs_change_places_once_it_is_measured_that_they_gain_by_it() -> None:
+@pytest.mark.parametrize("policy", ["goodput", "gavel:objective=fifo"])
+def test_jobs_change_places_once_it_is_measured_that_they_gain_by_it(policy: str) -> None:
     cluster = world(gains=job("gains", {"fast": 1.0, "slow": 1.0}), same=job("same", {"fast": 0.5, "slow": 1.0}))
-    step(cluster, "goodput")
+    step(cluster, policy)
     assert on(cluster) == {"gains": "slow", "same": "fast"}
     cluster.change("gains", speeds=(measured("fast", 0.1), measured("slow", 1.0)))
     cluster.change("same", speeds=(measured("fast", 1.0), measured("slow", 1.0)))
     stopped = Counter[str]()
     for _ in range(60):
-        stopped.update(action.job for action in step(cluster, "goodput") if isinstance(action, Stop))
+        stopped.update(action.job for action in step(cluster, policy) if isinstance(action, Stop))
         for key, each in cluster.jobs.items():
             if each.stopping is not None:
                 cluster.change(key, leader_running=False, training=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from espalier_operator.facts import JobFacts
-from espalier_operator.policies.view import Decision, Share
+from espalier_operator.policies.view import ONE, Decision, Share
 
 Rank = tuple[float, ...]
 """Smaller goes first."""
@@ -36,6 +36,8 @@ class Weighing:
     @classmethod
     def of(cls, share: Share, gpus_per_worker: int) -> Weighing:
         """Return the weighing of a job by its share."""
+        if share.weight is ONE:  # nearly all are; fractions are slow
+            return cls(gpus_per_worker, 1, 1.0)
         return cls(gpus_per_worker * share.weight.denominator, share.weight.numerator, float(share.weight))
 
     def level(self, spare: int) -> tuple[float, float]:

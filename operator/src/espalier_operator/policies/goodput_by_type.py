@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.leases import LEASE_SECONDS, gpus_of
-from espalier_operator.policies.remaining import known_steps, remaining_steps
+from espalier_operator.policies.remaining import remaining_steps
 from espalier_operator.policies.view import Candidate, Speeds, View
 
 TYPES: Final = "types"
@@ -139,10 +139,11 @@ def _haste(
 ) -> dict[Candidate, float]:
     """Return by how much jobs count more that would be the last ones, of those whose rest is known.
 
-    All take as long as the longest of them on its fastest type, and as all of their work on all GPUs.
+    All take as long as the longest of them on its fastest type, and as all of their work on all GPUs. What a program
+    says of itself does not count: it would gain by saying that it takes long.
     """
     speeds = [average[job] for job in jobs]
-    certain = known_steps(view, jobs, speeds)
+    certain = [job for job in jobs if job.key in view.outlooks and job.rest is None]
     if not certain:
         return {}
     steps = remaining_steps(view, jobs, speeds)

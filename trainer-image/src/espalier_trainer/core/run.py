@@ -523,7 +523,8 @@ class Run:
             self._scheduler.wall_time_left(),
             (initial if adapter.restarts(AdaptationResult.GROWN) else current, current),
             adapter.growth_seed(self.state.network),
-            self.services.clock,
+            linear=self.job.spec.training.schedule.name == "BudgetLinear",
+            clock=self.services.clock,
         )
         if trial is None:
             return False
@@ -597,7 +598,8 @@ class Run:
             self._grown_from = network
         self.progress.adaptations.append(consultation.adaptation)
         if consultation.restart_schedule:
-            self.state.restart_schedule(self.moment())
+            now, at = self.moment(), consultation.restarted_at
+            self.state.restart_schedule(now if at is None else replace(now, used_seconds=at))
         if self.team is not None:
             self.team.noted()
         self.journal.adapted(consultation.adaptation, consultation.problem)

@@ -199,6 +199,7 @@ class _Tick:
             order=self._order,
             capacity=self._capacity,
             pool=self._pool,
+            ledger=self._ledger,
             is_busy=self._is_busy,
             site_on=self._site_on,
             kept=self._relied_on,
@@ -255,6 +256,7 @@ class _Tick:
         Those whose queue must borrow for them come after all others.
         """
         borrowers: list[JobFacts] = []
+        self._preemption.exchanging = self._moves.exchanging()
         for job in self._order.sorted([*self._waiting, *self._between_types()]):
             if job.admitted_at is not None:
                 self._moves.keep(job)
@@ -623,12 +625,12 @@ class _Tick:
         return sorted(yielding, key=self._order.is_elsewhere)
 
     def _site_on(self, job: JobFacts, gpu_type: str) -> Site | None:
-        """Return where a running job may run on another type of GPU, within its quota."""
+        """Return where a running job may run on another type of GPU, whatever its quota."""
         terms = job.terms
         if terms.gpu_type not in (None, gpu_type):
             return None
         sites = self._large_enough(gpu_type, terms.constraints, terms.gpus_per_worker, terms.min_replicas)
-        return next(iter(self._allowed(job, sites, borrowing=False)), None)
+        return next(iter(sites), None)
 
     def _is_busy(self, job: JobFacts) -> bool:
         """Return whether a running job does not yield in this tick: others wait for what it gives back."""

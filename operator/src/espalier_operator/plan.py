@@ -37,6 +37,7 @@ leave.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -80,6 +81,7 @@ from espalier_operator.queues import Ledger
 from espalier_operator.reclaims import ReclaimQueue
 from espalier_operator.reservations import Holding, Reservations
 from espalier_operator.sites import Site
+from espalier_operator.strangers import served
 
 _Attempt = tuple[tuple[Site, ...], int, int, tuple[int, ...]]
 """Where a gang was to start, its workers' GPUs, its workers, and what it must not touch."""
@@ -120,6 +122,7 @@ class _Tick:
         """Pods of others that wait for GPUs."""
         self._rivals = {worker.node or worker.pinned_to for worker in snapshot.workers if worker.is_rival}
         """Nodes where workers of another Espalier are, or will be."""
+        self._machines = {node.name: node for node in snapshot.nodes} if self._rivals else {}
         waiting: list[Worker] = []
         """Workers that wait for the node that was chosen for them."""
         for worker in snapshot.workers:
@@ -133,6 +136,7 @@ class _Tick:
                         self._bound[worker.job][worker.index] = worker.node
                 elif worker.node is None and worker.pinned_to is None:
                     self._foreign.append(worker)
+        self._foreign = served(self._foreign)
         self._promises = {promise.job: promise for promise in snapshot.promises}
         self._ledger = Ledger(snapshot.queues, snapshot.held_claims())
         unfinished = [self._within_limits(job) for job in snapshot.jobs if not job.finished]
@@ -156,8 +160,9 @@ class _Tick:
         """By running job: its extra workers less those that it gives back."""
         leaving = self._leaving(snapshot)
         asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in self._foreign}
+        others = [*self._foreign, *(worker for worker in waiting if worker.is_rival)]
         self._capacity = Capacity(
-            snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label
+            snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label, others
         )
         self._prior = snapshot.placements
         for job in snapshot.jobs:
@@ -468,7 +473,9 @@ class _Tick:
         for worker in sorted(waiting, key=lambda worker: worker.is_rival):
             job = jobs.get(worker.job or "")
             if job is None:
-                self._capacity.reserve(worker.pinned_to, worker.gpus)
+                chosen = self._machines.get(worker.pinned_to or "")
+                if chosen is not None and chosen.admits(worker.constraints):
+                    self._capacity.reserve(chosen.name, worker.gpus, worker.constraints.requests)
                 continue
             stays = worker.name not in leaving
             supply = self._capacity.hold_at(self._site(job), worker.pinned_to, worker.gpus, stays=stays)
@@ -536,7 +543,15 @@ class _Tick:
 
     def _leaving(self, snapshot: Snapshot) -> set[str]:
         """Return the workers whose GPUs become free without another action."""
-        leaving = {worker.name for worker in snapshot.workers if worker.state is WorkerState.TERMINATING}
+        leaving = set()
+        for worker in snapshot.workers:
+            if worker.state is WorkerState.TERMINATING:
+                begin, end = worker.leaves_between()
+                if begin <= self._now < end:
+                    leaving.add(worker.name)
+                for time in (begin, end):
+                    if self._now < time < math.inf:
+                        self._wake(time)
         stays = {job.key for job in self._running if job.stopping is None}
         over = {job.key for job in snapshot.jobs} - stays
         if over:

@@ -42,6 +42,8 @@ class Consultation:
     problem: tuple[Reason, str] | None
     inexact: bool = False
     """Whether the network has grown, and its outputs have changed."""
+    restarted_at: float | None = None
+    """Used seconds of the budget at which the schedule began again; None: now."""
 
     @property
     def answered(self) -> bool:
@@ -183,7 +185,7 @@ class Adapter:
         )
         wanted = decision.action.grows
         restart = (self.restart_only and wanted) or self.restarts(result)
-        return Consultation(grown, adaptation, restart, decision.problem, jumps)
+        return Consultation(grown, adaptation, restart, decision.problem, inexact=jumps)
 
     def declined(self, asked: Asked, network: Network, progress: Progress, arms: Sequence[Arm]) -> Consultation:
         """Leave the network as it is, since what was tried is no better."""
@@ -198,7 +200,8 @@ class Adapter:
         """Continue with a copy that has grown by `action` and trained on, and was the best of those tried."""
         adaptation = asked.choosing(action).record(AdaptationResult.GROWN, before, after, progress, compared(arms))
         adaptation = adaptation.model_copy(update={"arms": tuple(arms)})
-        return Consultation(after, adaptation, self.restarts(AdaptationResult.GROWN), asked.decision.problem)
+        restart = self.restarts(AdaptationResult.GROWN)
+        return Consultation(after, adaptation, restart, asked.decision.problem, restarted_at=asked.used_seconds)
 
     def growth_seed(self, network: Network) -> int:
         """Return the seed of the next growth: another one for each, the same for whoever does it again."""

@@ -21,6 +21,8 @@ class _Loan(NamedTuple):
     job: JobFacts
     worker: Worker
     goods: Goods
+    place: int
+    """Among the loans of the job, in the order in which they are asked back."""
 
 
 @dataclass(slots=True)
@@ -200,7 +202,7 @@ class ReclaimQueue:
         for served in range(1, workers + 1):
             for place, loan in search:
                 node = loan.worker.node
-                if node is None or self._is_out(loan) or not capacity.is_in(site, node):
+                if node is None or not capacity.is_in(site, node):
                     continue
                 if spared is not None and spared(loan.job):
                     continue
@@ -279,21 +281,22 @@ class ReclaimQueue:
         """Yield candidates for reclaim, and the places in the line that they are tried at.
 
         Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as
-        few jobs as possible.
+        few jobs as possible. What the job is asked for already is left out.
         """
         seen: set[str] = set()
-        for place, loan in line:
-            if may_take is not None and not may_take(loan.job, loan.worker.index):
+        for place, first in line:
+            key = first.job.key
+            if may_take is not None and not may_take(first.job, first.worker.index):
                 return
-            if loan.job.key in seen:
+            if key in seen:
                 continue
-            seen.add(loan.job.key)
-            yield place, loan
-            for own in self._loans(loan.job):
-                if own.worker.index < loan.worker.index:
-                    if may_take is not None and not may_take(own.job, own.worker.index):
-                        break
-                    yield place, own
+            seen.add(key)
+            for loan in self._by_job[key][first.place :]:
+                if loan is not first and may_take is not None and not may_take(loan.job, loan.worker.index):
+                    break
+                taken = self._taken.get(key)
+                if taken is None or loan.worker.index < taken.extra:
+                    yield place, loan
 
     def _is_out(self, loan: _Loan) -> bool:
         taken = self._taken.get(loan.job.key)
@@ -309,14 +312,19 @@ class ReclaimQueue:
             lent.sort(key=lambda worker: -worker.index)
             requests = job.terms.constraints.requests
             goods = {gpus: Goods(gpus, requests) for gpus in {worker.gpus for worker in lent}}
-            self._by_job[job.key] = [_Loan(job, worker, goods[worker.gpus]) for worker in lent]
+            loans = (_Loan(job, worker, goods[worker.gpus], place) for place, worker in enumerate(lent))
+            self._by_job[job.key] = [*loans]
         return self._by_job[job.key]
 
-    def _ask_for(self, tried: Sequence[_Loan], node: str) -> tuple[list[_Loan], bool]:
+    def _ask_for(self, tried: list[_Loan], node: str) -> tuple[list[_Loan], bool]:
         """Of `tried`, reclaim those on `node` and those that must leave before them.
 
         Return those, and whether all their holders were asked for something before.
         """
+        if len(tried) == 1:
+            known = tried[0].job.key in self._taken
+            self._ask(tried[0], Reason.NEEDED_BY_OTHER_JOB, None)
+            return tried, known
         lowest: dict[str, int] = {}
         asked, all_known = [], True
         for loan in tried:

@@ -197,7 +197,7 @@ class ReclaimQueue:
         line, supply = self._lines.get(site.gpu_type), Supply.NOW
         if line is None:
             return Supply.NEVER, 0
-        search, tried, found = self._in_turn(line, may_take), list[_Loan](), dict[str, Goods]()
+        search, tried, found, reached = self._in_turn(line, may_take), list[_Loan](), dict[str, Goods](), 0
         """By node: what those tried hold of it."""
         for served in range(1, workers + 1):
             for place, loan in search:
@@ -210,6 +210,7 @@ class ReclaimQueue:
                 tried.append(loan)
                 goods = found[node] = loan.goods if node not in found else found[node] + loan.goods
                 if capacity.fits_with(node, site, gpus, goods):
+                    reached = place
                     break
             else:
                 return Supply.NEVER, served - 1
@@ -224,7 +225,7 @@ class ReclaimQueue:
                     capacity.expect(each.worker.node, each.worker.gpus, each.goods.requests)
                 return min(supply, capacity.hold_at(site, node, gpus)), served
             supply = min(supply, capacity.exchange(site, node, gpus, loan.goods.requests))
-            if line.first > place:  # others are next in the order of reclaim
+            if line.first > reached:  # others are next in the order of reclaim
                 search, tried, found = self._in_turn(line, may_take), [], {}
             else:  # the search would fail for the same loans as before up to this one: no node has more than it had
                 tried.pop()
@@ -275,9 +276,7 @@ class ReclaimQueue:
             if taken.job.reclaim is None
         ]
 
-    def _in_turn(
-        self, line: _Line, may_take: Callable[[JobFacts, int], bool] | None
-    ) -> Iterator[tuple[int, _Loan]]:
+    def _in_turn(self, line: _Line, may_take: Callable[[JobFacts, int], bool] | None) -> Iterator[tuple[int, _Loan]]:
         """Yield candidates for reclaim, and the places in the line that they are tried at.
 
         Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as

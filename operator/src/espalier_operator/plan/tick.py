@@ -30,7 +30,7 @@ from espalier_operator.sites import Site
 
 
 class Tick:
-    """One call of `plan`."""
+    """One call of `plan`: its steps work with what the earlier ones left of it."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, now: float) -> None:
         self.now, self.rules = now, snapshot.rules

@@ -5,6 +5,7 @@ python benchmarks/gpt.py [--budgets 40,80,160] [--seeds 5] [--runs FILE] [--page
 A character GPT on the sources of Python's standard library (`flagship/job.yaml`), in virtual time: a step costs what it
 was measured to cost for that number of blocks, so figures do not depend on the machine's load. Arms:
   1, 2, 4 blocks          all along; each with its own best learning rate, chosen on another seed
+  1 → 4, unfolded copies  at the moment the run is copied, and again once it has unfolded; no output changes at once
   1 → 4, scaled copies    the run of blocks is copied twice at the moment, its last projections divided by 4
   1 → 4, exact            three blocks are added that change nothing at first
   controls                at the moment 4 blocks drawn anew; or all but the embeddings

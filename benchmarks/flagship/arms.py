@@ -20,6 +20,7 @@ class Arm(StrEnum):
     TWO = "2 blocks"
     FOUR = "4 blocks"
     SCALED = "1 → 4, scaled copies"
+    UNFOLDED = "1 → 4, unfolded copies"
     EXACT = "1 → 4, exact"
     ANEW = "blocks drawn anew, the rest kept"
     EMBEDDINGS = "only the embeddings kept"
@@ -37,7 +38,7 @@ class Arm(StrEnum):
 
 _FIXED: Final = {Arm.ONE: 1, Arm.TWO: 2, Arm.FOUR: 4}
 FIXED: Final = tuple(_FIXED)
-GROWN: Final = (Arm.SCALED, Arm.EXACT)
+GROWN: Final = (Arm.UNFOLDED, Arm.SCALED, Arm.EXACT)
 CONTROLS: Final = (Arm.ANEW, Arm.EMBEDDINGS)
 """At the moment of the growth they become large nets, too, with less of the small one."""
 

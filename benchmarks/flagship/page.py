@@ -18,8 +18,9 @@ COLORS: Final = {
     Arm.ONE: "#757575",
     Arm.TWO: "#1565c0",
     Arm.FOUR: "#8d4b1f",
-    Arm.SCALED: "#2e7d32",
-    Arm.EXACT: "#9ccc65",
+    Arm.UNFOLDED: "#1b5e20",
+    Arm.SCALED: "#66bb6a",
+    Arm.EXACT: "#aed581",
     Arm.ANEW: "#ad1457",
     Arm.EMBEDDINGS: "#f48fb1",
 }
@@ -73,7 +74,7 @@ def draw(results: Results, budgets: Sequence[float], path: Path) -> None:
     figure = Figure(figsize=(3.1 * len(shown) + 2.4, 3.9), layout="constrained")
     every = figure.subplots(1, len(shown), squeeze=False)[0]
     arms: list[tuple[Arm, float | None]] = [*((arm, None) for arm in FIXED)]
-    arms += [(arm, results.head.moments[0]) for arm in (Arm.EXACT, Arm.SCALED)]
+    arms += [(arm, results.head.moments[0]) for arm in reversed(GROWN)]
     for axes, budget in zip(every, shown, strict=True):
         for place, (arm, moment) in enumerate(arms):
             bits = list(results.bits(budget, arm, moment).values())
@@ -86,7 +87,7 @@ def draw(results: Results, budgets: Sequence[float], path: Path) -> None:
                 f"{mean:.3f}", (place, mean), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8
             )
         best = results.best_fixed(budget)
-        gain = None if best is None else results.gained(budget, Arm.SCALED, results.head.moments[0], best, None)
+        gain = None if best is None else results.gained(budget, Arm.UNFOLDED, results.head.moments[0], best, None)
         axes.set_title(f"budget {budget:g} s" + _told(gain, best), fontsize=9)
         axes.set_xticks(range(len(arms)), [_short(arm) for arm, _ in arms], fontsize=8)
         axes.set_xlim(-0.6, len(arms) - 0.4)
@@ -98,11 +99,13 @@ def draw(results: Results, budgets: Sequence[float], path: Path) -> None:
 def _told(gain: Paired | None, best: Arm | None) -> str:
     if gain is None or best is None:
         return ""
-    return f"\ngrown (scaled) better than {best} by\n{gain.mean:.3f} ({gain.low:.3f} to {gain.high:.3f})"
+    return f"\ngrown (unfolded) better than {best} by\n{gain.mean:.3f} ({gain.low:.3f} to {gain.high:.3f})"
 
 
 def _short(arm: Arm) -> str:
-    return {Arm.SCALED: "1 → 4\nscaled", Arm.EXACT: "1 → 4\nexact"}.get(arm, arm.value.replace(" ", "\n"))
+    if arm in GROWN:
+        return "1 → 4\n" + arm.value.split(", ")[1].removesuffix(" copies")
+    return arm.value.replace(" ", "\n")
 
 
 def write_page(results: Results, budgets: Sequence[float], path: Path) -> None:

@@ -37,8 +37,9 @@ EPOCH_WINDOWS = 128
 """Growth comes at the ends of epochs; so many windows are 16 steps."""
 RUN = "blocks.0"
 """The name of the run of blocks."""
-GROWTHS = {Insertion.SCALED: 2, Insertion.EXACT: LARGE - SMALL}
-"""A scaled growth doubles the run, an exact one adds a block."""
+INSERTIONS = {Arm.UNFOLDED: Insertion.UNFOLD, Arm.SCALED: Insertion.SCALED, Arm.EXACT: Insertion.EXACT}
+GROWTHS = {Insertion.UNFOLD: 2, Insertion.SCALED: 2, Insertion.EXACT: LARGE - SMALL}
+"""An exact growth adds a block, the others double the run."""
 OTHER_ORDER = 1_000_000
 """Added to the seed of a control, which begins its epochs again: it is not to read the same examples again."""
 
@@ -60,7 +61,7 @@ class Bench:
             trainer, result = self._train(cell, SMALL, start=self._trunk(cell, self.moments[-1]))
         elif cell.moment is None:
             trainer, result = self._train(cell, cell.arm.blocks)
-        elif cell.arm in (Arm.SCALED, Arm.EXACT):
+        elif cell.arm in INSERTIONS:
             trainer, result = self._grown(cell)
         else:
             trainer, result = self._begun_again(cell)
@@ -84,7 +85,7 @@ class Bench:
         )
 
     def _grown(self, cell: Cell) -> tuple[Trainer, TrainingResult]:
-        insertion = Insertion.SCALED if cell.arm is Arm.SCALED else Insertion.EXACT
+        insertion = INSERTIONS[cell.arm]
         script = (Action(kind="AddBlock", target=RUN),) * GROWTHS[insertion]
         start = self._trunk(cell, cell.moment or 0.0)
         trainer, result = self._train(cell, SMALL, insertion=insertion, script=script, start=start)

@@ -99,6 +99,10 @@ class Insertion(StrEnum):
     SCALED = "Scaled"
     """For `AddBlock`: the whole run of blocks is copied, and the last projections of all its blocks are halved. Not
     exact: the loss jumps and recovers. A single layer is inserted as with `Exact`."""
+    UNFOLD = "Unfold"
+    """For `AddBlock`: the whole run of blocks is copied. At first both copies read the same and each adds half, so the
+    outputs do not change; over the next 15 % of the budget they unfold to what `Scaled` makes at once. The agent is not
+    asked again before that. A single layer is inserted as with `Exact`."""
 
     @property
     def normed(self) -> bool:
@@ -466,6 +470,11 @@ class JobSpec(Strict):
     @model_validator(mode="after")
     def _trials_have_workers(self) -> Self:
         trials = self.adaptation.trials
+        if trials is not Trials.OFF and self.adaptation.insertion is Insertion.UNFOLD:
+            raise ValueError(
+                f"has adaptation.trials {trials} and adaptation.insertion Unfold; a trial ends before a run has "
+                "unfolded, so set trials to Off, or insertion to Exact or Scaled"
+            )
         if trials is not Trials.OFF and self.training.elastic_batch is None:
             raise ValueError(
                 f"has adaptation.trials {trials} and no training.elasticBatch, without which extra workers take no "

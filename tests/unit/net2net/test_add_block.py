@@ -14,6 +14,7 @@ from espalier_api.architecture import GrowthError
 from espalier_api.growth.block import block_added
 from espalier_api.growth.deepen import deepened
 from espalier_trainer.architecture import describe
+from espalier_trainer.gpt import gpt
 from espalier_trainer.net2net import (
     BlockAdded,
     Deepened,
@@ -247,3 +248,67 @@ def test_a_linear_run_of_scaled_blocks_keeps_its_sum() -> None:
     grown = add_block(model, "0", vectors(), Insertion.SCALED)
     assert relative_error(outputs(grown, vectors(), training=False), outputs(model, vectors(), training=False)) < 1e-6
     assert len(grown) == 4
+
+
+@pytest.mark.parametrize("case", SCALED.values(), ids=SCALED)
+def test_a_run_unfolds_from_what_it_computes_to_a_scaled_run_of_twice_the_length(case: Case) -> None:
+    model, example, kind = _without_dropout(case.build()), case.example(), Insertion.UNFOLD
+    before = copy.deepcopy(model.state_dict())
+    step = BlockAdded(run=case.run, insertion=kind)
+    grown = step.again(model, example)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for training in (False, True):
+        wanted = outputs(copy.deepcopy(model), example, training=training)
+        assert relative_error(outputs(copy.deepcopy(grown), example, training=training), wanted) < 1e-5, training
+    scaled = add_block(model, case.run, example, Insertion.SCALED)
+    assert describe(grown, example, kind, OPERATIONS) == describe(scaled, example, kind, OPERATIONS)
+    apart = []
+    for used in (0.2, 0.25, 0.3, 0.34):
+        assert step.unfolds(grown)
+        step.advance(grown, used)
+        apart.append(relative_error(outputs(grown, example, training=False), outputs(scaled, example, training=False)))
+    assert apart[-1] < min(apart[:-1])
+    again = replay(case.build(), [step], example)
+    again.load_state_dict(grown.state_dict())
+    assert torch.equal(outputs(again, example, training=False), outputs(grown, example, training=False))
+    for one in (grown, again):
+        step.advance(one, 0.36)
+        assert not step.unfolds(one)
+        assert relative_error(outputs(one, example, training=False), outputs(scaled, example, training=False)) < 1e-5
+    assert torch.equal(outputs(again, example, training=False), outputs(grown, example, training=False))
+    assert {name: value.shape for name, value in grown.state_dict().items() if ".unfolding." not in name} == {
+        name: value.shape for name, value in scaled.state_dict().items()
+    }
+
+
+def test_both_copies_learn_from_the_first_step_on_while_a_run_unfolds() -> None:
+    model = gpt(50, blocks=2)
+    example = torch.randint(50, (2, 64), generator=torch.Generator().manual_seed(0))
+    step = BlockAdded(run="blocks.0", insertion=Insertion.UNFOLD)
+    grown = step.again(model, example)
+    copied = copy.deepcopy(grown)
+    step.advance(grown, 0.5)
+    grown(example).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in grown.parameters())
+    assert copied.blocks[2].get_buffer("unfolding.gate").tolist() == [0.0, -1.0], "a copy unfolds by itself"
+    copy.deepcopy(grown)  # nothing of a forward pass is left in it
+
+
+def test_a_growth_ends_the_unfolding_of_an_earlier_one() -> None:
+    model = gpt(50)
+    example = torch.randint(50, (2, 64), generator=torch.Generator().manual_seed(0))
+    step = BlockAdded(run="blocks.0", insertion=Insertion.UNFOLD)
+    grown = replay(model, [step, step], example)
+    assert [name for name in grown.state_dict() if "unfolding" in name] == ["blocks.2.unfolding.gate"]
+    scaled = add_block(model, "blocks.0", example, Insertion.SCALED)
+    assert relative_error(grown(example), scaled(example)) < 1e-5
+    with_late_beginning = copy.deepcopy(grown)
+    step.advance(with_late_beginning, 1.0)  # nothing is left of the budget
+    assert not step.unfolds(with_late_beginning)
+
+
+def test_a_block_with_an_attribute_of_the_gates_name_does_not_unfold() -> None:
+    model = gpt(50)
+    model.blocks[0].unfolding = 3
+    with pytest.raises(GrowthError, match="'unfolding', which `insertion: Unfold` needs; rename it"):
+        add_block(model, "blocks.0", torch.randint(50, (2, 64)), Insertion.UNFOLD)

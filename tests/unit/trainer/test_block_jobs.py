@@ -114,3 +114,24 @@ def test_scaled_growth_tells_how_far_the_loss_jumps(run, blocks):
     assert grown.loss_after != grown.loss_before
     exact = run(blocks(maxAdaptations=1), advisor=Scripted((ADD,)), up_at=0.1)
     assert exact.result.adaptations[0].loss_before is None
+
+
+def test_a_run_unfolds_over_a_stop_and_nothing_is_asked_before_it_has(run, blocks, tmp_path, stop_after):
+    job = blocks(insertion="Unfold", actions=["AddBlock"], maxAdaptations=2)
+    script = (ADD, ADD)
+    whole = run(job, advisor=Scripted(script), up_at=0.1)
+    first, second = whole.result.adaptations
+    assert {first.result, second.result} == {AdaptationResult.GROWN}
+    assert first.loss_before is None
+    assert second.used_seconds - first.used_seconds >= 0.15 * 0.4
+    network = whole.trainer.network
+    assert not network.unfolds
+    assert network.architecture.block_point("3").grown == 3
+    for steps in (63, 93):  # within the first unfolding, within the second
+        store = tmp_path / f"{steps}"
+        stopped = run(job, advisor=Scripted(script), up_at=0.1, store=store, stop=stop_after(steps))
+        assert stopped.result.phase is TrainerPhase.STOPPED
+        assert stopped.trainer.network.unfolds
+        done = run(job, advisor=Scripted(script), up_at=0.1, store=store)
+        found = done.trainer.network.module.state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in network.module.state_dict().items())

@@ -136,13 +136,17 @@ def assert_all_hold_the_same(done: Any, workers: Workers) -> None:
     assert {digest(network) for network in held if network is not None} == {digest(done.trainer.network)}
 
 
+@pytest.mark.parametrize("insertion", ["Scaled", "Unfold"])
 def test_members_of_a_language_model_clip_average_and_grow_alike(
-    make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]], tmp_path: Path
+    make_job: Callable[..., AdaptiveTrainingJob],
+    together: Callable[..., tuple[Any, Workers]],
+    tmp_path: Path,
+    insertion: str,
 ) -> None:
     (tmp_path / "text.txt").write_text("".join(f"{number} and one are {number + 1}. " for number in range(500)))
     job = make_job(
         timeBudgetSeconds=0.2,
-        adaptation={"actions": ["AddBlock"], "insertion": "Scaled", "maxAdaptations": 1, "fallback": "Heuristic"},
+        adaptation={"actions": ["AddBlock"], "insertion": insertion, "maxAdaptations": 1, "fallback": "Heuristic"},
         training={
             "task": "LanguageModel",
             "model": {"name": "gpt", "options": {"width": 16}},

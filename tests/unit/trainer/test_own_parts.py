@@ -18,6 +18,7 @@ from espalier_api.advice import Action
 from espalier_api.documents import read_document
 from espalier_api.job import AdaptiveTrainingJob, Insertion
 from espalier_api.report import Report
+from espalier_trainer.gpt import gpt
 from espalier_trainer.net2net import deepen
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.own.loop import Step
@@ -174,6 +175,23 @@ def test_an_average_computes_the_same_after_it_has_grown() -> None:
     assert len(average.module.state_dict()) == 6
     assert torch.allclose(average(INPUTS), wanted, atol=1e-6)
     assert torch.allclose(deepen(net(), "0", INPUTS[:2])(INPUTS), model(INPUTS), atol=1e-6)
+
+
+def test_an_average_unfolds_with_the_model() -> None:
+    torch.manual_seed(0)
+    model, tokens = gpt(20, context=8, width=16), torch.randint(20, (2, 8))
+    average = AveragedModel(model)
+    state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [average])
+    assert state.may_grow(tokens, Insertion.UNFOLD, ["AddBlock"]) == ""
+    action = Action(kind="AddBlock", target="blocks.0")
+    state.adopt(state.network.grown(action, tokens, Insertion.UNFOLD, 0))
+    for used in (0.2, 0.3):
+        state.advance(used)
+        assert torch.allclose(average(tokens), model(tokens), atol=1e-6)
+        assert state.network.unfolds
+    state.advance(0.4)
+    assert not state.network.unfolds
+    assert torch.allclose(average(tokens), model(tokens), atol=1e-6)
 
 
 class Listed:

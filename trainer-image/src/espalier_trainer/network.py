@@ -62,6 +62,19 @@ class Network:
         description = describe(module, example_input, insertion, before=self.architecture)
         return Network(module, optimizer, description, (*self.history, step))
 
+    @property
+    def unfolds(self) -> bool:
+        """Whether a growth is not over yet: training still moves the module to what the description says."""
+        return any(step.unfolds(self.module) for step in self.history)
+
+    def advance(self, used: float) -> None:
+        """Before a step: move growths that come gradually to where they are when the share `used` of the budget is.
+
+        All workers that train together call it with the same share.
+        """
+        for step in self.history:
+            step.advance(self.module, used)
+
     def is_finite(self) -> bool:
         """Return whether no parameter or buffer holds NaN or infinity."""
         tensors = [t for t in self.module.state_dict().values() if t.is_floating_point()]

@@ -34,6 +34,11 @@ class Moment:
     budget_seconds: float
 
     @property
+    def share(self) -> float:
+        """Share of the budget that is used, 0 to 1."""
+        return min(1.0, self.used_seconds / self.budget_seconds) if self.budget_seconds > 0 else 0.0
+
+    @property
     def left(self) -> float:
         """Seconds left, never below zero."""
         return max(0.0, self.budget_seconds - self.used_seconds)

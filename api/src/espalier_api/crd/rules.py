@@ -160,6 +160,13 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
             "fieldPath": ".training.elasticBatch",
         },
         {
+            "rule": "!has(self.adaptation) || !has(self.adaptation.trials) || self.adaptation.trials == 'Off' || "
+            "!has(self.adaptation.insertion) || self.adaptation.insertion != 'Unfold'",
+            "message": "cannot be Unfold with trials, which end before a run has unfolded; use Exact or Scaled, or set "
+            "trials to Off",
+            "fieldPath": ".adaptation.insertion",
+        },
+        {
             "rule": "self.controllerName == oldSelf.controllerName",
             "message": "is immutable; apply the job under another name, or delete it first",
             "fieldPath": ".controllerName",

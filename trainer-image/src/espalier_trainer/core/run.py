@@ -198,10 +198,12 @@ class Run:
                 return
             at_boundary = False
             self._step_began, self._step_began_wall = self._scheduler.used_seconds(), self.services.clock()
+            now = (moment or self.moment)()
             try:
-                due = self._due(batches, rate, (moment or self.moment)())
+                due = self._due(batches, rate, now)
             except GroupBrokenError:
                 continue  # at the boundary the members are gathered again
+            self.state.advance(now.share)
             yield due
         self.progress.metrics["train_loss"] = self.progress.epoch_loss_sum / batches
 
@@ -473,6 +475,7 @@ class Run:
             or self._silence.holds(self._scheduler.used_seconds())
             or not offered(network.architecture)
             or not self.hooks.may_grow
+            or network.unfolds
         ):
             return True
         if progress.consultations == self._study.stop_before_decision:

@@ -42,6 +42,9 @@ class TrainingState(Protocol):
     def adopt(self, network: Network) -> None:
         """Train `network` from now on."""
 
+    def advance(self, used: float) -> None:
+        """Before a step: see `Network.advance`."""
+
     def load(self, checkpoint: Checkpoint) -> None:
         """Load the state of a checkpoint. Raises `CheckpointMismatchError` if it belongs to another model."""
 

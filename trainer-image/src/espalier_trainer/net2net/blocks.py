@@ -8,7 +8,9 @@ saves its state dict and compiles as before, and its new layers read `features.3
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, cast
 
@@ -19,6 +21,24 @@ STACK = "grown"
 
 _ADDED = "_added_by_growth"
 """Attribute of a whole block that growth has put into one of the model's own lists of blocks."""
+
+
+_PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Within the context, a growth that comes gradually computes as if it were over."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
+
+
+def is_plain() -> bool:
+    """Return whether this is within `plainly`."""
+    return _PLAIN.get()
 
 
 class DeepenBlock(nn.Sequential):

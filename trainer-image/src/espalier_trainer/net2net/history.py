@@ -71,6 +71,13 @@ class GrowthStep(Record, ABC):
     def again(self, model: nn.Module, example_input: ExampleInput) -> nn.Module:
         """Return a grown copy of a model that computes the same; raises `GrowthError` where that is impossible."""
 
+    def unfolds(self, model: nn.Module) -> bool:
+        """Return whether training still moves `model`, which this step has grown, to what it will be."""
+        return False
+
+    def advance(self, model: nn.Module, used: float) -> None:
+        """Move a growth that comes gradually to where it is when the share `used` of the budget is, in place."""
+
     @abstractmethod
     def grown(self, model: nn.Module, optimizer: Optimizer, example_input: ExampleInput) -> tuple[nn.Module, Optimizer]:
         """Return the copy that `again` returns, and an optimizer for it with the state of `optimizer`."""

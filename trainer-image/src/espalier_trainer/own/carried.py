@@ -112,6 +112,12 @@ class Carried:
 
         return self._follow(again)
 
+    def advance(self, steps: Sequence[GrowthStep], used: float) -> None:
+        """Let the copies of the model follow growths that come gradually; see `GrowthStep.advance`."""
+        for module in [module for other in self.others for module in self._copies(other)]:
+            for step in steps:
+                step.advance(module, used)
+
     def rebuild(self, grown: Callable[[], nn.Module]) -> Callable[[nn.Module], None]:
         """Give the copies of the model the structure of the module that `grown` returns; their states come later."""
         return self._follow(lambda _module: grown())

@@ -78,7 +78,7 @@ class Following:
     @property
     def fraction(self) -> float:
         """The part of the time budget that is used, 0 to 1, as the leader's script sees it."""
-        return min(1.0, self._moment.used_seconds / self._moment.budget_seconds)
+        return self._moment.share
 
     def time_left(self) -> float:
         """Return the seconds of the time budget that are left, as the leader's script sees it."""
@@ -120,6 +120,7 @@ class Following:
             group, command = turn.group, turn.command
             self._moment = command.moment
             part = self._feed.part(command.epoch, command.cursor, group.rank, group.world, command.portion)
+            self._state.advance(command.moment.share)
             self._step = self._hooks.step = Step(
                 self._state, part, group, sync_batch_norm=self._sync, measured=command.measured
             )

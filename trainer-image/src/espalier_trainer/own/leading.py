@@ -69,7 +69,7 @@ class Leading:
     @property
     def fraction(self) -> float:
         """The part of the time budget that is used, 0 to 1."""
-        return min(1.0, self._moment.used_seconds / self._moment.budget_seconds)
+        return self._moment.share
 
     def time_left(self) -> float:
         """Return the seconds of the time budget that are left."""

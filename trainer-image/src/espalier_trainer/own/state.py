@@ -164,6 +164,12 @@ class OwnState:
         if extend is not None:
             extend(self.model)
 
+    def advance(self, used: float) -> None:
+        """Before a step: see `Network.advance`; the copies of the model that the script carries follow."""
+        if self.network.unfolds:
+            self.network.advance(used)
+            self.carried.advance(self.network.history, used)
+
     def _become(self, network: Network) -> None:
         become(self.model, network.module)
         for own, new in zip(members_of(self.optimizer), members_of(network.optimizer), strict=True):

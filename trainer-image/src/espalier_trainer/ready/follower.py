@@ -96,6 +96,7 @@ class Follower:
             examples, size = len(self._data.train), self._training.batch_size
             self._order = epoch_order(examples, size, self._seed, command.epoch, self._device)
         network.module.train()
+        network.advance(command.moment.share)
         source, cursor, rate = self._data.train, command.cursor, command.rate
         training, portion, measured = self._training, command.portion, command.measured
         method, hooks, order = self._method, self.hooks, self._order

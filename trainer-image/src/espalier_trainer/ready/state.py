@@ -40,6 +40,10 @@ class JobState:
         self.network = network
         network.module.train()
 
+    def advance(self, used: float) -> None:
+        """Before a step: see `Network.advance`."""
+        self.network.advance(used)
+
     def load(self, checkpoint: Checkpoint) -> None:
         """Become what a checkpoint holds.
 

@@ -53,11 +53,11 @@ class Place:
         return {block: f"{stem}{number + place}" for place, block in enumerate(blocks)}
 
 
-def add_blocks(model: nn.Module, place: Place, *, whole: bool) -> tuple[str, ...]:
+def add_blocks(model: nn.Module, place: Place, *, whole: bool, scale: float = SCALE) -> tuple[str, ...]:
     """Continue a run of `model`, in place, by copies of the last block or of all; returns their paths.
 
-    With `whole`, the run is scaled, else the copy is closed. Raises `GrowthError` where a block cannot be copied, or
-    where what counts the blocks cannot be kept consistent.
+    With `whole`, the closing parameters of the run are multiplied by `scale`, else the copy is closed. Raises
+    `GrowthError` where a block cannot be copied, or where what counts the blocks cannot be kept consistent.
     """
     new = place.new(whole=whole)
     container = model.get_submodule(place.run.container)
@@ -71,8 +71,8 @@ def add_blocks(model: nn.Module, place: Place, *, whole: bool) -> tuple[str, ...
         after = key
     if whole:
         for path, names in zip(place.run.blocks, place.closing, strict=True):
-            multiply(model.get_submodule(path), names, SCALE)
-            multiply(model.get_submodule(new[path]), names, SCALE)
+            multiply(model.get_submodule(path), names, scale)
+            multiply(model.get_submodule(new[path]), names, scale)
     else:
         multiply(container.get_submodule(after), place.closing[-1], 0.0)
     count(model, place.run.container, length, tuple(new.items()))

@@ -9,10 +9,11 @@ from torch import nn
 
 from espalier_api.architecture import BlockPoint, GrowthError
 from espalier_api.job import Insertion
-from espalier_trainer.net2net.block.insertion import Place, add_blocks
+from espalier_trainer.net2net.block.insertion import SCALE, Place, add_blocks
 from espalier_trainer.net2net.block.projections import MARK, Closing, NotClosedError, closing
 from espalier_trainer.net2net.block.runs import Run, candidates
 from espalier_trainer.net2net.block.trial import block_point, check_layers, misfits, not_identities, with_choice
+from espalier_trainer.net2net.block.unfolding import fold, unfold
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.modules import ExampleInput, copied
 from espalier_trainer.net2net.refusals import Refusal, source_of
@@ -42,7 +43,7 @@ class Places:
 
 def is_whole(insertion: Insertion) -> bool:
     """Return whether this insertion copies a whole run."""
-    return insertion is Insertion.SCALED
+    return insertion in (Insertion.SCALED, Insertion.UNFOLD)
 
 
 def block_points(
@@ -101,11 +102,13 @@ def add_block(
 
     The new block is a copy of the run's last one with its last projections at zero: the model computes the same, bit
     for bit, in eval and in train mode. With `Insertion.SCALED` the whole run is copied, and the last projections of all
-    its blocks are halved: the model computes something else, its loss jumps and recovers.
+    its blocks are halved: the model computes something else, its loss jumps and recovers. With `Insertion.UNFOLD` it
+    becomes that in training, and computes the same at first, up to rounding, in eval mode and without dropout in train
+    mode, too. A growth ends the unfolding of an earlier one.
 
     Raises `GrowthError` with the reason if the id is not a run of blocks, or if the block is not exact.
     """
-    whole = is_whole(insertion)
+    whole, unfolding = is_whole(insertion), insertion is Insertion.UNFOLD
     graph = trace(model, example_input)
     places, choices, refused = _found(model, graph, whole=whole)
     place = Places(tuple(places), tuple(refused)).get(point_id)
@@ -113,7 +116,10 @@ def add_block(
     for choice in (place.closing[-1],) if whole else choices[place.id]:
         place = place if whole else with_choice(place, choice)
         grown = copied(model)
-        new = add_blocks(grown, place, whole=whole)
+        fold(grown)
+        new = add_blocks(grown, place, whole=whole, scale=1.0 if unfolding else SCALE)
+        if unfolding:
+            unfold(grown, place, new)
         check_layers(grown, graph, example_input, [place], whole=whole)
         problems = {} if whole else not_identities(copied(grown), dict.fromkeys(new, place.entry), example_input)
         if not problems:

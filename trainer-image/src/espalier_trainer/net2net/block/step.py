@@ -13,6 +13,7 @@ from espalier_api.growth.block import ADD_BLOCK, owner_of
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.block.points import add_block, is_whole, tried_places, untried_places
 from espalier_trainer.net2net.block.trial import block_point
+from espalier_trainer.net2net.block.unfolding import advance, unfolds
 from espalier_trainer.net2net.blocks import STACK
 from espalier_trainer.net2net.history import GrowthStep, Traced
 from espalier_trainer.net2net.modules import ExampleInput
@@ -66,6 +67,15 @@ class BlockAdded(GrowthStep):
     def again(self, model: nn.Module, example_input: ExampleInput) -> nn.Module:
         """Return the grown copy; raises `GrowthError` as `add_block` does."""
         return add_block(model, self.run, example_input, self.insertion)
+
+    def unfolds(self, model: nn.Module) -> bool:
+        """Return whether the run is unfolding; see `GrowthStep.unfolds`."""
+        return self.insertion is Insertion.UNFOLD and unfolds(model)
+
+    def advance(self, model: nn.Module, used: float) -> None:
+        """Let the run unfold further; see `GrowthStep.advance`."""
+        if self.insertion is Insertion.UNFOLD:
+            advance(model, used)
 
     def grown(self, model: nn.Module, optimizer: Optimizer, example_input: ExampleInput) -> tuple[nn.Module, Optimizer]:
         """Return the grown copy and its optimizer; see `GrowthStep.grown`."""

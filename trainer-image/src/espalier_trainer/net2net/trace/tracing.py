@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier_api.architecture import GrowthError
+from espalier_trainer.net2net.blocks import plainly
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, held, mode, undisturbed
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.recorder import Recorder
@@ -93,7 +94,7 @@ def _record(
     if device is not None:
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
     recorder = Recorder(model, weights, sizes)
-    with undisturbed(model), mode(model, training=training), recorder:
+    with undisturbed(model), mode(model, training=training), plainly(), recorder:
         recorder.inputs(_named(model, args, kwargs))
         recorder.outputs(functional_call(model, tensors, args, kwargs, tie_weights=False))
     return recorder.graph(real=device is None)

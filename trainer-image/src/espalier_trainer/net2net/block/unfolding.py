@@ -1,0 +1,165 @@
+"""Two copies of a run of blocks that first compute what the run did, and unfold to a run twice as long.
+
+Let h be what the run is given, B₁ and B₂ its copies, and g the *gate*, which training moves from 0 to 1:
+
+    h₁ = h  + t (B₁(h) - h)
+    h₂ = h₁ + t (B₂(i) - i),    i = h + g (h₁ - h),    t = 1 / (2 - g)
+
+The closing parameters of all blocks are multiplied by (2 - g) / 2. With g = 0 both copies read h, and each adds half of
+what the run added: h₂ = B(h), so the growth changes no output. With g = 1 the second copy reads what the first returns,
+t is 1, and the two are the run that `insertion: Scaled` makes at once. All blocks learn from the first step on.
+
+The gate is a buffer, so it travels with the weights. `advance` moves it by the used share of the budget, in all workers
+alike. A trace sees the model as it will be (`blocks.plainly`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from espalier_api.architecture import GrowthError
+from espalier_trainer.net2net.block.insertion import Place, multiply
+from espalier_trainer.net2net.blocks import is_plain
+
+SHARE: Final = 0.15
+"""Of the budget in which a run unfolds; at most half of what is left of it."""
+NAME: Final = "unfolding"
+"""The child of the first new block that holds the gate."""
+_NOT_BEGUN: Final = -1.0
+
+
+class Unfolding(nn.Module):
+    """The gate of a run: a buffer [g, used share of the budget when it began to move, or -1]."""
+
+    gate: Tensor
+
+    def __init__(self, closing: Mapping[str, frozenset[str]]) -> None:
+        """`closing` names the closing parameters of all blocks of both copies, by the path of their block."""
+        super().__init__()
+        self.closing = dict(closing)
+        self.register_buffer("gate", torch.tensor([0.0, _NOT_BEGUN], dtype=torch.float64))
+        self.over = False
+        """Whether this process has carried out its end."""
+        self.given: Tensor | None = None
+        """What the run was given; this and the next two are only set while the run computes."""
+        self.stream: Tensor | None = None
+        """What a copy was given, to which it adds."""
+        self.read: Tensor | None = None
+        """What it reads."""
+
+    def moved(self, used: float) -> float:
+        """Move the gate to where it is when the share `used` of the budget is; returns what closings change by."""
+        before, began = self.gate.tolist()
+        began = used if began < 0 else began
+        share = min(SHARE, (1 - began) / 2)
+        after = max(before, min(1.0, (used - began) / share)) if math.isfinite(share) and share > 0 else 1.0
+        self.gate.copy_(torch.tensor([after, began], dtype=torch.float64))
+        self.over = after >= 1
+        return float((2 - after) / (2 - before))
+
+
+def unfold(model: nn.Module, place: Place, copies: Sequence[str]) -> None:
+    """Let the run of `model` unfold, in place, which was continued by `copies`, one of each of its blocks.
+
+    Raises `GrowthError` where a module of the block has the name of the gate.
+    """
+    names = dict(zip(place.run.blocks, place.closing, strict=True))
+    gate = Unfolding(names | dict(zip(copies, place.closing, strict=True)))
+    holder = model.get_submodule(copies[0])
+    if hasattr(holder, NAME):
+        raise GrowthError(f"{copies[0]!r} has an attribute {NAME!r}, which `insertion: Unfold` needs; rename it")
+    holder.add_module(NAME, gate.to(next((one.device for one in model.parameters()), torch.device("cpu"))))
+    for blocks, second in ((place.run.blocks, False), (copies, True)):
+        model.get_submodule(blocks[0]).register_forward_pre_hook(_Enter(gate, place.entry, second), with_kwargs=True)
+        model.get_submodule(blocks[-1]).register_forward_hook(_Leave(gate, second))
+
+
+def fold(model: nn.Module) -> None:
+    """End every unfolding of `model`, in place: its gates are open, and gone."""
+    for holder, gate in list(_gates(model)):
+        _move(model, gate, math.inf)
+        delattr(holder, NAME)
+
+
+def advance(model: nn.Module, used: float) -> None:
+    """Move the gates of `model` to where they are when the share `used` of the budget is."""
+    for _, gate in _gates(model):
+        _move(model, gate, used)
+
+
+def unfolds(model: nn.Module) -> bool:
+    """Return whether a gate of `model` is not open yet."""
+    return any(float(gate.gate[0]) < 1 for _, gate in _gates(model))
+
+
+def _gates(model: nn.Module) -> Iterator[tuple[nn.Module, Unfolding]]:
+    """Yield the gates of a model, each with the block that holds it."""
+    for module in model.modules():
+        if isinstance(found := module._modules.get(NAME), Unfolding):
+            yield module, found
+
+
+def _move(model: nn.Module, gate: Unfolding, used: float) -> None:
+    if gate.over:
+        return
+    factor = gate.moved(used)
+    for path, names in gate.closing.items():
+        if factor != 1:
+            multiply(model.get_submodule(path), names, factor)
+        if gate.over:
+            _unhook(model.get_submodule(path))
+
+
+class _Enter:
+    """Before the first block of a copy: the second one reads something else than what the first returned."""
+
+    def __init__(self, gate: Unfolding, entry: int, second: bool) -> None:
+        self.gate, self.entry, self.second = gate, entry, second
+
+    def __call__(self, _block: nn.Module, args: Any, kwargs: Any) -> Any:
+        if is_plain():
+            return None
+        leaves, shape = tree_flatten((args, kwargs))
+        place = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)][self.entry]
+        gate, states = self.gate, leaves[place]
+        read = states
+        if not self.second:
+            gate.given = states
+        elif gate.given is not None:
+            read = gate.given + gate.gate[0] * (states - gate.given)
+        gate.stream, gate.read = states, read
+        leaves[place] = read
+        return tree_unflatten(leaves, shape)
+
+
+class _Leave:
+    """After the last block of a copy: it adds its part of what it has changed."""
+
+    def __init__(self, gate: Unfolding, second: bool) -> None:
+        self.gate, self.second = gate, second
+
+    def __call__(self, _block: nn.Module, _args: Any, result: Any) -> Any:
+        gate = self.gate
+        if is_plain() or gate.stream is None:
+            return None
+        leaves, shape = tree_flatten(result)
+        place = next(number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        leaves[place] = gate.stream + (leaves[place] - gate.read) / (2 - gate.gate[0])
+        gate.stream = gate.read = None
+        if self.second:
+            gate.given = None
+        return tree_unflatten(leaves, shape)
+
+
+def _unhook(block: nn.Module) -> None:
+    """Remove the hooks of an unfolding; handles of hooks do not survive a copy of the model."""
+    for hooks, kind in ((block._forward_pre_hooks, _Enter), (block._forward_hooks, _Leave)):
+        for key in [key for key, hook in hooks.items() if isinstance(hook, kind)]:
+            del hooks[key]
+            block._forward_pre_hooks_with_kwargs.pop(key, None)
